@@ -1,0 +1,6 @@
+"""What should happen: closed forms and simulations on numpy arrays. Nothing here imports torch."""
+
+from . import units
+from .formula import Formula, formula, formulas
+
+__all__ = ["Formula", "formula", "formulas", "units"]
