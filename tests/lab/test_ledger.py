@@ -1,0 +1,428 @@
+import importlib
+import json
+import math
+import multiprocessing
+import os
+import warnings
+
+import numpy as np
+import pytest
+
+from dtlib import lab, theory
+from dtlib.lab import context, here, ledger
+from dtlib.lab.row import Row
+
+registry = importlib.import_module("dtlib.theory.formula")  # the module: the package's name is the decorator
+
+
+@pytest.fixture(autouse=True)
+def _own_ledger(tmp_path, monkeypatch):
+    monkeypatch.setenv("DTLIB_LEDGER", str(tmp_path / "deep" / "ledger.jsonl"))
+    monkeypatch.setattr(registry, "_registry", dict(registry._registry))
+
+    @theory.formula("testing.sent_bytes", source="derived here", chapter="testing", equation="2D")
+    def sent_bytes(full_bytes):
+        """Bytes that `somebody` sends.
+
+        More words.
+        """
+        return 2 * full_bytes
+
+    @theory.formula("testing.step_seconds", source="derived here", chapter="testing")
+    def step_seconds():
+        """Time of a step."""
+
+    @theory.formula("testing.num_steps", source="derived here", chapter="testing")
+    def num_steps():
+        """Messages one after another."""
+
+
+def check(measured, theory=100, rtol=0.0, by="count", formula="testing.sent_bytes"):
+    return lab.check(formula, theory=theory, measured=measured, by=by, rtol=rtol)
+
+
+# --- agreement and disagreement
+
+
+@pytest.mark.parametrize(
+    ("theory", "measured", "rtol"),
+    [
+        (100, 100, 0.0),
+        (100, 100.0, 0),
+        (0, 0, 0.0),
+        (0.0, 0, 0.5),
+        (-4.0, -4.1, 0.05),
+        (100, 101, 0.01),
+        (2**63 + 1, 2**63 + 1, 0.0),
+        (np.float32(0.5), 0.5, 0.0),
+        (np.uint64(7), np.int32(7), 0.0),
+        ([1, 2, 3], (1, 2, 3), 0.0),
+        (5, [5, 5, 5], 0.0),
+        (np.ones((2, 3)), np.full((2, 3), 1.01), 0.02),
+    ],
+)
+def test_agrees(theory, measured, rtol):
+    row = check(measured, theory, rtol)
+    assert row.passed
+    assert row.recorded
+    assert ledger.read()[-1].passed
+
+
+@pytest.mark.parametrize(
+    ("theory", "measured", "rtol"),
+    [
+        (100, 101, 0.0),
+        (100, 102, 0.01),
+        (100, 98, 0.01),
+        (0, 1e-300, 0.9),
+        (1, -1, 0.5),
+        (2**63, 2**63 + 1, 0.0),  # equal as floats
+        (np.uint64(2**63), 2**63 + 1, 0.0),
+        ([2**60, 2**60], [2**60, 2**60 + 1], 0.0),
+        ([1, 2, 3], [1, 2, 4], 0.1),
+        (5, [5, 5, 6], 0.0),
+        (1.0, math.nan, 1e9),
+        (math.nan, math.nan, 0.5),
+        (math.inf, math.inf, 0.5),
+        (1.0, math.inf, 0.5),
+        ([1.0, 1.0], [1.0, math.nan], 0.5),
+    ],
+)
+def test_disagrees(theory, measured, rtol):
+    with pytest.raises(lab.CheckError):
+        check(measured, theory, rtol)
+    (line,) = ledger.read()
+    assert not line.passed
+
+
+def test_a_tensor_may_be_compared():
+    torch = pytest.importorskip("torch")
+    assert check(torch.full((3,), 2.0, dtype=torch.bfloat16), 2.0).passed
+    with pytest.raises(lab.CheckError):
+        check(torch.tensor([2, 3]), 2)
+
+
+def test_the_worst_element_is_reported():
+    row = check(np.array([[1.0, 2.02], [3.0, 4.0]]), np.array([[1.0, 2.0], [3.0, 4.0]]), rtol=0.1)
+    assert (row.theory, row.measured, row.element) == (2.0, 2.02, (0, 1))
+    assert "worst element, (0, 1)" in str(row)
+    with pytest.raises(lab.CheckError, match=r"worst element, 2\)"):
+        check([1.05, 1.0, math.nan], [1.0, 1.0, 1.0], rtol=0.1)
+
+
+def test_an_element_that_disagrees_hides_no_other():
+    with pytest.raises(lab.CheckError, match="measured 4 B"):
+        check([1, 2, 4], [1, 2, 3])
+
+
+def test_the_error_names_both_numbers_the_ratio_and_what_was_allowed():
+    with pytest.raises(lab.CheckError) as caught:
+        check(1_060_000, 1_000_000, rtol=0.01, by="wire")
+    message = str(caught.value)
+    for part in (
+        "testing.sent_bytes",
+        "1000000",
+        "1060000",
+        "KiB",
+        "wire",
+        "1.06",
+        "±0.01",
+        "0.06 of theory",
+    ):
+        assert part in message
+    assert isinstance(caught.value, AssertionError)
+
+
+# --- arguments that make no comparison
+
+
+def test_unknown_formula_names_the_nearest():
+    with pytest.raises(ValueError, match=r"did you mean 'testing\.sent_bytes'"):
+        check(1, formula="testing.send_bytes")
+    with pytest.raises(ValueError, match="is not in theory"):
+        check(1, formula=["testing.sent_bytes"])
+
+
+@pytest.mark.parametrize("by", ["guess", "", None, "Wire", 3])
+def test_unknown_method(by):
+    with pytest.raises(ValueError, match="by must be one of wire, count"):
+        check(100, by=by)
+
+
+@pytest.mark.parametrize("rtol", [-0.1, math.nan, math.inf, True, "0.1"])
+def test_bad_rtol(rtol):
+    with pytest.raises(ValueError, match="rtol must be a finite number"):
+        check(100, rtol=rtol)
+
+
+@pytest.mark.parametrize("by", ["wire", "count", "memory", "values", "published"])
+def test_only_time_may_go_unasserted(by):
+    with pytest.raises(ValueError, match="only for by='clock'"):
+        check(100, rtol=None, by=by)
+
+
+@pytest.mark.parametrize("value", [None, "100", True, [True], 1j, [], {}, [[1, 2], [3]], object()])
+def test_not_a_number(value):
+    with pytest.raises(ValueError, match=r"measured (must be a number|is empty)"):
+        check(value)
+    with pytest.raises(ValueError, match=r"theory (must be a number|is empty)"):
+        check(100, value)
+
+
+@pytest.mark.parametrize(("theory", "measured"), [([1, 2], [1, 2, 3]), ([1], 1), ([[1, 2]], [1, 2])])
+def test_shapes_differ(theory, measured):
+    with pytest.raises(ValueError, match="one shape"):
+        check(measured, theory)
+
+
+def test_nothing_is_written_for_a_bad_call():
+    with pytest.raises(ValueError, match="by must be"):
+        check(100, by="eye")
+    assert ledger.read() == []
+
+
+def test_refused_inside_a_rank(monkeypatch):
+    place = context.RankContext(0, 2, False, "", lambda payload: [payload])
+    monkeypatch.setattr(context, "_current", place)
+    with pytest.raises(RuntimeError, match="Return the number from the rank"):
+        check(100)
+    assert ledger.read() == []
+
+
+def test_time_is_shown_and_not_asserted():
+    row = check(2.0, 1.0, rtol=None, by="clock", formula="testing.step_seconds")
+    assert "shown, not asserted" in str(row)
+    assert str(row).startswith("·")
+    assert ledger.read()[-1].rtol is None
+    with pytest.raises(lab.CheckError, match="not finite"):
+        check(math.nan, 1.0, rtol=None, by="clock", formula="testing.step_seconds")
+
+
+# --- the row
+
+
+def test_the_row_is_printed_once_and_reads_well(capsys):
+    row = check(14 * 2**20 + 64_000, 14 * 2**20, rtol=0.01, by="wire")
+    (printed,) = capsys.readouterr().out.splitlines()
+    assert printed == str(row)
+    assert printed == (
+        "✓ Bytes that somebody sends: predicted 14 MiB, measured 14.06 MiB, "
+        "ratio 1.004 (allowed: ±0.01 of theory), by wire"
+    )
+
+
+@pytest.mark.parametrize(
+    ("formula", "theory", "measured", "words"),
+    [
+        ("testing.sent_bytes", 100, 100, ("100 B", "ratio 1 ")),
+        (
+            "testing.sent_bytes",
+            2**30,
+            2**30 + 1,
+            ("predicted 1 GiB, measured 1.00000000", "ratio 1.000000001"),
+        ),
+        ("testing.step_seconds", 0.001, 0.0010000001, ("predicted 1 ms, measured 1.0000001 ms",)),
+        ("testing.num_steps", 123456, 123456, ("predicted 123,456",)),
+        ("testing.num_steps", 0.1, 0.1, ("predicted 0.1",)),
+    ],
+)
+def test_numbers_are_in_the_formulas_unit_and_told_apart(formula, theory, measured, words):
+    row = check(measured, theory, rtol=1e-3, formula=formula)
+    for each in words:
+        assert each in str(row)
+
+
+def test_html_row_is_escaped_and_complete():
+    row = Row("a.b_bytes", "<b>x</b> & y", 1024, 2048, 2.0, "wire", 0.5, True)
+    page = row._repr_html_()
+    assert "&lt;b&gt;x&lt;/b&gt; &amp; y" in page
+    for part in ("1 KiB", "2 KiB", "wire", "±50 %", "predicted", "measured"):
+        assert part in page
+    assert "color:#" not in page  # colours come from the page, light or dark
+
+
+def test_a_notebook_shows_the_row_exactly_once(tmp_path):
+    nbformat = pytest.importorskip("nbformat")
+    nbclient = pytest.importorskip("nbclient")
+    setup = """
+from dtlib import lab, theory
+@theory.formula("testing.x_bytes", source="derived here", chapter="testing")
+def x():
+    "Bytes of x."
+row = lab.check("testing.x_bytes", theory=1, measured=1, by="count")
+row"""
+    call = 'lab.check("testing.x_bytes", theory=2, measured=2, by="count")'
+    sources = [setup, call, f"{call}\n{call}", f"{call};", "row"]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
+    nbclient.NotebookClient(notebook, timeout=60).execute()
+    outputs = [cell.outputs for cell in notebook.cells]
+    assert [len(each) for each in outputs] == [1, 1, 2, 1, 1]
+    for cell in outputs:
+        for output in cell:
+            assert "<table" in output["data"]["text/html"]
+            assert output["data"]["text/plain"].startswith("✓ Bytes of x: predicted")
+    assert {line.where for line in ledger.read()} == {"interactive"}
+
+
+# --- the file
+
+
+def test_the_line_holds_everything_and_comes_back():
+    check(0.5, 0.25, rtol=2.0, by="values", formula="testing.step_seconds")
+    (line,) = ledger.read()
+    assert (line.formula, line.theory, line.measured, line.ratio) == ("testing.step_seconds", 0.25, 0.5, 2.0)
+    assert (line.by, line.rtol, line.passed, line.run) == ("values", 2.0, True, here.RUN_ID)
+    assert line.where == "tests/lab/test_ledger.py::test_the_line_holds_everything_and_comes_back"
+    assert line.versions["numpy"] == np.__version__
+    assert line.machine == here.machine()
+    assert line.time.endswith("+00:00")
+    assert ledger.Line.from_json(line.to_json()) == line
+
+
+def test_integers_stay_exact_and_the_file_is_strict_json():
+    check(2**70 + 1, 2**70 + 1)
+    with pytest.raises(lab.CheckError):
+        check(math.inf, 1.0)
+
+    def refuse(word):
+        raise AssertionError(f"{word} is not JSON")
+
+    for text in ledger.default_path().read_text().splitlines():
+        json.loads(text, parse_constant=refuse)
+    first, second = ledger.read()
+    assert first.measured == 2**70 + 1
+    assert isinstance(first.measured, int)
+    assert second.measured == math.inf
+    assert math.isnan(second.ratio)
+
+
+def test_lines_that_cannot_be_read_are_named():
+    check(100)
+    with ledger.default_path().open("a") as file:
+        file.write('{"formula": "testing.sent_bytes", "theo\n[1]\n\n{"formula": 1}\n')
+    check(100)
+    with pytest.warns(ledger.LedgerWarning) as caught:
+        assert len(ledger.read()) == 2
+    assert [str(each.message).split(" of")[0] for each in caught] == ["line 2", "line 3", "line 5"]
+
+
+def test_no_file_is_an_empty_ledger(tmp_path):
+    assert ledger.read(tmp_path / "nothing") == []
+
+
+def test_a_ledger_that_cannot_be_written_warns_and_the_page_goes_on(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("DTLIB_LEDGER", str(tmp_path / "file" / "ledger.jsonl"))
+    with pytest.warns(ledger.LedgerWarning, match="was not written"):
+        row = check(100)
+    assert row.passed
+    assert not row.recorded
+    with pytest.warns(ledger.LedgerWarning), pytest.raises(lab.CheckError):
+        check(101)
+
+
+def _append_many(path, name, count):
+    long = ledger.Line(name, 1, 1, 1.0, "count", 0.0, True, "x" * 20_000, "m", "t", "r")
+    for _ in range(count):
+        ledger.append(long, path)
+
+
+def test_processes_that_write_at_once_do_not_mix_their_lines(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    fork = multiprocessing.get_context("fork")
+    writers = [fork.Process(target=_append_many, args=(path, f"w{i}", 50)) for i in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        lines = ledger.read(path)
+    assert sorted(line.formula for line in lines) == sorted(f"w{i}" for i in range(4) for _ in range(50))
+
+
+def test_the_default_file_is_in_the_users_state_folder(tmp_path, monkeypatch):
+    monkeypatch.delenv("DTLIB_LEDGER")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert ledger.default_path().name == "ledger.jsonl"
+    if os.name == "posix" and os.uname().sysname != "Darwin":
+        assert ledger.default_path() == tmp_path / "dtlib" / "ledger.jsonl"
+
+
+def test_only_the_first_process_of_a_torchrun_job_shows_and_writes(monkeypatch, capsys):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
+    monkeypatch.setenv("RANK", "1")
+    assert check(100).recorded is False
+    assert capsys.readouterr().out == ""
+    with pytest.raises(lab.CheckError):
+        check(101)
+    assert ledger.read() == []
+    monkeypatch.setenv("RANK", "0")
+    assert check(100).recorded
+
+
+# --- coverage
+
+
+def entry_of(name, **options):
+    return next(e for e in ledger.coverage(chapter="testing", **options).entries if e.formula.name == name)
+
+
+def test_coverage_finds_what_was_not_measured():
+    assert set(ledger.coverage(chapter="testing").unmeasured) == {
+        "testing.sent_bytes",
+        "testing.step_seconds",
+        "testing.num_steps",
+    }
+    check(101, rtol=0.1, by="wire")
+    check(98, rtol=0.1, by="count")
+    with pytest.raises(lab.CheckError):
+        check(3, formula="testing.num_steps")
+    check(3.0, 1.0, rtol=None, by="clock", formula="testing.step_seconds")
+    coverage = ledger.coverage(chapter="testing")
+    assert coverage.unmeasured == ("testing.num_steps",)  # a failed line measures nothing
+    sent = entry_of("testing.sent_bytes")
+    assert (sent.by, sent.num_lines, sent.failed, sent.asserted) == (("wire", "count"), 2, 0, True)
+    assert sent.worst_ratio == 0.98
+    assert entry_of("testing.num_steps").failed == 1
+    assert entry_of("testing.num_steps").worst_ratio is None
+    shown = entry_of("testing.step_seconds")
+    assert (shown.measured, shown.asserted, shown.worst_ratio) == (True, False, 3.0)
+    json.dumps([entry.as_dict() for entry in coverage.entries], allow_nan=False)
+
+
+def test_a_page_that_ran_again_replaces_what_it_measured(monkeypatch):
+    check(108, rtol=0.1)
+    check(109, rtol=0.1)
+    monkeypatch.setattr(here, "RUN_ID", "second")
+    check(101, rtol=0.1)
+    assert entry_of("testing.sent_bytes").worst_ratio == 1.01
+    monkeypatch.setattr(here, "RUN_ID", "third")
+    with pytest.raises(lab.CheckError):
+        check(200, rtol=0.1)
+    assert ledger.coverage().entries
+    assert "testing.sent_bytes" in ledger.coverage().unmeasured
+    monkeypatch.setenv("DTLIB_WHERE", "chapters/other.ipynb")
+    check(105, rtol=0.1)
+    assert entry_of("testing.sent_bytes").where == ("chapters/other.ipynb",)
+
+
+def test_unregistered_names_are_listed(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    _append_many(path, "gone.formula", 1)
+    assert ledger.coverage(path).unregistered == ("gone.formula",)
+
+
+# --- where
+
+
+def test_where_a_script_ran(tmp_path, monkeypatch):
+    script = tmp_path / "chapters" / "demo.py"
+    code = compile("from dtlib.lab import here\nplace = here.where()", str(script), "exec")
+    monkeypatch.delenv("PYTEST_CURRENT_TEST")
+    space = {}
+    exec(code, space)
+    assert space["place"] == "chapters/demo.py"
+    monkeypatch.setenv("DTLIB_WHERE", "chapters/collectives.ipynb")
+    exec(code, space)
+    assert space["place"] == "chapters/collectives.ipynb"
