@@ -1,0 +1,151 @@
+"""The tiny GPT: sizes counted, weights from the seed alone, causal, and able to learn."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from dtlib.ranks.model import (
+    GPT,
+    IGNORED,
+    PRESETS,
+    GPTConfig,
+    batches,
+    load_text,
+    next_token_loss,
+    preset,
+)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        GPTConfig(),
+        GPTConfig(num_layers=3, hidden=48, num_heads=3, seq=17, vocab=101, tied=False),
+        GPTConfig(num_layers=1, hidden=8, num_heads=1, seq=4, vocab=5, mlp_ratio=2),
+        PRESETS["25m"],
+    ],
+)
+def test_number_of_parameters_is_the_formula(config):
+    with torch.device("meta"):
+        model = GPT(config)
+    assert sum(p.numel() for p in model.parameters()) == config.num_params
+    if config.tied and config.mlp_ratio == 4:
+        l, h, v, s = config.num_layers, config.hidden, config.vocab, config.seq
+        assert config.num_params == 12 * l * h**2 + 13 * l * h + 2 * h + (v + s) * h
+
+
+def test_the_benchmark_preset_has_25_million_parameters():
+    assert round(PRESETS["25m"].num_params / 1e6) == 25
+
+
+def test_weights_depend_on_the_seed_and_on_nothing_else():
+    torch.manual_seed(1)
+    first = GPT(GPTConfig(), seed=3).state_dict()
+    after = torch.rand(1)
+    torch.manual_seed(1)
+    assert_close(after, torch.rand(1), rtol=0, atol=0)  # building a model left the global generator alone
+    torch.manual_seed(2)
+    second, other = GPT(GPTConfig(), seed=3).state_dict(), GPT(GPTConfig(), seed=4).state_dict()
+    assert_close(first, second, rtol=0, atol=0)
+    assert (first["blocks.0.mlp.up.weight"] != other["blocks.0.mlp.up.weight"]).any()
+
+
+def test_a_tied_head_is_the_embedding_and_an_untied_one_is_not():
+    tied, untied = GPT(GPTConfig()), GPT(GPTConfig(tied=False))
+    assert tied.head.weight is tied.token_embedding.weight
+    assert untied.head.weight is not untied.token_embedding.weight
+
+
+def test_no_position_sees_the_future():
+    config = GPTConfig(seq=12)
+    model, tokens = GPT(config), torch.randint(256, (2, 12))
+    changed = tokens.clone()
+    changed[:, 7:] = (changed[:, 7:] + 1) % 256
+    before, after = model(tokens), model(changed)
+    assert_close(before[:, :7], after[:, :7], rtol=0, atol=0)
+    assert (before[:, 7:] != after[:, 7:]).any()
+
+
+def test_rows_of_qkv_are_grouped_by_head():
+    # Half of the heads, cut out as a slice of rows of qkv and of columns of out, must give half of the sum:
+    # this is what the tensor-parallel chapter relies on.
+    config = GPTConfig(hidden=32, num_heads=4)
+    attention, x_bsh = GPT(config).blocks[0].attention, torch.randn(2, 5, 32)
+    torch.nn.init.normal_(attention.qkv.bias)
+    whole, parts = attention(x_bsh), torch.zeros(2, 5, 32)
+    for half in range(2):
+        part = GPT(GPTConfig(hidden=32, num_heads=2)).blocks[0].attention
+        rows, columns = slice(48 * half, 48 * (half + 1)), slice(16 * half, 16 * (half + 1))
+        part.qkv.weight = torch.nn.Parameter(attention.qkv.weight[rows].detach())
+        part.qkv.bias = torch.nn.Parameter(attention.qkv.bias[rows].detach())
+        part.out.weight = torch.nn.Parameter(attention.out.weight[:, columns].detach())
+        part.out.bias = torch.nn.Parameter(torch.zeros(32))
+        parts += part(x_bsh).detach()
+    # float32 sums of 32 products in two different orders: a few units of 2⁻²⁴ on values below 1
+    assert_close(parts + attention.out.bias, whole, rtol=1e-5, atol=1e-6)
+
+
+def test_batches_of_the_ranks_stack_to_the_batch_of_one_process():
+    text = load_text()
+    whole = batches(text, batch=6, seq=16, seed=5)
+    parts = [batches(text, batch=6, seq=16, seed=5, rank=r, world_size=3) for r in range(3)]
+    for _ in range(3):
+        tokens, targets = next(whole)
+        assert tokens.shape == targets.shape == (6, 16)
+        assert_close(targets[:, :-1], tokens[:, 1:], rtol=0, atol=0)
+        shares = [next(part) for part in parts]
+        assert_close(torch.cat([t for t, _ in shares]), tokens, rtol=0, atol=0)
+        assert_close(torch.cat([t for _, t in shares]), targets, rtol=0, atol=0)
+
+
+def test_ignored_targets_count_for_nothing():
+    logits, targets = torch.randn(2, 3, 7), torch.randint(7, (2, 3))
+    targets[0, 1] = IGNORED
+    kept = targets != IGNORED
+    expected = torch.nn.functional.cross_entropy(logits[kept], targets[kept])
+    assert_close(next_token_loss(logits, targets), expected)
+    assert_close(next_token_loss(logits, targets, reduction="sum") / 5, expected)
+
+
+def test_it_learns_the_text():
+    torch.manual_seed(0)
+    config = GPTConfig(hidden=32, seq=32)
+    model, data = GPT(config), batches(load_text(), batch=8, seq=32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(80):
+        tokens, targets = next(data)
+        loss = next_token_loss(model(tokens), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[0] == pytest.approx(5.545, abs=0.1)  # ln 256: nothing known
+    assert sum(losses[-10:]) / 10 < 3.2  # the letters' frequencies alone are worth more than 2 nats
+
+
+def test_other_dtypes():
+    model = GPT(preset("tiny", dtype=torch.bfloat16))
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert (
+        next_token_loss(model(torch.randint(256, (1, 8))), torch.randint(256, (1, 8))).dtype == torch.float32
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: GPTConfig(hidden=10, num_heads=4), "hidden must be a multiple of num_heads=4, not 10"),
+        (lambda: GPTConfig(num_layers=0), "num_layers must be"),
+        (lambda: GPTConfig(seq=1.5), "seq must be"),
+        (lambda: GPTConfig(dropout=1.0), "dropout must be"),
+        (lambda: preset("huge"), "name must be one of tiny, 25m"),
+        (lambda: batches(load_text(), batch=4, seq=8, world_size=3), "batch must be a positive multiple"),
+        (lambda: batches(load_text(), batch=4, seq=8, rank=2, world_size=2), "rank must be from 0"),
+        (lambda: batches(load_text()[:8], batch=4, seq=8), "seq must be from 1"),
+        (lambda: GPT(GPTConfig(seq=4))(torch.zeros(1, 5, dtype=torch.long)), "at most seq=4 columns, not 5"),
+    ],
+)
+def test_bad_input_is_named(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
