@@ -4,5 +4,19 @@ from . import ledger
 from .compare import CheckError, check
 from .context import barrier, inside_rank
 from .launch import RankError, RankTimeout, run
+from .sends import SendCounter
+from .wire import Wire, wire
 
-__all__ = ["CheckError", "RankError", "RankTimeout", "barrier", "check", "inside_rank", "ledger", "run"]
+__all__ = [
+    "CheckError",
+    "RankError",
+    "RankTimeout",
+    "SendCounter",
+    "Wire",
+    "barrier",
+    "check",
+    "inside_rank",
+    "ledger",
+    "run",
+    "wire",
+]

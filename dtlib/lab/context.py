@@ -1,0 +1,80 @@
+"""Which rank this process is, and how it talks to the other ranks without touching the network that is measured."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .channel import recv_frame, send_frame
+
+
+@dataclass(frozen=True)
+class RankContext:
+    """The place of this process in a run of `lab.run`."""
+
+    rank: int
+    world_size: int
+    private_network: bool
+    why_not_private: str
+    exchange: Callable[[bytes], list[bytes]]
+    """Give a few bytes, get those of every rank in rank order; returns when all ranks have called it."""
+
+
+_current: RankContext | None = None
+
+
+def enter(context: RankContext) -> None:
+    """Make `context` that of this process."""
+    global _current
+    if _current is not None:
+        raise RuntimeError("this process is a rank already")
+    _current = context
+
+
+def leave() -> None:
+    """Forget the context: this process is no rank any more."""
+    global _current
+    _current = None
+
+
+def inside_rank() -> bool:
+    """Whether this process is a rank of a running `lab.run`."""
+    return _current is not None
+
+
+def current(caller: str) -> RankContext:
+    """The context of this rank; ``RuntimeError`` that names `caller` outside of `lab.run`."""
+    if _current is None:
+        raise RuntimeError(f"{caller} works inside a rank: call it in a function that lab.run runs")
+    return _current
+
+
+def barrier() -> None:
+    """Wait until every rank of the run is here. Not one byte of it crosses the network of the ranks."""
+    current("lab.barrier()").exchange(b"")
+
+
+def exchange_over(sock: socket.socket) -> Callable[[bytes], list[bytes]]:
+    """The exchange of a rank whose supervisor is at the other end of `sock`."""
+
+    def exchange(payload: bytes) -> list[bytes]:
+        send_frame(sock, b"X" + payload)
+        return split(recv_frame(sock)[0])
+
+    return exchange
+
+
+def join(parts: list[bytes]) -> bytes:
+    """Pack byte strings into one."""
+    return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+
+
+def split(packed: bytes) -> list[bytes]:
+    """Undo `join`."""
+    parts = []
+    while packed:
+        end = 4 + int.from_bytes(packed[:4], "big")
+        parts.append(packed[4:end])
+        packed = packed[end:]
+    return parts

@@ -1,0 +1,203 @@
+"""`lab.run`: call a function in fresh processes that form a process group, and bring the results home."""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import operator
+import os
+import pickle
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from . import context, torchrun
+from .channel import anonymous_file, open_fd, read_text, recv_frame
+from .ship import pack
+from .stacks import readable
+from .starter import start_supervisor
+from .supervisor import Report
+from .worker import Job
+
+MAX_WORLD_SIZE = 128
+_NETWORKS = ("private", "host")
+
+
+class RankError(RuntimeError):
+    """A rank raised, exited or was killed. `rank` names it, `traceback` is its own."""
+
+    def __init__(self, message: str, rank: int, traceback: str = "") -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.traceback = traceback
+
+
+class RankTimeout(TimeoutError):
+    """The time was up before all ranks had returned. `ranks` did not report; `stacks` says where each one was."""
+
+    def __init__(self, message: str, ranks: list[int], stacks: dict[int, str]) -> None:
+        super().__init__(message)
+        self.ranks = ranks
+        self.stacks = stacks
+
+
+def run(
+    fn: Callable[..., Any],
+    world_size: int = 4,
+    *,
+    args: Sequence[Any] = (),
+    timeout_s: float = 60,
+    threads_per_rank: int = 1,
+    network: str = "private",
+) -> list[Any]:
+    """Call ``fn(*args)`` in `world_size` fresh processes and return their results in rank order.
+
+    In each process the default process group is ready: gloo on CPU, NCCL as well where each rank has a GPU. `fn`
+    may be a closure, a lambda or a function of a notebook cell; it travels by value, as do `args` and the results.
+    What the ranks print appears here, in rank order, each line marked with its rank.
+
+    With ``network="private"`` the ranks live in a network namespace of their own where the kernel grants one, so
+    that `lab.wire` sees their traffic alone and they reach no other host; ``"host"`` leaves them on the machine's
+    network. Under ``torchrun`` the processes that are there are the ranks, and `world_size`, `timeout_s`,
+    `threads_per_rank` and `network` are torchrun's business.
+
+    Raises ``ValueError`` or ``TypeError`` for a bad argument before anything starts, `RankError` when a rank raises,
+    exits or is killed (the others are ended at once), `RankTimeout` when `timeout_s` seconds have passed, with the
+    Python stack of each rank that did not return, and ``RuntimeError`` inside a rank.
+    """
+    if context.inside_rank():
+        raise RuntimeError("lab.run inside lab.run: this function is a rank already; call lab.run outside of the ranks")
+    if not callable(fn):
+        raise TypeError(f"fn must be callable, not {fn!r}")
+    if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
+        raise TypeError(f"args must be a tuple of the arguments of fn, not {args!r}")
+    job_options = {
+        "world_size": _integer("world_size", world_size, MAX_WORLD_SIZE),
+        "timeout_s": _positive("timeout_s", timeout_s),
+        "threads_per_rank": _integer("threads_per_rank", threads_per_rank, 1024),
+        "network": network,
+    }
+    if network not in _NETWORKS:
+        raise ValueError(f"network must be one of {', '.join(_NETWORKS)}, not {network!r}")
+    if torchrun.is_active():
+        return torchrun.run_here(fn, tuple(args))
+    job = Job(
+        call=pack(fn, tuple(args)),
+        environment=dict(os.environ),
+        directory=os.getcwd(),
+        path=list(sys.path),
+        argv=list(sys.argv),
+        sources={name: entry for name, entry in linecache.cache.items() if not os.path.exists(name)},
+        **job_options,  # type: ignore[arg-type]
+    )
+    return _run(job)
+
+
+def _run(job: Job) -> list[Any]:
+    job_fd = anonymous_file("dtlib-job")
+    try:
+        with open_fd(job_fd, "wb") as file:
+            pickle.dump(job, file)
+        control = start_supervisor(job_fd)
+    finally:
+        os.close(job_fd)
+    with contextlib.ExitStack() as cleanup:
+        cleanup.callback(_leave, control)
+        report: Report = pickle.loads(_receive(control)[0])
+        files = []
+        for _ in range(job.world_size):
+            fds = _receive(control, max_fds=3)[1]
+            for fd in fds:
+                cleanup.callback(os.close, fd)
+            files.append(fds)
+        _show([output for _, output, _ in files])
+        if report.timed_out:
+            raise _timeout(job, report, [read_text(stack) for _, _, stack in files])
+        if report.first is not None:
+            raise _error(job, report)
+        return [_load(rank, result) for rank, (result, _, _) in enumerate(files)]
+
+
+def _receive(control: socket.socket, max_fds: int = 0) -> tuple[bytes, list[int]]:
+    try:
+        return recv_frame(control, max_fds)
+    except (EOFError, ConnectionResetError):
+        raise RuntimeError(
+            "the process that watches the ranks ended without a report; it was killed, or the machine ran out of memory"
+        ) from None
+
+
+def _leave(control: socket.socket) -> None:
+    """Close the channel, which ends the run if it still goes on, and wait until its processes are gone."""
+    with control, contextlib.suppress(OSError):
+        control.shutdown(socket.SHUT_WR)
+        control.settimeout(10)
+        while control.recv(2**16):
+            pass
+
+
+def _load(rank: int, fd: int) -> Any:
+    with open_fd(fd, "rb") as file:
+        try:
+            return pickle.load(file)
+        except Exception as error:
+            raise RankError(
+                f"the result of rank {rank} arrived but cannot be rebuilt here: {type(error).__name__}: {error}",
+                rank,
+            ) from error
+
+
+def _show(outputs: list[int]) -> None:
+    for rank, fd in enumerate(outputs):
+        text = read_text(fd)
+        if text:
+            sys.stdout.write("".join(f"[rank {rank}] {line}\n" for line in text.removesuffix("\n").split("\n")))
+    sys.stdout.flush()
+
+
+def _error(job: Job, report: Report) -> RankError:
+    first = report.first or 0
+    failure = report.failures[first]
+    message = f"rank {first} of {job.world_size} {failure.summary}"
+    others = [rank for rank in report.failures if rank != first]
+    if failure.traceback:
+        message += f"\n\n{failure.traceback}"
+    if others:
+        message += "\n\nAfter it:" + "".join(f"\n- rank {rank} {report.failures[rank].summary}" for rank in others)
+    return RankError(message, first, failure.traceback)
+
+
+def _timeout(job: Job, report: Report, stacks: list[str]) -> RankTimeout:
+    late = [rank for rank, state in enumerate(report.states) if state == "running"]
+    done = [rank for rank, state in enumerate(report.states) if state == "done"]
+    where = {rank: readable(stacks[rank], job.sources) for rank in late}
+    message = f"after {job.timeout_s:g} s {_ranks(late)} had not returned"
+    message += f", while {_ranks(done)} had" if done else ""
+    message += ". Where each one was (innermost call last):"
+    message += "".join(f"\n\nrank {rank}:\n{stack}" for rank, stack in where.items())
+    return RankTimeout(message, late, where)
+
+
+def _ranks(numbers: list[int]) -> str:
+    if len(numbers) == 1:
+        return f"rank {numbers[0]}"
+    return f"ranks {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+
+
+def _integer(name: str, value: object, largest: int) -> int:
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = 0
+    if not 1 <= number <= largest:
+        raise ValueError(f"{name} must be a whole number from 1 to {largest}, not {value!r}")
+    return number
+
+
+def _positive(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+        raise ValueError(f"{name} must be a positive number of seconds, not {value!r}")
+    return float(value)

@@ -1,0 +1,63 @@
+"""The lab's own fork server: a process that has imported torch once, and forks a supervisor for every run.
+
+It is not the fork server of `multiprocessing`, which the reader's own programs may use and configure.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+
+from .channel import recv_frame
+
+PRELOADED = (
+    "numpy",
+    "cloudpickle",
+    "torch",
+    "torch.distributed",
+    "torch.distributed.algorithms.join",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor",
+    "torch.nn.parallel",
+    "torch.optim",
+    "torch.profiler",
+    "torch.utils.data",
+    "torch._dynamo",  # optimizers and DDP import it at first use, a second or more in every rank
+    "dtlib.theory",
+    "dtlib.lab",
+)
+
+
+def serve(request_fd: int) -> None:
+    """Fork a supervisor for each request that arrives, until the parent closes its end or dies."""
+    requests = socket.socket(fileno=request_fd)
+    parent = os.getppid()
+    for name in PRELOADED:
+        importlib.import_module(name)
+    from .supervisor import supervise
+
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # supervisors need no burial
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.collect()
+    gc.freeze()
+    requests.sendall(b"r")
+    while True:
+        if not select.select([requests], [], [], 1.0)[0]:
+            if os.getppid() != parent:
+                return
+            continue
+        try:
+            _, fds = recv_frame(requests, max_fds=2)
+        except (EOFError, ConnectionResetError):
+            return
+        control_fd, job_fd = fds
+        if os.fork() == 0:
+            requests.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            supervise(socket.socket(fileno=control_fd), job_fd, fork=True)
+        os.close(control_fd)
+        os.close(job_fd)

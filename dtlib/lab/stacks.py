@@ -1,0 +1,39 @@
+"""Turn the stack that faulthandler wrote in a stuck rank into lines a reader can use."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+from typing import Any
+
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
+_OWN = os.path.dirname(os.path.abspath(__file__))
+
+
+def readable(dump: str, sources: dict[str, Any]) -> str:
+    """The frames of `dump` from the reader's function inwards, outermost first, each with its line of code.
+
+    `sources` holds the lines of files that exist nowhere, as in `linecache.cache`.
+    """
+    frames = [match for line in dump.splitlines() if (match := _FRAME.match(line))]
+    frames.reverse()
+    start = 0
+    for number, frame in enumerate(frames):
+        if frame["file"] == os.path.join(_OWN, "worker.py"):
+            start = number + 1
+    lines = []
+    for frame in frames[start:] or frames:
+        lines.append(f'  File "{frame["file"]}", line {frame["line"]}, in {frame["function"]}')
+        code = _line(frame["file"], int(frame["line"]), sources)
+        if code:
+            lines.append(f"    {code}")
+    return "\n".join(lines) or "  (it did not answer: a stopped process, or one that blocks signals)"
+
+
+def _line(file: str, number: int, sources: dict[str, Any]) -> str:
+    entry = sources.get(file)
+    if entry is not None and len(entry) > 2:
+        lines = entry[2]
+        return lines[number - 1].strip() if 0 < number <= len(lines) else ""
+    return linecache.getline(file, number).strip()

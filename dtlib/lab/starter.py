@@ -1,0 +1,149 @@
+"""Start the supervisor of a run: through this process's fork server, or by spawning where forking is unsafe."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+import warnings
+
+from .channel import anonymous_file, read_text, send_frame
+
+START_METHOD_VARIABLE = "DTLIB_START_METHOD"
+_START_SECONDS = 120.0
+
+
+def start_method() -> str:
+    """``"fork"`` where a process that has loaded torch may be forked (Linux), else ``"spawn"``.
+
+    The environment variable ``DTLIB_START_METHOD`` overrides it.
+    """
+    chosen = os.environ.get(START_METHOD_VARIABLE, "fork" if sys.platform == "linux" else "spawn")
+    if chosen not in ("fork", "spawn"):
+        raise ValueError(f"{START_METHOD_VARIABLE} must be fork or spawn, not {chosen!r}")
+    return chosen
+
+
+def start_supervisor(job_fd: int) -> socket.socket:
+    """Start a process that runs the job in `job_fd`; the channel on which it will report."""
+    here, there = socket.socketpair()
+    with there:
+        if start_method() == "fork":
+            _ask_server(there.fileno(), job_fd)
+        else:
+            _spawn(there.fileno(), job_fd)
+    return here
+
+
+class _Server:
+    """The fork server of this process."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        here, there = socket.socketpair()
+        log = anonymous_file("dtlib-server-log")
+        code = f"from dtlib.lab.server import serve; serve({there.fileno()})"
+        # A session of its own: Ctrl-C in a terminal interrupts the reader's program, which then ends its run.
+        self.process = _python(code, (there.fileno(),), stderr=log, start_new_session=True)
+        there.close()
+        here.settimeout(_START_SECONDS)
+        try:
+            if here.recv(1) != b"r":
+                raise RuntimeError(f"the lab's fork server could not start:\n{read_text(log).strip()}")
+        except BaseException:
+            self.process.kill()
+            self.process.wait()
+            here.close()
+            raise
+        finally:
+            os.close(log)
+        here.settimeout(None)
+        self.sock = here
+
+    def ask(self, fds: list[int]) -> None:
+        send_frame(self.sock, b"", fds)
+
+    def close(self) -> None:
+        self.sock.close()
+        if self.pid == os.getpid():
+            try:
+                self.process.wait(timeout=2)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+
+_server: _Server | None = None
+_lock = threading.Lock()
+
+
+def _ask_server(control_fd: int, job_fd: int) -> None:
+    global _server
+    with _lock:
+        for attempt in range(2):
+            if _server is None or _server.process.poll() is not None:
+                stop_server(locked=True)
+                _server = _Server()
+            try:
+                return _server.ask([control_fd, job_fd])
+            except OSError:
+                if attempt:
+                    raise
+                stop_server(locked=True)
+
+
+def stop_server(*, locked: bool = False) -> None:
+    """End this process's fork server, if it has one; the next run starts another."""
+    global _server
+    with contextlib.nullcontext() if locked else _lock:
+        server, _server = _server, None
+        if server is not None:
+            server.close()
+
+
+def _forget_server() -> None:
+    """In a forked child of the reader's process: the server belongs to the parent."""
+    global _server, _lock
+    _lock = threading.Lock()
+    if _server is not None:
+        _server.sock.close()
+        _server.process.returncode = 0  # not this process's child: Popen must not wait for it
+        _server = None
+
+
+atexit.register(stop_server)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_server)
+
+
+def _spawn(control_fd: int, job_fd: int) -> None:
+    warnings.warn(
+        "lab.run spawns its ranks here, because forking a process that has loaded torch is unsafe on this system: "
+        "expect several seconds a run",
+        stacklevel=5,
+    )
+    code = (
+        "import socket; from dtlib.lab.supervisor import supervise; "
+        f"supervise(socket.socket(fileno={control_fd}), {job_fd}, fork=False)"
+    )
+    process = _python(code, (control_fd, job_fd), start_new_session=True)
+    threading.Thread(target=process.wait, daemon=True).start()
+
+
+def _python(
+    code: str, fds: tuple[int, ...], *, start_new_session: bool, stderr: int | None = None
+) -> subprocess.Popen[bytes]:
+    environment = dict(os.environ, OPENBLAS_NUM_THREADS="1")  # a thread pool must not exist before a fork
+    return subprocess.Popen(
+        [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {code}"],
+        pass_fds=fds,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=stderr,
+        env=environment,
+        start_new_session=start_new_session,
+    )

@@ -1,0 +1,314 @@
+"""The process that owns one run: starts its ranks, relays their meetings, ends them all, reports once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+
+from . import context
+from .channel import anonymous_file, open_fd, recv_frame, send_frame
+from .namespace import adopt_orphans, enter_private_network
+from .worker import Failure, Job, RankFiles, run_rank
+
+MAX_OUTPUT_BYTES = 512 * 2**20
+_POLL_SECONDS = 0.05
+_GRACE_SECONDS = 0.1  # errors that follow from the first one arrive within this time
+
+
+@dataclass
+class Rank:
+    """A rank as its supervisor sees it. `state` is one of running, done, raised, died."""
+
+    pid: int
+    sock: socket.socket
+    files: RankFiles
+    state: str = "running"
+    failure: Failure | None = None
+    waiting: bytes | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """How a run ended, told to the parent: one state a rank, and failures by rank."""
+
+    states: list[str]
+    failures: dict[int, Failure] = field(default_factory=dict)
+    first: int | None = None
+    timed_out: bool = False
+    network_error: str = ""
+
+
+def supervise(control: socket.socket, job_fd: int, *, fork: bool) -> None:
+    """Run the job that `job_fd` holds and report over `control`: never returns."""
+    run: Run | None = None
+    try:
+        with open_fd(job_fd, "rb") as file:
+            job: Job = pickle.load(file)
+        os.close(job_fd)
+        adopt_orphans()
+        run = Run(job, control, fork)
+        run.start()
+        report = run.watch()
+        run.end()
+        run.report(report)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass  # the parent is gone or was interrupted: nobody waits for an answer
+    finally:
+        if run is not None:
+            run.end()
+        os._exit(0)
+
+
+class Run:
+    """The ranks of one run."""
+
+    def __init__(self, job: Job, control: socket.socket, fork: bool) -> None:
+        self.job, self.control, self.fork = job, control, fork
+        self.ranks: list[Rank] = []
+        self.network_error = ""
+        self.store_path, self.store_fd, self.store_directory = "", -1, ""
+
+    def start(self) -> None:
+        """Start all ranks, in a network of their own where that is asked for and possible."""
+        if self.job.network == "private":
+            self.network_error = (
+                enter_private_network() if self.fork else "ranks that are spawned share the machine's network"
+            )
+        self._make_store()
+        files = [
+            RankFiles(*(anonymous_file(f"dtlib-{rank}-{what}") for what in ("result", "output", "stack")))
+            for rank in range(self.job.world_size)
+        ]
+        for rank, own in enumerate(files):
+            os.set_blocking(own.output, True)
+            here, there = socket.socketpair()
+            start = self._fork_rank if self.fork else self._spawn_rank
+            pid = start(rank, there, here, own)
+            there.close()
+            self.ranks.append(Rank(pid, here, own))
+
+    def _make_store(self) -> None:
+        if self.fork and os.path.isdir("/proc/self/fd"):
+            self.store_fd = anonymous_file("dtlib-store")  # a rendezvous that cannot be left behind
+            self.store_path = f"/proc/{os.getpid()}/fd/{self.store_fd}"
+        else:
+            self.store_directory = tempfile.mkdtemp(prefix="dtlib-")
+            self.store_path = os.path.join(self.store_directory, "store")
+
+    def _fork_rank(self, rank: int, there: socket.socket, here: socket.socket, files: RankFiles) -> int:
+        pid = os.fork()
+        if pid:
+            return pid
+        try:
+            self.control.close()
+            here.close()
+            for other in self.ranks:
+                other.sock.close()
+            run_rank(self.job, rank, there, files, self.store_path, self.network_error)
+        finally:
+            os._exit(1)
+
+    def _spawn_rank(self, rank: int, there: socket.socket, here: socket.socket, files: RankFiles) -> int:
+        job_fd = anonymous_file("dtlib-job")
+        with open_fd(job_fd, "wb") as file:
+            pickle.dump((self.job, rank, there.fileno(), files, self.store_path, self.network_error), file)
+        fds = (there.fileno(), job_fd, files.result, files.output, files.stack)
+        code = f"import sys; sys.path[:] = {sys.path!r}; from dtlib.lab.supervisor import spawned; spawned({job_fd})"
+        child = subprocess.Popen(
+            [sys.executable, "-c", code],
+            pass_fds=fds,
+            stdin=subprocess.DEVNULL,
+            stdout=files.output,
+            stderr=files.output,
+        )
+        os.close(job_fd)
+        child.returncode = 0  # reaped below by its process id; Popen must not warn
+        return child.pid
+
+    def watch(self) -> Report:
+        """Serve the ranks until all are done, one has failed, or the time is up."""
+        deadline = time.monotonic() + self.job.timeout_s
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.control, selectors.EVENT_READ, None)
+            for number, rank in enumerate(self.ranks):
+                selector.register(rank.sock, selectors.EVENT_READ, number)
+            while any(rank.state == "running" for rank in self.ranks):
+                ready = selector.select(min(_POLL_SECONDS, max(0.0, deadline - time.monotonic())))
+                for key, _ in ready:
+                    if key.data is None:
+                        raise EOFError("the parent left")  # it never speaks: readable means closed
+                    if not self._serve(key.data):
+                        selector.unregister(key.fileobj)
+                if not ready or any(rank.state != "running" for rank in self.ranks):
+                    self._notice_deaths()
+                if any(rank.state in ("raised", "died") for rank in self.ranks):
+                    return self._failed(selector)
+                if time.monotonic() >= deadline:
+                    return self._timed_out()
+                if not ready:
+                    self._limit_output()
+        for rank in self.ranks:
+            _tell(rank, b"go")
+        return Report([rank.state for rank in self.ranks], network_error=self.network_error)
+
+    def _serve(self, number: int) -> bool:
+        """Read one frame of a rank; whether the rank may still speak."""
+        rank = self.ranks[number]
+        try:
+            message, _ = recv_frame(rank.sock)
+        except (EOFError, OSError):
+            return False  # its death is noticed by its process id
+        kind, payload = message[:1], message[1:]
+        if kind == b"X":
+            rank.waiting = payload
+            if all(other.waiting is not None for other in self.ranks):
+                answer = context.join([other.waiting or b"" for other in self.ranks])
+                for other in self.ranks:
+                    other.waiting = None
+                    _tell(other, answer)
+        elif kind == b"D":
+            rank.state = "done"
+        else:
+            rank.state = "raised"
+            with open_fd(rank.files.result, "rb") as file:
+                rank.failure = pickle.load(file)
+        return True
+
+    def _notice_deaths(self) -> None:
+        for rank in self.ranks:
+            if rank.pid and rank.state == "running":
+                pid, status = os.waitpid(rank.pid, os.WNOHANG)
+                if pid:
+                    rank.pid, rank.state = 0, "died"
+                    rank.failure = Failure(_how_it_died(status))
+
+    def _failed(self, selector: selectors.BaseSelector) -> Report:
+        """Name the rank to blame: one that died before any that raised (they raise because it died)."""
+        order = [number for number, rank in enumerate(self.ranks) if rank.state in ("raised", "died")]
+        until = time.monotonic() + _GRACE_SECONDS
+        while time.monotonic() < until and any(rank.state == "running" for rank in self.ranks):
+            for key, _ in selector.select(0.01):
+                if key.data is None:
+                    raise EOFError("the parent left")
+                if not self._serve(key.data):
+                    selector.unregister(key.fileobj)
+            self._notice_deaths()
+            order += [
+                number
+                for number, rank in enumerate(self.ranks)
+                if rank.state in ("raised", "died") and number not in order
+            ]
+        first = next((number for number in order if self.ranks[number].state == "died"), order[0])
+        return self._report(first=first)
+
+    def _timed_out(self) -> Report:
+        for rank in self.ranks:
+            if rank.state == "running" and rank.pid:
+                os.kill(rank.pid, signal.SIGUSR1)  # faulthandler writes the rank's Python stack
+        time.sleep(0.2)
+        return self._report(timed_out=True)
+
+    def _limit_output(self) -> None:
+        for rank in self.ranks:
+            if os.fstat(rank.files.output).st_size > MAX_OUTPUT_BYTES:
+                rank.state = "raised"
+                rank.failure = Failure(f"printed more than {MAX_OUTPUT_BYTES // 2**20} MiB and was stopped")
+
+    def _report(self, first: int | None = None, timed_out: bool = False) -> Report:
+        failures = {number: rank.failure for number, rank in enumerate(self.ranks) if rank.failure is not None}
+        states = [rank.state for rank in self.ranks]
+        return Report(states, failures, first, timed_out, self.network_error)
+
+    def end(self) -> None:
+        """Leave no process of this run alive, the ranks' own children included, and no file."""
+        finished = all(rank.state == "done" for rank in self.ranks)
+        patience = time.monotonic() + (5.0 if finished else 0.0)
+        for rank in self.ranks:
+            while rank.pid:
+                pid, _ = os.waitpid(rank.pid, os.WNOHANG)
+                if pid:
+                    rank.pid = 0
+                elif time.monotonic() >= patience:
+                    os.kill(rank.pid, signal.SIGKILL)
+                    os.waitpid(rank.pid, 0)
+                    rank.pid = 0
+                else:
+                    time.sleep(0.001)
+        _kill_descendants()
+        if self.store_fd >= 0:
+            os.close(self.store_fd)
+            self.store_fd = -1
+        if self.store_directory:
+            shutil.rmtree(self.store_directory, ignore_errors=True)
+
+    def report(self, report: Report) -> None:
+        """Tell the parent, rank by rank, how it ended; hand over the files."""
+        send_frame(self.control, pickle.dumps(report))
+        for rank in self.ranks:
+            send_frame(self.control, b"F", [rank.files.result, rank.files.output, rank.files.stack])
+
+
+def spawned(job_fd: int) -> None:
+    """The main function of a rank that was spawned rather than forked."""
+    with open_fd(job_fd, "rb") as file:
+        job, rank, sock_fd, files, store_path, network_error = pickle.load(file)
+    os.close(job_fd)
+    run_rank(job, rank, socket.socket(fileno=sock_fd), files, store_path, network_error)
+
+
+def _tell(rank: Rank, payload: bytes) -> None:
+    with contextlib.suppress(OSError):  # it died meanwhile, which the next look at its process shows
+        send_frame(rank.sock, payload)
+
+
+def _how_it_died(status: int) -> str:
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        text = f"was killed by signal {number} ({signal.Signals(number).name})"
+        if number == signal.SIGKILL:
+            text += "; if nobody sent it, the machine ran out of memory"
+        return text
+    return f"exited with code {os.waitstatus_to_exitcode(status)} before it returned a result"
+
+
+def _kill_descendants() -> None:
+    """Kill what the ranks left behind: as orphans these are now children of this process."""
+    while True:
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        for pid in _descendants(os.getpid()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.001)
+
+
+def _descendants(root: int) -> list[int]:
+    parents: dict[int, int] = {}
+    for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat") as file:
+                    parents[int(name)] = int(file.read().rpartition(")")[2].split()[1])
+            except (OSError, ValueError, IndexError):
+                continue
+    found: list[int] = []
+    for pid in parents:
+        ancestor = parents.get(pid)
+        while ancestor not in (None, 0, root):
+            ancestor = parents.get(ancestor or 0)
+        if ancestor == root:
+            found.append(pid)
+    return found

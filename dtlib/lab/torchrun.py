@@ -1,0 +1,66 @@
+"""`lab.run` under torchrun: the processes that are there are the ranks, on one machine or on many."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+from . import context
+
+_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+
+
+def is_active() -> bool:
+    """Whether this process was started by torchrun (its environment variables are set)."""
+    return all(name in os.environ for name in _VARIABLES)
+
+
+def run_here(fn: Callable[..., Any], args: tuple[Any, ...]) -> list[Any]:
+    """Be one rank: call ``fn(*args)`` in this process and return the results of all ranks, in rank order.
+
+    An exception in `fn` leaves this process as it is, and torchrun ends the others.
+    """
+    import torch
+    import torch.distributed as dist
+
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    local_rank = int(os.environ["LOCAL_RANK"])
+    has_gpu = torch.cuda.is_available() and torch.cuda.device_count() > local_rank
+    if has_gpu:
+        torch.cuda.set_device(local_rank)
+    if dist.is_initialized():
+        raise RuntimeError("lab.run makes the process group itself: destroy yours before it, or do not create one")
+    dist.init_process_group("cpu:gloo,cuda:nccl" if has_gpu else "gloo")
+    exchange = _exchange_over(dist.distributed_c10d._get_default_store(), rank, world_size)
+    context.enter(
+        context.RankContext(
+            rank=rank,
+            world_size=world_size,
+            private_network=False,
+            why_not_private="under torchrun the ranks are on the machine's own network",
+            exchange=exchange,
+        )
+    )
+    try:
+        result = fn(*args)
+        results: list[Any] = [None] * world_size
+        dist.all_gather_object(results, result)
+        exchange(b"")  # nobody leaves before all are done
+        return results
+    finally:
+        context.leave()
+        dist.destroy_process_group()
+
+
+def _exchange_over(store: Any, rank: int, world_size: int) -> Callable[[bytes], list[bytes]]:
+    """The exchange of a rank through the group's key-value store, on its own connection."""
+    calls = iter(range(10**12))
+
+    def exchange(payload: bytes) -> list[bytes]:
+        key = f"dtlib/exchange/{next(calls)}"
+        store.set(f"{key}/{rank}", pickle.dumps(payload))
+        return [pickle.loads(store.get(f"{key}/{other}")) for other in range(world_size)]
+
+    return exchange

@@ -1,0 +1,178 @@
+"""The life of one rank: take its place, meet the others, call the function, hand back the result, leave together."""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import linecache
+import os
+import pickle
+import random
+import signal
+import socket
+import sys
+import traceback
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from . import context
+from .channel import open_fd, recv_frame, send_frame
+from .namespace import die_with_parent
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every rank of a run is told. `call` is the pickled (function, arguments)."""
+
+    call: bytes
+    world_size: int
+    timeout_s: float
+    threads_per_rank: int
+    network: str
+    environment: dict[str, str]
+    directory: str
+    path: list[str]
+    argv: list[str]
+    sources: dict[str, Any]
+    """Lines of code that exist in no file (notebook cells), for tracebacks: entries of `linecache.cache`."""
+
+
+@dataclass(frozen=True)
+class RankFiles:
+    """Descriptors of a rank's nameless files."""
+
+    result: int
+    output: int
+    stack: int
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a rank did not return, in plain strings."""
+
+    summary: str
+    traceback: str = ""
+
+
+def run_rank(job: Job, rank: int, sock: socket.socket, files: RankFiles, store_path: str, network_error: str) -> None:
+    """Be rank `rank`: never returns."""
+    try:
+        die_with_parent()
+        _redirect(files)
+        _settle(job, rank)
+        context.enter(
+            context.RankContext(
+                rank=rank,
+                world_size=job.world_size,
+                private_network=job.network == "private" and not network_error,
+                why_not_private=network_error,
+                exchange=context.exchange_over(sock),
+            )
+        )
+        verdict = _call(job, rank, files, store_path)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        send_frame(sock, verdict)
+        recv_frame(sock)  # nobody leaves before all are done: an early exit would break a rank that still connects
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except EOFError:
+        pass  # the supervisor is gone, and so is the reason to live
+    finally:
+        os._exit(0)
+
+
+def _redirect(files: RankFiles) -> None:
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(files.output, 1)
+    os.dup2(files.output, 2)
+    sys.stdin = open(os.devnull)  # noqa: SIM115
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    # Both write from C, without the interpreter's lock: they answer from a rank that hangs in a collective.
+    faulthandler.enable(file=files.output)
+    faulthandler.register(signal.SIGUSR1, file=files.stack, all_threads=False)
+
+
+def _settle(job: Job, rank: int) -> None:
+    os.environ.clear()
+    os.environ.update(job.environment, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(job.world_size))
+    os.chdir(job.directory)
+    sys.path[:] = job.path
+    sys.argv[:] = job.argv
+    linecache.cache.update(job.sources)
+    atexit._clear()  # what the fork server's modules registered is the server's to do
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # The fork copied one generator state into all ranks; a process of its own would have drawn fresh ones.
+    random.seed()
+    np.random.seed()  # noqa: NPY002
+    torch.set_num_threads(job.threads_per_rank)
+
+
+def _call(job: Job, rank: int, files: RankFiles, store_path: str) -> bytes:
+    try:
+        _join_group(job, rank, store_path)
+        function, args = pickle.loads(job.call)
+        result = function(*args)
+        with open_fd(files.result, "wb") as file:
+            _dump_result(result, file)
+        return b"D"
+    except SystemExit as stop:
+        failure = Failure(f"called sys.exit({stop.code!r}) before it returned a result", _format(stop))
+    except BaseException as error:
+        failure = Failure(f"raised {type(error).__name__}: {_text(error)}", _format(error))
+    os.ftruncate(files.result, 0)
+    with open_fd(files.result, "wb") as file:
+        pickle.dump(failure, file)
+    return b"E"
+
+
+def _join_group(job: Job, rank: int, store_path: str) -> None:
+    has_gpu_each = torch.cuda.is_available() and torch.cuda.device_count() >= job.world_size
+    if has_gpu_each:
+        torch.cuda.set_device(rank)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if has_gpu_each else "gloo",
+        store=dist.FileStore(store_path, job.world_size),
+        rank=rank,
+        world_size=job.world_size,
+        timeout=timedelta(seconds=job.timeout_s + 60),  # the supervisor's limit comes first and explains itself
+    )
+
+
+class UnsendableResult(TypeError):
+    """A rank's result cannot be pickled."""
+
+
+def _dump_result(result: Any, file: Any) -> None:
+    try:
+        cloudpickle.dump(result, file)
+    except Exception as error:
+        raise UnsendableResult(
+            f"the result of this rank, a {type(result).__name__}, cannot be sent back: {error}. "
+            "Return plain data (numbers, strings, lists, arrays, tensors)."
+        ) from None
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return "(its message cannot be shown)"
+
+
+def _format(error: BaseException) -> str:
+    """The traceback from the reader's function on, without the frames of the lab."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_frame.f_code.co_filename == __file__:
+        frame = frame.tb_next
+    return "".join(traceback.format_exception(type(error), error, frame)).rstrip()
