@@ -1,0 +1,6 @@
+"""Pictures of the book: one style, one function a kind of figure, sliders for the static page too."""
+
+from . import style
+from .slider import Slider, slider
+
+__all__ = ["Slider", "slider", "style"]

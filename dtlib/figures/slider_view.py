@@ -1,0 +1,117 @@
+"""How a slider is shown: the fragment of a static page, and the widget of a live notebook."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from . import chart
+from .slider import Slider, Step
+from .style import looks
+
+_serial = itertools.count(1)
+
+
+def page(slider: Slider) -> str:
+    """HTML of `slider` with every position inside: range input, chart, readings, table, and the script."""
+    steps = [slider.step(index) for index in range(len(slider.values))]
+    now = steps[slider.first]
+    token = hashlib.sha1(f"{slider.name}{slider.grid!r}".encode()).hexdigest()[:8]
+    identity = f"dtlib-slider-{token}-{next(_serial)}"
+    text = escape(now.text)
+    control = (
+        f'<div class="control"><label for="{identity}-input">{escape(slider.name)}</label>'
+        f'<input type="range" id="{identity}-input" min="0" max="{len(steps) - 1}" step="1" '
+        f'value="{slider.first}" aria-valuetext="{text}" autocomplete="off" disabled>'
+        f'<output for="{identity}-input">{text}</output></div>'
+    )
+    script = _asset("slider.js").replace("@ID@", identity)
+    return (
+        f'<figure class="dtlib-slider" id="{identity}"><style>{_asset("slider.css")}</style>'
+        f"{_chart(slider, now)}{control}{_readings(slider, now)}{_table(slider, steps)}{_caption(slider)}"
+        f'<script type="application/json">{_data(slider, steps)}</script><script>{script}</script></figure>'
+    )
+
+
+def widget(slider: Slider) -> Any:
+    """The ipywidgets version, which calls the function at each move; None without ipywidgets or a kernel."""
+    try:
+        import ipywidgets
+        from IPython import get_ipython
+    except ImportError:
+        return None
+    if getattr(get_ipython(), "kernel", None) is None:
+        return None
+    options = [(slider.format_value(value), index) for index, value in enumerate(slider.values)]
+    control = ipywidgets.SelectionSlider(
+        options=options, value=slider.first, description=slider.name, continuous_update=True,
+        style={"description_width": "initial"}, layout={"width": "100%", "max_width": "40em"},
+    )  # fmt: skip
+    picture = ipywidgets.HTML()
+
+    def redraw(change: Any = None) -> None:
+        step = slider.step(control.value, slider.ask(control.value))
+        body = f"{_chart(slider, step)}{_readings(slider, step)}{_caption(slider)}"
+        picture.value = f'<figure class="dtlib-slider"><style>{_asset("slider.css")}</style>{body}</figure>'
+
+    control.observe(redraw, names="value")
+    redraw()
+    return ipywidgets.VBox([picture, control])
+
+
+def _asset(name: str) -> str:
+    return files("dtlib.figures").joinpath(name).read_text("utf-8")
+
+
+def _chart(slider: Slider, step: Step) -> str:
+    x, y = slider.axes
+    curves = dict(zip(slider.labels, step.curves, strict=True))
+    known = looks([*slider.labels, *slider.marks])
+    alt = slider.alt or f"{slider.y_label or ', '.join(slider.labels)} against {slider.x_label}"
+    return chart.draw(x, y, slider.xs, curves, known, slider.marks, step.probe, step.at, alt)
+
+
+def _readings(slider: Slider, step: Step) -> str:
+    known = looks([*slider.labels, *slider.marks])
+    rows = [
+        f"<li>{chart.swatch(known[label], measured=False)}<span>{escape(label)}</span> <b>{escape(reading)}</b></li>"
+        for label, reading in zip(slider.labels, step.readings, strict=True)
+    ] + [
+        f"<li>{chart.swatch(known[label], measured=True)}<span>{escape(label)}, measured</span></li>"
+        for label in slider.marks
+    ]  # fmt: skip
+    where = "" if slider.x is None else f"<p>At {escape(slider.format_x(step.probe))} (dotted line):</p>"
+    note = "" if slider.note is None else f'<p class="note" aria-live="polite">{escape(step.note)}</p>'
+    return f"{where}<ul>{''.join(rows)}</ul>{note}"
+
+
+def _table(slider: Slider, steps: list[Step]) -> str:
+    titles = [slider.name, *slider.labels, *(["note"] if slider.note else [])]
+    head = "".join(f'<th scope="col">{escape(title)}</th>' for title in titles)
+    body = ""
+    for step in steps:
+        row = "".join(f"<td>{escape(cell)}</td>" for cell in [step.text, *step.readings])
+        row += f'<td class="note">{escape(step.note)}</td>' if slider.note else ""
+        body += f"<tr>{row}</tr>"
+    table = f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    return f"<details open><summary>The same numbers as a table</summary>{table}</details>"
+
+
+def _caption(slider: Slider) -> str:
+    return f"<figcaption><p>{escape(slider.caption)}</p></figcaption>" if slider.caption else ""
+
+
+def _data(slider: Slider, steps: list[Step]) -> str:
+    x, y = slider.axes
+    moving = slider.x is not None
+    data = {
+        "x": {"scale": x.scale, "limits": [x.low, x.high], "from": x.start, "to": x.end},
+        "y": {"scale": y.scale, "limits": [y.low, y.high], "from": y.start, "to": y.end},
+        "xs": slider.xs,
+        "steps": [vars(step) | {"curves": step.curves if moving else None} for step in steps],
+    }
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/")
