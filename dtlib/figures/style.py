@@ -39,8 +39,8 @@ class Look:
 
 _INTERVALS = {  # bars of a timeline: what computes is plain, what travels is hatched, waiting is an outline
     "forward": Look("#2a66ad"),
-    "backward": Look("#c07000", dash=(6, 2), marker="s"),
-    "weight gradient": Look("#74a522", dash=(2, 2), marker="^"),
+    "backward": Look("#b56900", dash=(6, 2), marker="s"),
+    "weight gradient": Look("#72a321", dash=(2, 2), marker="^"),
     "all-reduce": Look("#c8324a", hatch="///", dash=(8, 2, 2, 2), marker="D"),
     "all-gather": Look("#8a5cc4", hatch="\\\\\\", dash=(4, 1, 1, 1, 1, 1), marker="v"),
     "reduce-scatter": Look("#d062a8", hatch="xxx", dash=(1, 1.5), marker="P"),
