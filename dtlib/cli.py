@@ -1,0 +1,117 @@
+"""The command line: ``dtlib doctor``, ``dtlib ledger``, ``dtlib release``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from dtlib.lab.doctor import Examination
+    from dtlib.lab.ledger import Coverage
+
+# torch, rich and the rest of dtlib are imported by the command that needs them: --help answers at once.
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="dtlib")
+def main() -> None:
+    """The mathematics of distributed training: derived, run on real processes, and measured."""
+
+
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+def doctor(as_json: bool) -> None:
+    """Say what this machine can measure, by trying it.
+
+    Exit code 0 if the course runs here, 1 if something that it requires is missing. Things that only some
+    measurements need (a private network, a GPU, Chromium) do not change it.
+    """
+    try:
+        from dtlib.lab.doctor import examine
+    except ImportError as error:
+        raise click.ClickException(f"{error}. The lab needs: pip install 'dtlib[lab]'") from error
+    if as_json:
+        examination = examine()
+        click.echo(json.dumps(examination.as_dict(), indent=2, ensure_ascii=False))
+    else:
+        console = _console()
+        with console.status("trying things out"):
+            examination = examine()
+        _print_findings(console, examination)
+    raise SystemExit(0 if examination.healthy else 1)
+
+
+@main.command()
+@click.option("--file", type=click.Path(path_type=Path), help="The ledger; default: $DTLIB_LEDGER or the user's own.")
+@click.option("--chapter", help="Only the formulas of this chapter.")
+@click.option("--require-all", is_flag=True, help="Exit with code 1 if a formula has no measured line.")
+@click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
+def ledger(file: Path | None, chapter: str | None, require_all: bool, as_json: bool) -> None:
+    """Show every registered formula and how it was measured.
+
+    Exit code 0, or 1 with --require-all when a formula has no measured line.
+    """
+    from dtlib import theory
+    from dtlib.lab import ledger as book
+
+    if file is not None and not file.is_file():
+        raise click.ClickException(f"there is no ledger at {file}")
+    chapters = sorted({known.chapter for known in theory.formulas().values()})
+    if chapter is not None and chapter not in chapters:
+        raise click.ClickException(f"no formula belongs to chapter {chapter!r}; there are {', '.join(chapters)}")
+    coverage = book.coverage(file, chapter=chapter)
+    if as_json:
+        rows = [entry.as_dict() for entry in coverage.entries]
+        click.echo(json.dumps({"formulas": rows, "unmeasured": coverage.unmeasured}, indent=2, ensure_ascii=False))
+    else:
+        _print_coverage(_console(), coverage, file or book.default_path())
+    if require_all and coverage.unmeasured:
+        raise SystemExit(1)
+
+
+def _print_findings(console: Console, examination: Examination) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for finding in examination.findings:
+        mark = "[green]✓[/]" if finding.ok else "[red]✗[/]" if finding.required else "[yellow]–[/]"
+        note = f"\n[dim]{escape(finding.note)}[/]" if finding.note else ""
+        table.add_row(mark, finding.name, escape(finding.value) + note)
+    console.print(table)
+    verdict = "[green]The course runs on this machine.[/]"
+    console.print(verdict if examination.healthy else "[red]The course does not run here: see the lines with ✗.[/]")
+
+
+def _print_coverage(console: Console, coverage: Coverage, path: Path) -> None:
+    from rich.table import Table
+
+    from dtlib.lab.row import format_ratio
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name, justify in (("formula", "left"), ("measured by", "left"), ("worst ratio", "right"), ("where", "left")):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    for entry in coverage.entries:
+        if entry.worst_ratio is None:
+            table.add_row(entry.formula.name, "[red]not measured[/]", "", "")
+            continue
+        ratio = format_ratio(entry.worst_ratio) + ("" if entry.asserted else " (shown)")
+        table.add_row(entry.formula.name, ", ".join(entry.by), ratio, ", ".join(entry.where))
+    console.print(table)
+    total, missing = len(coverage.entries), len(coverage.unmeasured)
+    console.print(f"{total - missing} of {total} formulas measured in {path}", highlight=False)
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console()
+
+
+if __name__ == "__main__":
+    main()

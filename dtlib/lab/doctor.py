@@ -1,0 +1,229 @@
+"""What this machine can measure: each fact is probed by doing the thing, not by guessing from versions."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dtlib.theory import units
+
+from . import here
+
+MIN_PYTHON, MIN_TORCH = (3, 11), (2, 11)
+_CHILD_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fact about this machine.
+
+    `ok` tells whether the thing works, `value` what was found, `note` why not and what then happens instead.
+    Without a thing that is `required` the course does not run; without another one it measures less.
+    """
+
+    name: str
+    ok: bool
+    value: str
+    note: str = ""
+    required: bool = False
+
+
+@dataclass(frozen=True)
+class Examination:
+    """All findings, in the order in which a reader wants them."""
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def healthy(self) -> bool:
+        """True if nothing that the course requires is missing."""
+        return all(finding.ok for finding in self.findings if finding.required)
+
+    def __getitem__(self, name: str) -> Finding:
+        """The finding called `name`; ``KeyError`` where there is none."""
+        for finding in self.findings:
+            if finding.name == name:
+                return finding
+        raise KeyError(name)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The examination as plain data for JSON: ``healthy`` and the list of ``findings``."""
+        return {"healthy": self.healthy, "findings": [asdict(finding) for finding in self.findings]}
+
+
+def examine() -> Examination:
+    """Probe this machine; takes a few seconds, most of them to import torch. Nothing it probes can make it
+    raise."""
+    probes: tuple[tuple[str, Callable[[], list[Finding]], bool], ...] = (
+        ("python", _python, True),
+        ("torch", _torch, True),
+        ("machine", _machine, False),
+        ("start method", _start_method, False),
+        ("ranks", _ranks, True),
+        ("private network", _private_network, False),
+        ("TCP counts", _tcp_counts, False),
+        ("shaped links", _shaped_links, False),
+        ("GPU", _gpu, False),
+        ("Chromium", _chromium, False),
+    )
+    findings: list[Finding] = []
+    for name, probe, required in probes:
+        try:
+            findings += probe()
+        except Exception as error:  # a probe that breaks is a finding, not the end of the examination
+            findings.append(Finding(name, False, "unknown", f"{type(error).__name__}: {error}", required))
+    return Examination(tuple(findings))
+
+
+def _python() -> list[Finding]:
+    ok = sys.version_info[:2] >= MIN_PYTHON
+    note = "" if ok else f"the course needs Python {'.'.join(map(str, MIN_PYTHON))} or later"
+    return [Finding("python", ok, platform.python_version(), note, required=True)]
+
+
+def _torch() -> list[Finding]:
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        note = "dtlib.theory works without it; ranks and lab need: pip install 'dtlib[lab]'"
+        return [Finding("torch", False, "not installed", note, required=True)]
+    ok = tuple(int(part) for part in version.split("+")[0].split(".")[:2]) >= MIN_TORCH
+    note = "" if ok else f"the course needs torch {'.'.join(map(str, MIN_TORCH))} or later"
+    return [Finding("torch", ok, version, note, required=True)]
+
+
+def _machine() -> list[Finding]:
+    few = "" if here.cores() > 1 else "ranks take turns on one core: overlap cannot show in the clock"
+    return [
+        Finding("cores", here.cores() > 1, f"{here.cores()} ({platform.system()} {platform.machine()})", few),
+        Finding("memory", True, units.format_bytes(_memory_bytes(), digits=3)),
+    ]
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _start_method() -> list[Finding]:
+    from .starter import start_method
+
+    fork = start_method() == "fork"
+    note = "" if fork else "forking a process that has loaded torch is unsafe here: each run takes seconds"
+    return [Finding("start method", fork, "fork server" if fork else "spawn", note)]
+
+
+def _ranks() -> list[Finding]:
+    """Do what every chapter does: an all-reduce on two ranks, its bytes counted."""
+    from .launch import run
+
+    full_bytes = 2**20
+    start = time.perf_counter()
+    try:
+        run(_all_reduce, 2, args=(full_bytes,), timeout_s=120)
+        cold = time.perf_counter() - start
+        start = time.perf_counter()
+        total_bytes, method = run(_all_reduce, 2, args=(full_bytes,), timeout_s=120)[0]
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        return [Finding("ranks", False, "two ranks could not all-reduce", reason, required=True)]
+    warm = time.perf_counter() - start
+    cold_words, warm_words = (units.format_seconds(seconds, digits=2) for seconds in (cold, warm))
+    ratio = total_bytes / (2 * full_bytes)
+    return [
+        Finding("ranks", True, f"first run of two ranks {cold_words}, next {warm_words}", required=True),
+        Finding(
+            "wire",
+            abs(ratio - 1) < 0.01,
+            f"{method}; a 1 MiB all-reduce reads {ratio:.4f} of theory",
+            "" if abs(ratio - 1) < 0.01 else "byte counts on this machine do not see collectives as they are",
+        ),
+    ]
+
+
+def _all_reduce(full_bytes: int) -> tuple[int, str]:
+    import torch
+    import torch.distributed as dist
+
+    from .wire import wire
+
+    tensor = torch.ones(full_bytes // 4)
+    with wire() as counted:
+        dist.all_reduce(tensor)
+    return counted.total_bytes, counted.method
+
+
+def _private_network() -> list[Finding]:
+    refused = _in_private_network("")
+    note = f"{refused}; ranks stay on the machine's own network" if refused else ""
+    return [Finding("private network", not refused, "no" if refused else "yes", note)]
+
+
+def _tcp_counts() -> list[Finding]:
+    from .wire import kernel_counts_connections
+
+    counts = kernel_counts_connections()
+    note = "" if counts else f"no TCP_INFO with byte counts on {sys.platform}: send calls are counted instead"
+    return [Finding("TCP counts", counts, "per connection" if counts else "no", note)]
+
+
+def _shaped_links() -> list[Finding]:
+    tc = shutil.which("tc") or shutil.which("tc", path="/usr/sbin:/sbin")
+    refused = "the command tc (package iproute2) is not installed" if tc is None else _in_private_network(tc)
+    note = f"{refused}; slow links between nodes cannot be imitated" if refused else ""
+    return [Finding("shaped links", not refused, "no" if refused else "yes (token bucket filter)", note)]
+
+
+def _gpu() -> list[Finding]:
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    names = ", ".join(torch.cuda.get_device_name(number) for number in range(count))
+    note = "" if count else "every chapter runs on the CPU with gloo"
+    return [Finding("GPU", count > 0, names or "none", note)]
+
+
+def _chromium() -> list[Finding]:
+    for name in ("chromium", "chromium-browser", "google-chrome", "chrome"):
+        if shutil.which(name):
+            return [Finding("Chromium", True, name)]
+    try:
+        from playwright.sync_api import sync_playwright
+
+        with sync_playwright() as player:
+            found = os.path.exists(player.chromium.executable_path)
+    except ImportError:
+        found = False
+    note = "" if found else "the tests that open pages in a browser are skipped"
+    return [Finding("Chromium", found, "playwright's own" if found else "none", note)]
+
+
+# A process of one thread, as a namespace demands. It loads the one file it needs, not torch.
+_PROBE = """
+import runpy, subprocess, sys
+refused = runpy.run_path(sys.argv[1])["enter_private_network"]()
+if not refused and sys.argv[2]:
+    words = "qdisc add dev lo root tbf rate 100mbit burst 64kb latency 50ms".split()
+    done = subprocess.run([sys.argv[2], *words], capture_output=True, text=True)
+    refused = f"tc says: {(done.stderr or done.stdout).strip()}" if done.returncode else ""
+print(refused)
+"""
+
+
+def _in_private_network(tc: str) -> str:
+    """Enter a private network in a child and, with a `tc`, slow its loopback down; "" or why that is
+    refused."""
+    command = [sys.executable, "-c", _PROBE, str(Path(__file__).with_name("namespace.py")), tc]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_CHILD_SECONDS)
+    except subprocess.TimeoutExpired:
+        return f"no answer within {_CHILD_SECONDS:g} s"
+    return done.stdout.strip() if done.returncode == 0 else done.stderr.strip().splitlines()[-1]

@@ -1,0 +1,128 @@
+import importlib.metadata
+import json
+import os
+
+import pytest
+
+from dtlib.lab import doctor
+
+
+@pytest.fixture(scope="module")
+def examination():
+    return doctor.examine()
+
+
+def test_this_machine_is_examined(examination):
+    names = [finding.name for finding in examination.findings]
+    assert len(set(names)) == len(names)
+    for name in ("python", "torch", "cores", "memory", "start method", "ranks", "wire", "GPU", "Chromium"):
+        assert examination[name].value
+    assert examination.healthy  # the tests run, so the course does
+    with pytest.raises(KeyError):
+        examination["crystal ball"]
+
+
+def test_what_is_missing_says_why(examination):
+    for finding in examination.findings:
+        assert finding.ok or finding.note
+
+
+def test_findings_are_plain_data(examination):
+    data = json.loads(json.dumps(examination.as_dict()))
+    assert data["healthy"] is True
+    assert {"name", "ok", "value", "note", "required"} == set(data["findings"][0])
+
+
+@pytest.fixture
+def _quick(monkeypatch):
+    for name in ("_ranks", "_private_network", "_shaped_links", "_gpu", "_chromium"):
+        monkeypatch.setattr(doctor, name, list)
+
+
+def _no_torch(name):
+    raise importlib.metadata.PackageNotFoundError(name)
+
+
+@pytest.mark.usefixtures("_quick")
+def test_a_machine_without_torch_is_not_healthy(monkeypatch):
+    monkeypatch.setattr(importlib.metadata, "version", _no_torch)
+    found = doctor.examine()
+    assert not found.healthy
+    assert found["torch"].value == "not installed"
+    assert "pip install" in found["torch"].note
+
+
+@pytest.mark.usefixtures("_quick")
+@pytest.mark.parametrize(("version", "ok"), [("2.10.1", False), ("2.11.0+cu128", True), ("3.0.0", True)])
+def test_old_torch_is_named(monkeypatch, version, ok):
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
+    found = doctor.examine()["torch"]
+    assert found.ok is ok
+    assert found.ok or "2.11" in found.note
+
+
+@pytest.mark.usefixtures("_quick")
+def test_a_probe_that_breaks_is_a_finding(monkeypatch):
+    def broken():
+        raise OSError("no such thing")
+
+    monkeypatch.setattr(doctor, "_gpu", broken)
+    monkeypatch.setattr(doctor, "_ranks", broken)
+    found = doctor.examine()
+    assert found["GPU"].note == "OSError: no such thing"
+    assert not found["GPU"].required
+    assert not found.healthy  # without ranks there is no course
+
+
+@pytest.mark.usefixtures("_quick")
+def test_spawn_is_told(monkeypatch):
+    monkeypatch.setenv("DTLIB_START_METHOD", "spawn")
+    found = doctor.examine()
+    assert not found["start method"].ok
+    assert found["start method"].value == "spawn"
+    assert found.healthy
+
+
+def test_ranks_that_fail_are_a_finding(monkeypatch):
+    def all_reduce(full_bytes):
+        raise ValueError("wires cut")
+
+    monkeypatch.setattr(doctor, "_all_reduce", all_reduce)
+    (finding,) = doctor._ranks()
+    assert not finding.ok
+    assert finding.required
+    assert "wires cut" in finding.note
+
+
+def test_bytes_that_are_off_are_a_finding(monkeypatch):
+    monkeypatch.setattr(doctor, "_all_reduce", lambda full_bytes: (3 * full_bytes, "guessing"))
+    ranks, wire = doctor._ranks()
+    assert ranks.ok
+    assert not wire.ok
+    assert "1.5000 of theory" in wire.value
+
+
+def test_no_shaped_links_without_tc(monkeypatch):
+    monkeypatch.setattr(doctor.shutil, "which", lambda name, path=None: None)
+    (finding,) = doctor._shaped_links()
+    assert not finding.ok
+    assert "iproute2" in finding.note
+
+
+def test_tc_that_fails_is_quoted(tmp_path, monkeypatch):
+    if doctor._in_private_network(""):
+        pytest.skip("this machine refuses network namespaces")
+    tc = tmp_path / "tc"
+    tc.write_text("#!/bin/sh\necho 'no tbf in this kernel' >&2; exit 2\n")
+    tc.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    (finding,) = doctor._shaped_links()
+    assert not finding.ok
+    assert "tc says: no tbf in this kernel" in finding.note
+
+
+def test_probes_leave_no_namespace_behind():
+    before = os.stat("/proc/self/ns/net").st_ino if os.path.exists("/proc/self/ns/net") else None
+    doctor._private_network()
+    after = os.stat("/proc/self/ns/net").st_ino if before else None
+    assert before == after

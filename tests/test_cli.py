@@ -1,0 +1,120 @@
+import importlib
+import json
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from dtlib import lab, theory
+from dtlib.cli import main
+from dtlib.lab import doctor
+from dtlib.lab.doctor import Examination, Finding
+
+registry = importlib.import_module("dtlib.theory.formula")
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(main, list(arguments))
+
+
+def test_help_needs_neither_torch_nor_numpy():
+    code = (
+        "import sys\nfrom dtlib.cli import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit as stop:\n    assert stop.code == 0\n"
+        "heavy = {'torch', 'numpy', 'rich', 'matplotlib'} & set(sys.modules)\nassert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "doctor" in done.stdout
+
+
+def test_every_command_explains_itself():
+    for name, command in main.commands.items():
+        result = invoke(name, "--help")
+        assert result.exit_code == 0
+        assert command.help
+
+
+def test_unknown_command():
+    result = invoke("docter")
+    assert result.exit_code == 2
+    assert "No such command 'docter'" in result.output
+
+
+@pytest.fixture
+def _healthy(monkeypatch):
+    findings = (Finding("python", True, "3.11", required=True), Finding("GPU", False, "none", "the [CPU] will do"))
+    monkeypatch.setattr(doctor, "examine", lambda: Examination(findings))
+
+
+@pytest.mark.usefixtures("_healthy")
+def test_doctor_prints_findings_and_succeeds():
+    result = invoke("doctor")
+    assert result.exit_code == 0
+    assert "✓  python" in result.output
+    assert "the [CPU] will do" in result.output
+    assert "The course runs on this machine." in result.output
+
+
+@pytest.mark.usefixtures("_healthy")
+def test_doctor_as_json():
+    result = invoke("doctor", "--json")
+    assert result.exit_code == 0
+    assert [finding["name"] for finding in json.loads(result.output)["findings"]] == ["python", "GPU"]
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_doctor_fails_where_the_course_cannot_run(monkeypatch, options):
+    missing = Examination((Finding("torch", False, "not installed", "install it", required=True),))
+    monkeypatch.setattr(doctor, "examine", lambda: missing)
+    result = invoke("doctor", *options)
+    assert result.exit_code == 1
+    assert "install it" in result.output
+
+
+@pytest.fixture
+def _two_formulas(tmp_path, monkeypatch):
+    monkeypatch.setenv("DTLIB_LEDGER", str(tmp_path / "ledger.jsonl"))
+    monkeypatch.setattr(registry, "_registry", {})
+    for name in ("demo.a_bytes", "demo.b_bytes"):
+
+        @theory.formula(name, source="derived here", chapter="demo", equation="D")
+        def twin():
+            """A formula."""
+
+
+@pytest.mark.usefixtures("_two_formulas")
+def test_ledger_shows_what_was_and_was_not_measured():
+    result = invoke("ledger")
+    assert result.exit_code == 0
+    assert "0 of 2 formulas measured" in result.output
+    lab.check("demo.a_bytes", theory=100, measured=101, by="wire", rtol=0.1)
+    result = invoke("ledger", "--require-all")
+    assert result.exit_code == 1
+    assert "1.01" in result.output
+    assert "not measured" in result.output
+    lab.check("demo.b_bytes", theory=1, measured=1, by="count")
+    result = invoke("ledger", "--require-all")
+    assert result.exit_code == 0
+    assert "2 of 2 formulas measured" in " ".join(result.output.split())
+
+
+@pytest.mark.usefixtures("_two_formulas")
+def test_ledger_as_json():
+    lab.check("demo.a_bytes", theory=100, measured=101, by="wire", rtol=0.1)
+    result = invoke("ledger", "--json", "--chapter", "demo", "--require-all")
+    assert result.exit_code == 1
+    data = json.loads(result.output)
+    assert data["unmeasured"] == ["demo.b_bytes"]
+    assert data["formulas"][0]["worst_ratio"] == 1.01
+
+
+@pytest.mark.usefixtures("_two_formulas")
+def test_ledger_refuses_what_is_not_there(tmp_path):
+    result = invoke("ledger", "--file", str(tmp_path / "none.jsonl"))
+    assert result.exit_code == 1
+    assert "there is no ledger at" in result.output
+    result = invoke("ledger", "--chapter", "alchemy")
+    assert result.exit_code == 1
+    assert "no formula belongs to chapter 'alchemy'; there are demo" in result.output
