@@ -1,6 +1,6 @@
 """What should happen: closed forms and simulations on numpy arrays. Nothing here imports torch."""
 
-from . import units
+from . import collectives, units
 from .formula import Formula, formula, formulas
 
-__all__ = ["Formula", "formula", "formulas", "units"]
+__all__ = ["Formula", "collectives", "formula", "formulas", "units"]

@@ -1,0 +1,73 @@
+"""What the formulas of this chapter accept, and the words they refuse the rest with."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Size = TypeVar("Size", float, NDArray[np.float64])
+"""A number of bytes, or an array of them."""
+
+
+def whole(name: str, value: Any, minimum: int) -> int:
+    """`value` as an int, or ``ValueError`` unless it is a whole number of at least `minimum`."""
+    try:
+        if isinstance(value, (bool, np.bool_)):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} must be a whole number of at least {minimum}, not {value!r}") from None
+    if number < minimum:
+        raise ValueError(f"{name} must be at least {minimum}, not {number}")
+    return number
+
+
+def ranks(n: Any) -> int:
+    """The number of ranks as an int of at least 1."""
+    return whole("n", n, 1)
+
+
+def amount(name: str, value: Any, *, positive: bool = False) -> None:
+    """``ValueError`` unless `value`, a number or an array of them, is finite and not negative."""
+    rule = "positive" if positive else "zero or more"
+    try:
+        if isinstance(value, (bool, np.bool_, str)):
+            raise TypeError
+        array = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be a finite number, {rule}, not {value!r}") from None
+    below = array <= 0 if positive else array < 0
+    if not np.isfinite(array).all() or below.any():
+        raise ValueError(f"{name} must be finite and {rule}, not {value!r}")
+
+
+def sized(full_bytes: Any, n: Any) -> int:
+    """Accept a buffer size and a number of ranks; the latter as an int."""
+    amount("full_bytes", full_bytes)
+    return ranks(n)
+
+
+def timed(full_bytes: Any, n: Any, alpha_seconds: Any, link_bytes_per_s: Any) -> int:
+    """Accept a size, a number of ranks and a link; the number of ranks as an int."""
+    amount("alpha_seconds", alpha_seconds)
+    amount("link_bytes_per_s", link_bytes_per_s, positive=True)
+    return sized(full_bytes, n)
+
+
+def node_size(n: int, ranks_per_node: Any) -> int:
+    """`ranks_per_node` as an int that divides `n`."""
+    size = whole("ranks_per_node", ranks_per_node, 1)
+    if n % size:
+        raise ValueError(f"ranks_per_node must divide the number of ranks, {n}; {size} does not")
+    return size
+
+
+def rank_of(name: str, rank: Any, n: int) -> int:
+    """`rank` as an int from 0 to n−1."""
+    number = whole(name, rank, 0)
+    if number >= n:
+        raise ValueError(f"{name} must be below the number of ranks, {n}, not {number}")
+    return number
