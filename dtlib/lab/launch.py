@@ -112,10 +112,11 @@ def _run(job: Job) -> list[Any]:
                 cleanup.callback(os.close, fd)
             files.append(fds)
         _show([output for _, output, _ in files])
+        stacks = [read_text(stack) for _, _, stack in files]
         if report.timed_out:
-            raise _timeout(job, report, [read_text(stack) for _, _, stack in files])
+            raise _timeout(job, report, stacks)
         if report.first is not None:
-            raise _error(job, report)
+            raise _error(job, report, stacks)
         return [_load(rank, result) for rank, (result, _, _) in enumerate(files)]
 
 
@@ -156,22 +157,38 @@ def _show(outputs: list[int]) -> None:
     sys.stdout.flush()
 
 
-def _error(job: Job, report: Report) -> RankError:
+def _error(job: Job, report: Report, stacks: list[str]) -> RankError:
     first = report.first or 0
     failure = report.failures[first]
+    stack = failure.traceback or readable(stacks[first], job.sources)
     message = f"rank {first} of {job.world_size} {failure.summary}"
-    others = [rank for rank in report.failures if rank != first]
-    if failure.traceback:
-        message += f"\n\n{failure.traceback}"
-    if others:
-        message += "\n\nAfter it:" + "".join(f"\n- rank {rank} {report.failures[rank].summary}" for rank in others)
-    return RankError(message, first, failure.traceback)
+    if stack:
+        message += f"\n\n{stack}"
+    others = _grouped({rank: other.summary for rank, other in report.failures.items() if rank != first})
+    for summary, ranks in others:
+        message += f"\n\n{_ranks(ranks)} {'too' if summary == failure.summary else _shortened(summary)}"
+    return RankError(message, first, stack)
+
+
+def _grouped(summaries: dict[int, str]) -> list[tuple[str, list[int]]]:
+    """Ranks that ended alike, together; what only follows from a lost connection counts as one."""
+    groups: dict[str, list[int]] = {}
+    for rank, summary in summaries.items():
+        lost = "gloo/transport" in summary or "Connection closed by peer" in summary
+        groups.setdefault("then lost the connection to it" if lost else summary, []).append(rank)
+    return list(groups.items())
+
+
+def _shortened(summary: str) -> str:
+    line = summary.split("\n")[0]
+    return line if len(line) <= 160 else f"{line[:160]}…"
 
 
 def _timeout(job: Job, report: Report, stacks: list[str]) -> RankTimeout:
     late = [rank for rank, state in enumerate(report.states) if state == "running"]
     done = [rank for rank, state in enumerate(report.states) if state == "done"]
-    where = {rank: readable(stacks[rank], job.sources) for rank in late}
+    silent = "  (it did not answer: a stopped process, or one that blocks signals)"
+    where = {rank: readable(stacks[rank], job.sources) or silent for rank in late}
     message = f"after {job.timeout_s:g} s {_ranks(late)} had not returned"
     message += f", while {_ranks(done)} had" if done else ""
     message += ". Where each one was (innermost call last):"

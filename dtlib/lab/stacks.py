@@ -8,7 +8,8 @@ import re
 from typing import Any
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
-_OWN = os.path.dirname(os.path.abspath(__file__))
+_WORKER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "worker.py")
+_WRAPPERS = ("c10d_logger.py",)  # torch's own decorators say nothing
 
 
 def readable(dump: str, sources: dict[str, Any]) -> str:
@@ -20,15 +21,17 @@ def readable(dump: str, sources: dict[str, Any]) -> str:
     frames.reverse()
     start = 0
     for number, frame in enumerate(frames):
-        if frame["file"] == os.path.join(_OWN, "worker.py"):
+        if frame["file"] == _WORKER:
             start = number + 1
     lines = []
     for frame in frames[start:] or frames:
+        if frame["file"].endswith(_WRAPPERS):
+            continue
         lines.append(f'  File "{frame["file"]}", line {frame["line"]}, in {frame["function"]}')
         code = _line(frame["file"], int(frame["line"]), sources)
         if code:
             lines.append(f"    {code}")
-    return "\n".join(lines) or "  (it did not answer: a stopped process, or one that blocks signals)"
+    return "\n".join(lines)
 
 
 def _line(file: str, number: int, sources: dict[str, Any]) -> str:

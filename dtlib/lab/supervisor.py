@@ -209,6 +209,8 @@ class Run:
                 if rank.state in ("raised", "died") and number not in order
             ]
         first = next((number for number in order if self.ranks[number].state == "died"), order[0])
+        blame = self.ranks[first].failure
+        first = min(number for number in order if self.ranks[number].failure == blame)
         return self._report(first=first)
 
     def _timed_out(self) -> Report:

@@ -98,7 +98,7 @@ def _redirect(files: RankFiles) -> None:
     sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     # Both write from C, without the interpreter's lock: they answer from a rank that hangs in a collective.
-    faulthandler.enable(file=files.output)
+    faulthandler.enable(file=files.stack, all_threads=False)
     faulthandler.register(signal.SIGUSR1, file=files.stack, all_threads=False)
 
 
@@ -128,6 +128,8 @@ def _call(job: Job, rank: int, files: RankFiles, store_path: str) -> bytes:
         return b"D"
     except SystemExit as stop:
         failure = Failure(f"called sys.exit({stop.code!r}) before it returned a result", _format(stop))
+    except UnsendableResult as error:
+        failure = Failure(str(error))
     except BaseException as error:
         failure = Failure(f"raised {type(error).__name__}: {_text(error)}", _format(error))
     os.ftruncate(files.result, 0)
@@ -158,8 +160,8 @@ def _dump_result(result: Any, file: Any) -> None:
         cloudpickle.dump(result, file)
     except Exception as error:
         raise UnsendableResult(
-            f"the result of this rank, a {type(result).__name__}, cannot be sent back: {error}. "
-            "Return plain data (numbers, strings, lists, arrays, tensors)."
+            f"returned a {type(result).__name__} that cannot be sent back: {type(error).__name__}: {_text(error)}. "
+            "Return plain data: numbers, strings, lists, arrays, tensors."
         ) from None
 
 
