@@ -1,0 +1,110 @@
+"""When adding ranks stops paying. Compute and communication follow one another here: no overlap."""
+
+from __future__ import annotations
+
+import math
+
+from dtlib.theory.collectives._valid import amount, ranks, whole
+from dtlib.theory.collectives.ring import ring_all_reduce_seconds
+from dtlib.theory.formula import formula
+
+from .overlap import blocking_step_seconds
+
+
+@formula(
+    "dp.compute_to_communication_ratio",
+    source="derived here",
+    chapter="dp",
+    equation=r"\frac{T}{2(N-1)\,\alpha + 2\,\frac{N-1}{N}\,\frac{D}{B}}",
+)
+def compute_to_communication_ratio(
+    compute_seconds: float, grad_bytes: float, n: int, alpha_seconds: float, link_bytes_per_s: float
+) -> float:
+    """Compute-to-communication ratio; infinite where nothing travels (one rank)."""
+    amount("compute_seconds", compute_seconds)
+    communication = ring_all_reduce_seconds(grad_bytes, n, alpha_seconds, link_bytes_per_s)
+    return compute_seconds / communication if communication > 0 else math.inf
+
+
+@formula("dp.efficiency", source="derived here", chapter="dp", equation=r"\frac{T}{T + C(N)} = \frac{R}{1+R}")
+def efficiency(
+    compute_seconds: float, grad_bytes: float, n: int, alpha_seconds: float, link_bytes_per_s: float
+) -> float:
+    """Efficiency: the share of a step that computes, when each rank keeps its own batch."""
+    amount("compute_seconds", compute_seconds, positive=True)
+    return compute_seconds / blocking_step_seconds(compute_seconds, grad_bytes, n, alpha_seconds, link_bytes_per_s)
+
+
+@formula("dp.speedup", source="derived here", chapter="dp", equation=r"\frac{N\,T}{T + C(N)}")
+def speedup(compute_seconds: float, grad_bytes: float, n: int, alpha_seconds: float, link_bytes_per_s: float) -> float:
+    """Speed-up in samples a second over one rank, when each rank keeps its own batch.
+
+    It approaches T/(2α) as N grows: beyond that only latency is bought.
+    """
+    return ranks(n) * efficiency(compute_seconds, grad_bytes, n, alpha_seconds, link_bytes_per_s)
+
+
+@formula("dp.strong_step_seconds", source="derived here", chapter="dp", equation=r"\frac{T_1}{N} + C(N)")
+def strong_step_seconds(
+    total_compute_seconds: float, grad_bytes: float, n: int, alpha_seconds: float, link_bytes_per_s: float
+) -> float:
+    """Step time when the ranks share one batch of fixed size, which takes one rank T₁."""
+    amount("total_compute_seconds", total_compute_seconds)
+    share = total_compute_seconds / ranks(n)
+    return blocking_step_seconds(share, grad_bytes, n, alpha_seconds, link_bytes_per_s)
+
+
+@formula(
+    "dp.best_world_size",
+    source="derived here",
+    chapter="dp",
+    equation=r"N^* = \sqrt{\frac{T_1 - 2D/B}{2\alpha}}",
+)
+def best_world_size(
+    total_compute_seconds: float, grad_bytes: float, alpha_seconds: float, link_bytes_per_s: float
+) -> int:
+    """Best number of ranks for a batch of fixed size: the whole number next to N* with the shortest step.
+
+    1 where T₁ ≤ 2D/B: then no number of ranks is faster than one. `alpha_seconds` must be positive, for
+    without latency more ranks are always better.
+    """
+    amount("alpha_seconds", alpha_seconds, positive=True)
+    amount("link_bytes_per_s", link_bytes_per_s, positive=True)
+    amount("total_compute_seconds", total_compute_seconds)
+    spare = total_compute_seconds - 2 * grad_bytes / link_bytes_per_s
+    if spare <= 0:
+        return 1
+    best = math.sqrt(spare / (2 * alpha_seconds))
+    around = {max(1, math.floor(best)), max(1, math.ceil(best))}
+    return min(
+        sorted(around),
+        key=lambda n: strong_step_seconds(total_compute_seconds, grad_bytes, n, alpha_seconds, link_bytes_per_s),
+    )
+
+
+@formula(
+    "dp.break_even_tokens",
+    source="derived here",
+    chapter="dp",
+    equation=r"2\,\frac{N-1}{N}\cdot\frac{g}{f}\cdot\frac{F}{B}",
+)
+def break_even_tokens(
+    flops_per_s: float,
+    link_bytes_per_s: float,
+    n: int,
+    *,
+    grad_bytes_per_param: float = 2,
+    flops_per_param: float = 6,
+) -> float:
+    """Tokens a rank must work on in a step for compute to last as long as the all-reduce; Ψ cancels.
+
+    A rank computes at `flops_per_s` F and spends `flops_per_param` f = 6 FLOPs a parameter and token (4 in
+    the backward pass alone, which is what overlap can use); each parameter sends `grad_bytes_per_param` g (2
+    for bf16, 4 for float32). Latency is left out.
+    """
+    amount("flops_per_s", flops_per_s)
+    amount("grad_bytes_per_param", grad_bytes_per_param)
+    amount("flops_per_param", flops_per_param, positive=True)
+    whole("n", n, 1)
+    seconds_per_param = ring_all_reduce_seconds(grad_bytes_per_param, n, 0.0, link_bytes_per_s)
+    return seconds_per_param * flops_per_s / flops_per_param
