@@ -5,7 +5,7 @@
   const data = JSON.parse(root.querySelector("script[type='application/json']").textContent);
   const input = root.querySelector("input"), output = root.querySelector("output");
   const note = root.querySelector(".note"), probe = root.querySelector(".probe");
-  const curves = root.querySelectorAll(".curve"), dots = root.querySelectorAll(".dot");
+  const curves = root.querySelectorAll("[role=img] .curve"), dots = root.querySelectorAll(".dot");
   const readings = root.querySelectorAll("li b");
   const scale = { linear: (v) => v, log: Math.log, log2: Math.log };
   const place = (axis, v) => {

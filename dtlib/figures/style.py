@@ -244,6 +244,11 @@ def _show_as_svg() -> None:
         return
     from matplotlib.figure import Figure
 
-    shell.display_formatter.formatters["text/html"].for_type(Figure, svg)
+    def bundle(figure: Any, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/html": svg(figure)}
+
+    shell.display_formatter.mimebundle_formatter.for_type(Figure, bundle)
     if os.environ.get("DTLIB_STATIC"):  # the book needs no second copy as PNG
-        shell.display_formatter.formatters["image/png"].for_type(Figure, lambda figure: None)
+        from matplotlib_inline.config import InlineBackend
+
+        InlineBackend.instance(parent=shell).figure_formats = set()
