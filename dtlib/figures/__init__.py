@@ -2,5 +2,6 @@
 
 from . import style
 from .slider import Slider, slider
+from .timeline import Bar, timeline
 
-__all__ = ["Slider", "slider", "style"]
+__all__ = ["Bar", "Slider", "slider", "style", "timeline"]

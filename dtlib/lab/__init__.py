@@ -5,6 +5,7 @@ from .compare import CheckError, check
 from .context import barrier, inside_rank
 from .launch import RankError, RankTimeout, run
 from .sends import SendCounter
+from .timeline import Timeline, Timelines, timeline
 from .wire import Wire, wire
 
 __all__ = [
@@ -12,11 +13,14 @@ __all__ = [
     "RankError",
     "RankTimeout",
     "SendCounter",
+    "Timeline",
+    "Timelines",
     "Wire",
     "barrier",
     "check",
     "inside_rank",
     "ledger",
     "run",
+    "timeline",
     "wire",
 ]

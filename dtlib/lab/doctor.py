@@ -211,7 +211,7 @@ _PROBE = """
 import runpy, subprocess, sys
 refused = runpy.run_path(sys.argv[1])["enter_private_network"]()
 if not refused and sys.argv[2]:
-    words = "qdisc add dev lo root tbf rate 100mbit burst 64kb latency 50ms".split()
+    words = "qdisc add dev lo root tbf rate 100mbit burst 256kb latency 1s".split()
     done = subprocess.run([sys.argv[2], *words], capture_output=True, text=True)
     refused = f"tc says: {(done.stderr or done.stdout).strip()}" if done.returncode else ""
 print(refused)

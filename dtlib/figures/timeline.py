@@ -1,0 +1,155 @@
+"""Timelines: who does what, when. Measured ones of `lab.timeline`, simulated ones of a schedule, in one
+look."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from . import style
+
+_UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
+_HAIRLINE = 1 / 1500  #: of the width: a narrower pause between two bars of one name cannot be seen
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One thing that goes on from `start` to `end`.
+
+    `name` chooses the look (``"forward"``, ``"all-reduce, bucket 2"``), `lane` which strip of the row it lies
+    in, `text` what is written on it (a micro-batch number).
+    """
+
+    name: str
+    start: float
+    end: float
+    lane: str = ""
+    text: str = ""
+
+
+def timeline(rows: Any, *, unit: str | None = None, axes: Any = None, legend: bool = True) -> Any:
+    """Draw what goes on in each row over time; returns the matplotlib figure.
+
+    `rows` is what `lab.timeline` recorded (the timeline of a rank, a list of them, or merged ones), drawn
+    from the moment the first rank began; or a mapping from the label of a row to its bars (`Bar`, or tuples
+    in the order of its fields), as a simulated schedule has them. Lanes of a row lie below each other in the
+    order of their first bar, computing above communicating; bars of a lane that overlap get a strip each.
+
+    `unit` is ``"s"``, ``"ms"`` or ``"µs"`` for times in seconds (default: what fits), or any other word for
+    times that are drawn as they are (``"forward passes"``). `axes` draws into existing axes. Raises
+    ``ValueError`` for rows without a bar and for a bar that ends before it starts.
+    """
+    labelled = _rows(rows)
+    bars = [bar for own in labelled.values() for bar in own]
+    if not bars:
+        raise ValueError("rows must hold one bar at least")
+    for bar in bars:
+        if not bar.start <= bar.end:
+            raise ValueError(f"rows must hold bars that start before they end, not {bar}")
+    last = max(bar.end for bar in bars)
+    name, scale = _unit(unit, last)
+    strips = [_strips(own, last * _HAIRLINE) for own in labelled.values()]
+    with style.context():
+        if axes is None:
+            axes = _new_axes(sum(len(own) for own in strips) + 0.6 * len(strips))
+        _draw(axes, list(labelled), strips, scale, [bar.name for bar in bars] if legend else [])
+        axes.set_xlim(min(0.0, *(bar.start / scale for bar in bars)), last / scale)
+        axes.set_xlabel(f"time ({name})")
+    figure = axes.figure
+    if not figure.get_label():
+        kinds = ", ".join(_heads(bar.name for bar in bars))
+        figure.set_label(f"timeline of {len(labelled)} rows over {last / scale:.3g} {name}: {kinds}")
+    return figure
+
+
+def _rows(rows: Any) -> dict[str, list[Bar]]:
+    if isinstance(rows, Mapping):
+        return {str(label): [bar if isinstance(bar, Bar) else Bar(*bar) for bar in own] for label, own in rows.items()}
+    recorded = list(getattr(rows, "ranks", [rows] if hasattr(rows, "intervals") else rows))
+    if not all(hasattr(each, "intervals") for each in recorded):
+        raise ValueError(f"rows must be timelines or a mapping from labels to bars, not {rows!r}")
+    if not recorded:
+        return {}
+    zero = min(each.start_seconds for each in recorded)
+    order = {"compute": 0, "communication": 1}
+    return {
+        f"rank {each.rank}": [
+            Bar(i.name, i.start_seconds - zero, i.end_seconds - zero, i.kind)
+            for i in sorted(each.intervals, key=lambda i: (order.get(i.kind, 2), i.start_seconds))
+        ]
+        for each in sorted(recorded, key=lambda each: each.rank)
+    }
+
+
+def _unit(unit: str | None, last: float) -> tuple[str, float]:
+    if unit is None:
+        return next(((name, scale) for name, scale in _UNITS if last >= scale), _UNITS[-1])
+    return unit, dict(_UNITS).get(unit, 1.0)
+
+
+def _strips(bars: Sequence[Bar], hairline: float) -> list[list[Bar]]:
+    """The bars of a row in strips, top to bottom: lanes in order, each with as many strips as overlaps
+    need."""
+    strips: list[list[Bar]] = []
+    for lane in dict.fromkeys(bar.lane for bar in bars):
+        own: list[list[Bar]] = []
+        for bar in sorted((bar for bar in bars if bar.lane == lane), key=lambda bar: (bar.start, bar.end)):
+            free = next((strip for strip in own if strip[-1].end <= bar.start + 1e-12), None)
+            if free is None:
+                own.append([bar])
+            elif _continues(free[-1], bar, hairline):
+                free[-1] = Bar(bar.name, free[-1].start, bar.end, lane)
+            else:
+                free.append(bar)
+        strips += own
+    return strips
+
+
+def _continues(before: Bar, bar: Bar, hairline: float) -> bool:
+    return before.name == bar.name and not before.text and not bar.text and bar.start - before.end <= hairline
+
+
+def _new_axes(num_strips: float) -> Any:
+    from matplotlib.figure import Figure  # not pyplot: a notebook would show the figure a second time
+
+    return Figure(figsize=(6.4, 1.0 + 0.24 * num_strips)).subplots()
+
+
+def _draw(axes: Any, labels: list[str], strips: list[list[list[Bar]]], scale: float, names: list[str]) -> None:
+    from matplotlib.patches import Patch
+
+    top, ticks = 0.0, []
+    for own in strips:
+        ticks.append(top + max(len(own), 1) / 2)
+        for strip in own or [[]]:
+            for bar in strip:
+                left, width = bar.start / scale, (bar.end - bar.start) / scale
+                axes.broken_barh([(left, width)], (top + 0.06, 0.88), **_look(bar.name))
+                if bar.text:
+                    axes.text(
+                        left + width / 2, top + 0.52, bar.text, ha="center", va="center", fontsize=8, color="white"
+                    )
+            top += 1
+        top += 0.6
+    axes.set_ylim(top - 0.6, 0)
+    axes.set_yticks(ticks, labels)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(False, axis="y")
+    if names:
+        alike: dict[str, list[str]] = {}
+        for head in _heads(names):
+            alike.setdefault(str(_look(head)), []).append(head)
+        handles = [Patch(label=" or ".join(heads), **_look(heads[0])) for heads in alike.values()]
+        axes.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=4, borderaxespad=0.2)
+
+
+def _look(name: str) -> dict[str, Any]:
+    return {**style.bar(name), "linewidth": 0.4}
+
+
+def _heads(names: Iterable[str]) -> list[str]:
+    """What the names say before the first comma, each once, in the order of the book's looks."""
+    known = list(style.LOOKS)
+    heads = dict.fromkeys(name.split(",")[0].strip() for name in names)
+    return sorted(heads, key=lambda head: known.index(head) if head in known else len(known))
