@@ -1,0 +1,175 @@
+"""The ledger in the book: pages measure into a file of this build, and one page shows what they measured.
+
+- Before a notebook is executed, ``DTLIB_LEDGER`` names the build's ledger and ``DTLIB_WHERE`` the page.
+- ``DTLIB_STATIC`` tells the figures that there will be no kernel behind the page.
+- When the library has changed since the last build, every notebook is executed again and the ledger starts anew.
+- The directive ``{ledger}`` becomes a table when all notebooks have run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from docutils.statemachine import StringList
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+from sphinx.util.docutils import SphinxDirective
+
+from dtlib import theory
+from dtlib.lab import ledger
+from dtlib.lab.row import format_ratio
+
+COLUMNS = ("where", "by", "ratio")
+
+
+class measured(nodes.Inline, nodes.Element):
+    """Where a formula's measurement will stand; attributes ``formula`` and ``column``."""
+
+
+class total(nodes.General, nodes.Element):
+    """Where the sentence of totals will stand."""
+
+
+class LedgerDirective(SphinxDirective):
+    """``{ledger}``: the table of all registered formulas and how they were measured in this build.
+
+    What the registry knows is written now; what was measured is filled in when all notebooks have run.
+    """
+
+    def run(self) -> list[nodes.Node]:
+        """Write the table as a MyST list-table with marks for what is not known yet."""
+        self.env.book_ledger_pages = {*getattr(self.env, "book_ledger_pages", ()), self.env.docname}
+        lines = [":::::{list-table}", ":header-rows: 1", ":class: ledger", ":widths: 50 16 13 9 12", ""]
+        lines += ["* - formula", "  - source", "  - measured on", "  - by", "  - worst ratio"]
+        for name, known in theory.formulas().items():
+            lines += [f"* - {known.title}", "", f"    `{name}`"]
+            lines += ["", f"    $${known.equation}$$"] if known.equation else []
+            lines += ["", f"  - {cite(known.source)}"]
+            lines += [f"  - {{ledger-{column}}}`{name}`" for column in COLUMNS]
+        container = nodes.Element()
+        self.state.nested_parse(StringList([*lines, ":::::"], "ledger"), self.content_offset, container)
+        return [total(), *container.children]
+
+
+def cite(source: str) -> str:
+    """The source as MyST: citations for keys of the bibliography, else the words as they are."""
+    if source == "derived here":
+        return source
+    return f"{{cite:t}}`{source}`"
+
+
+def role(column: str) -> Any:
+    """The role that marks one cell of the table."""
+
+    def make(name: str, rawtext: str, text: str, *_: Any, **__: Any) -> tuple[list[nodes.Node], list[Any]]:
+        return [measured(formula=text, column=column)], []
+
+    return make
+
+
+def path(app: Sphinx) -> Path:
+    """The ledger of this build, beside the HTML."""
+    return Path(app.outdir).parent / "ledger.jsonl"
+
+
+def prepare(app: Sphinx) -> None:
+    """Tell the kernels of this build where to write, and that their pages are static."""
+    os.environ["DTLIB_LEDGER"] = str(path(app))
+    os.environ["DTLIB_STATIC"] = "1"
+
+
+def fingerprint(root: Path) -> str:
+    """A hash of everything under ``dtlib/`` that a page can depend on."""
+    digest = hashlib.sha256()
+    for file in sorted((root / "dtlib").rglob("*")):
+        if file.is_file() and file.suffix in {".py", ".js", ".css", ".txt"}:
+            digest.update(file.relative_to(root).as_posix().encode() + file.read_bytes())
+    return digest.hexdigest()
+
+
+def outdated(app: Sphinx, env: BuildEnvironment, added: set[str], changed: set[str], removed: set[str]) -> set[str]:
+    """All pages, when the library is not the one that the last build ran."""
+    now = fingerprint(Path(app.srcdir))
+    same, env.book_library = getattr(env, "book_library", "") == now, now  # type: ignore[attr-defined]
+    if same and path(app).exists():
+        return set()
+    path(app).unlink(missing_ok=True)
+    return set(env.found_docs)
+
+
+def forget(app: Sphinx, env: BuildEnvironment, docname: str) -> None:
+    """Drop what an older version of this page measured."""
+    if not path(app).exists():
+        return
+    lines = path(app).read_text("utf-8").splitlines(keepends=True)
+    kept = [line for line in lines if json.loads(line)["where"] != docname]
+    path(app).write_text("".join(kept), "utf-8")
+
+
+def announce(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Name the page for the kernel that is about to run it."""
+    os.environ["DTLIB_WHERE"] = docname
+
+
+def refresh(app: Sphinx, env: BuildEnvironment) -> Iterator[str]:
+    """Write the ledger's page again in every build."""
+    yield from getattr(env, "book_ledger_pages", ())
+
+
+def fill(app: Sphinx, doctree: nodes.document, docname: str) -> None:
+    """Put what was measured in the place of the marks."""
+    marks = list(doctree.findall(measured))
+    if not marks:
+        return
+    entries = {entry.formula.name: entry for entry in ledger.coverage(path(app)).entries}
+    for mark in marks:
+        mark.replace_self(cell(app, docname, entries[mark["formula"]], mark["column"]))
+    count = sum(entry.measured for entry in entries.values())
+    words = f"{count} of {len(entries)} registered formulas were measured while these pages were built."
+    for place in list(doctree.findall(total)):
+        place.replace_self(nodes.paragraph("", words))
+
+
+def cell(app: Sphinx, docname: str, entry: ledger.Entry, column: str) -> list[nodes.Node]:
+    """One cell: the pages, the methods, or the ratio furthest from one."""
+    if column == "by":
+        return [nodes.Text(", ".join(entry.by) or "–")]
+    if column == "ratio":
+        ratio = "–" if entry.worst_ratio is None else format_ratio(entry.worst_ratio)
+        return [nodes.Text(ratio if entry.asserted or entry.worst_ratio is None else f"{ratio} (shown)")]
+    if not entry.where:
+        return [nodes.strong("", "not measured")]
+    found: list[nodes.Node] = []
+    for page in entry.where:
+        if found:
+            found.append(nodes.Text(", "))
+        found.append(link(app, docname, page) if page in app.env.found_docs else nodes.Text(page))
+    return found
+
+
+def link(app: Sphinx, docname: str, page: str) -> nodes.Node:
+    """A link to the page, called by its stem."""
+    target = app.builder.get_relative_uri(docname, page)
+    return nodes.reference("", page.rsplit("/", 1)[-1], refuri=target, internal=True)
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Connect the steps above. The build must stay sequential: the kernel's environment names the page."""
+    app.add_node(measured)
+    app.add_node(total)
+    app.add_directive("ledger", LedgerDirective)
+    for column in COLUMNS:
+        app.add_role(f"ledger-{column}", role(column))
+    app.connect("builder-inited", prepare)
+    app.connect("env-get-outdated", outdated)
+    app.connect("env-purge-doc", forget)
+    app.connect("source-read", announce)
+    app.connect("env-get-updated", refresh)
+    app.connect("doctree-resolved", fill)
+    return {"parallel_read_safe": False, "parallel_write_safe": True}

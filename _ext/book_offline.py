@@ -1,0 +1,104 @@
+"""Make the finished pages light and self-contained.
+
+The theme ships 1.5 MB of icons as a script, although its style sheet has the same icons as a web font; it loads the
+search index on every page, although only the search page searches; and its style sheet is mostly rules for things
+that no page has. When the HTML is written, this extension takes those out. What a page may load and how much it may
+weigh is asserted in ``tests/book``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import tinycss2
+from sphinx.application import Sphinx
+
+LARGE_SHEETS = ("styles/pydata-sphinx-theme.css", "sphinx-design.min.css", "mystnb.*.css")
+UNUSED_FILES = ("scripts/fontawesome.js", "scripts/*.map", "styles/*.map", "vendor/fontawesome/webfonts/*.ttf")
+_SCRIPT = r'\s*<(?:script|link)\b[^>]*\b(?:src|href)="[^"]*{name}[^"]*"[^>]*>(?:</script>)?'
+ICONS = re.compile(_SCRIPT.format(name=r"scripts/fontawesome\.js"))
+SEARCH = re.compile(_SCRIPT.format(name=r"(?:searchtools|language_data|searchindex)\.js"))
+CLASSES = re.compile(r'\bclass="([^"]*)"')
+WORD = re.compile(r"-?[A-Za-z_][\w-]*")
+
+
+def slim(app: Sphinx, exception: Exception | None) -> None:
+    """Rewrite the pages and the style sheets of a finished HTML build."""
+    if exception is not None or app.builder.format != "html":
+        return
+    out = Path(app.outdir)
+    static = out / "_static"
+    for pattern in UNUSED_FILES:
+        for file in static.glob(pattern):
+            file.unlink()
+    used: set[str] = set()
+    for page in out.rglob("*.html"):
+        html = page.read_text("utf-8")
+        lighter = ICONS.sub("", html)
+        if page != out / "search.html":
+            lighter = SEARCH.sub("", lighter)
+        if lighter != html:
+            page.write_text(lighter, "utf-8")
+        used.update(name for classes in CLASSES.findall(lighter) for name in classes.split())
+    for script in static.rglob("*.js"):
+        used.update(WORD.findall(script.read_text("utf-8")))
+    for pattern in LARGE_SHEETS:
+        for sheet in static.glob(pattern):
+            sheet.write_text(purge(sheet.read_text("utf-8"), used), "utf-8")
+
+
+def purge(css: str, used: set[str]) -> str:
+    """`css` without the rules whose every selector names a class that is not in `used`."""
+    rules = tinycss2.parse_stylesheet(css, skip_comments=True, skip_whitespace=True)
+    return tinycss2.serialize(list(_kept(rules, used)))
+
+
+def _kept(rules: list[Any], used: set[str]) -> Iterator[Any]:
+    for rule in rules:
+        if rule.type == "qualified-rule":
+            selectors = [part for part in _split(rule.prelude) if _classes(part) <= used]
+            if not selectors:
+                continue
+            rule.prelude = _join(selectors)
+        elif rule.type == "at-rule" and rule.content is not None and rule.at_keyword in ("media", "supports"):
+            inside = tinycss2.parse_rule_list(rule.content, skip_comments=True, skip_whitespace=True)
+            rule.content = list(_kept(inside, used))
+            if not rule.content:
+                continue
+        yield rule
+
+
+def _split(prelude: list[Any]) -> list[list[Any]]:
+    """The selectors of a rule: the prelude cut at its commas."""
+    parts: list[list[Any]] = [[]]
+    for token in prelude:
+        if token.type == "literal" and token.value == ",":
+            parts.append([])
+        else:
+            parts[-1].append(token)
+    return parts
+
+
+def _join(parts: list[list[Any]]) -> list[Any]:
+    comma = tinycss2.parse_component_value_list(",")
+    return [token for index, part in enumerate(parts) for token in [*(comma if index else []), *part]]
+
+
+def _classes(selector: list[Any]) -> set[str]:
+    """The classes that an element must have to match; what stands inside ``:not(...)`` and its like is left out."""
+    return {
+        after.value
+        for dot, after in pairwise(selector)
+        if dot.type == "literal" and dot.value == "." and after.type == "ident"
+    }  # fmt: skip
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Run when everything is written; accept a value that Jupyter Book sets for an extension we do not load."""
+    app.add_config_value("comments_config", {}, "html")
+    app.connect("build-finished", slim)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
