@@ -1,0 +1,152 @@
+"""collectives.5: half of a ring, the reduce-scatter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dtlib.grading.checks.collectives.ring import (
+    ATOL,
+    DEADLOCK,
+    DIVISIBLE,
+    NOT_A_RING,
+    TURNS,
+    TWO_RANKS,
+    WHOLE_BUFFERS,
+    cut,
+    draw_ring,
+    inspect_ring,
+    traffic,
+)
+from dtlib.grading.checks.on_paper import mistake
+from dtlib.grading.checks.on_ranks import (
+    full_bytes,
+    inspect_sent,
+    is_large,
+    own_work,
+    ranks_case,
+    sent_like,
+    total_like,
+)
+from dtlib.grading.compare import (
+    any_of,
+    close,
+    compare_ranks,
+    each_rank,
+    gives,
+    some_rank,
+)
+from dtlib.grading.drawn import all_values
+from dtlib.grading.exercise import Case, Check, Exercise, Finding, Run
+from dtlib.theory import collectives as theory
+
+
+def _draw_reduce_scatter(rng: np.random.Generator) -> list[dict[str, Any]]:
+    return [ranks_case(*each) for each in draw_ring(rng)]
+
+
+def _inspect_chunk(run: Run) -> Finding | None:
+    return compare_ranks(run, "returned", cut(all_values(run.case).sum(0), run.case["world_size"]), atol=ATOL)
+
+
+def _moved(by: int) -> Any:
+    def wrong(case: Case) -> list[Any]:
+        n = case["world_size"]
+        chunks = cut(all_values(case).sum(0), n)
+        return [chunks[(rank + by) % n] for rank in range(n)]
+
+    return gives(each_rank("returned"), wrong, atol=ATOL)
+
+
+def _raw_chunk(data: Any, case: Case) -> bool:
+    """Whether a rank returned a chunk of one rank's input, to which nothing was added."""
+    n = case["world_size"]
+    return any(close(data["returned"], chunk) and chunk.size for row in all_values(case) for chunk in cut(row, n))
+
+
+def _incomplete(data: Any, case: Case) -> bool:
+    """Whether a rank returned the sum of a chunk over all ranks but one."""
+    n, rows = case["world_size"], all_values(case)
+    return n > 2 and any(
+        close(data["returned"], chunk, atol=ATOL) and chunk.size
+        for left_out in range(n)
+        for chunk in cut(rows.sum(0) - rows[left_out], n)
+    )
+
+
+REDUCE_SCATTER = Exercise(
+    id="collectives.5",
+    function="ring_reduce_scatter",
+    title="Half of a ring: reduce-scatter",
+    harness="collectives.reduce_scatter",
+    draw=_draw_reduce_scatter,
+    checks=(
+        own_work("ring_reduce_scatter"),
+        Check(
+            "values",
+            "value",
+            3,
+            "rank r returns chunk r of the sum",
+            _inspect_chunk,
+            mistakes=(
+                TWO_RANKS,
+                DIVISIBLE,
+                mistake(
+                    "chunk of the neighbour",
+                    any_of(_moved(1), _moved(-1)),
+                    "The sums are right and each lies one rank off. Where does a chunk end its journey, and where "
+                    "must it start so that chunk r ends on rank r?",
+                ),
+                mistake(
+                    "all-reduce",
+                    gives(each_rank("returned"), lambda c: [all_values(c).sum(0)] * c["world_size"], atol=ATOL),
+                    "Every rank returns the whole sum. Its own chunk is enough, and costs half.",
+                ),
+                mistake(
+                    "nothing added",
+                    some_rank(_raw_chunk),
+                    "What comes back is a chunk of one rank's input, as it was. A chunk that arrives has to be added "
+                    "to the own one before it travels on.",
+                ),
+                mistake(
+                    "a contribution is missing",
+                    some_rank(_incomplete),
+                    "One rank's contribution is missing from the sum. Count the steps: how many additions does a "
+                    "chunk need, and who makes the last?",
+                ),
+                DEADLOCK,
+            ),
+        ),
+        Check(
+            "traffic",
+            "traffic",
+            2,
+            "each rank sends (N−1)/N·D bytes",
+            inspect_sent(lambda case: traffic("ring_reduce_scatter", case).sent_bytes),
+            mistakes=(
+                mistake(
+                    "whole buffers",
+                    sent_like(lambda case, rank: (case["world_size"] - 1) * full_bytes(case)),
+                    WHOLE_BUFFERS,
+                ),
+                mistake(
+                    "twice the bytes",
+                    total_like(lambda case: 2 * (case["world_size"] - 1) * full_bytes(case)),
+                    "All ranks together send 2(N−1)·D, what an all-reduce costs. The second journey tells everybody "
+                    "what one rank needs to know.",
+                ),
+            ),
+            applies=is_large,
+        ),
+        Check(
+            "rounds",
+            "schedule",
+            2,
+            "N−1 rounds, each rank sending to one neighbour",
+            inspect_ring(theory.ring_reduce_scatter_steps),
+            (NOT_A_RING, TURNS),
+            applies=is_large,
+        ),
+    ),
+)

@@ -1,0 +1,111 @@
+"""What the exercises on ranks of this chapter share: cases, chunks, and mistakes that fit more than one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dtlib.grading import plain
+from dtlib.grading.checks.on_paper import mistake
+from dtlib.grading.checks.on_ranks import (
+    FLOAT_BYTES,
+    inspect_rounds,
+    is_divisible,
+    peers,
+)
+from dtlib.grading.compare import (
+    right_only_if,
+    some_rank,
+)
+from dtlib.grading.exercise import Case, Finding, Run
+from dtlib.theory import collectives as theory
+
+# Inputs are multiples of 1/8, so sums are exact; a mean rounds, by a few units in the last place of numbers up to 400.
+ATOL = 1e-3
+
+
+def cut(row: np.ndarray[Any, Any], n: int) -> list[np.ndarray[Any, Any]]:
+    """`row` cut into n chunks, as the exercises define them."""
+    return np.array_split(row, n)
+
+
+def traffic(algorithm: str, case: Case, **options: int) -> theory.Traffic:
+    """What theory says that `algorithm` sends in a case."""
+    return theory.traffic(algorithm, case["num_elements"], FLOAT_BYTES, case["world_size"], **options)
+
+
+TWO_RANKS = mistake(
+    "right for two ranks only",
+    right_only_if(lambda case: bool(case["world_size"] <= 2)),
+    "With two ranks it is right, with more it is not. Two ranks hide a lot: the neighbour on the left is the one on "
+    "the right, and one step is all there is. Walk through three ranks on paper.",
+)
+DIVISIBLE = mistake(
+    "right for divisible lengths only",
+    right_only_if(is_divisible),
+    "It is right where the ranks divide the length, and only there. What becomes of the elements that are left over, "
+    "and how long is the buffer that receives a longer chunk?",
+)
+NOT_IN_PLACE = mistake(
+    "returned, not in place",
+    lambda failing, passing: all(
+        run.trouble is None and all(plain.is_array(data["returned"]) for data in run.ranks) for run in failing
+    ),
+    "The function returns a tensor, and the one it was given is not what it should be. The task asks to change it in "
+    "place: what does `tensor = something` do to the caller's tensor, and what does `tensor.copy_(something)`?",
+)
+DEADLOCK = mistake(
+    "everybody waits",
+    lambda failing, passing: any(run.trouble is not None and run.trouble.kind == "hung" for run in failing),
+    "Nobody moves: every rank waits for a message that another would send next. A blocking send returns when the "
+    "receiver has taken it. Who receives first?",
+)
+
+
+def draw_ring(rng: np.random.Generator) -> list[tuple[int, int, int]]:
+    """(ranks, elements, seed): 2, 4 and 3 ranks with equal chunks, 3 and 4 with unequal ones, 4 with 2 or 3."""
+    shapes = [(n, n * int(rng.integers(25_000, 40_000))) for n in (2, 4, 3)]
+    shapes += [(n, n * int(rng.integers(25_000, 40_000)) + int(rng.integers(1, n))) for n in (3, 4)]
+    shapes.append((4, int(rng.integers(2, 4))))
+    return [(n, length, int(rng.integers(0, 2**31))) for n, length in shapes]
+
+
+def _one_neighbour(failing: Sequence[Run], passing: Sequence[Run]) -> bool:
+    """Whether messages were sent, and each rank sent to one other alone."""
+    back = [run for run in failing if run.trouble is None]
+    return any(peers(data) for run in back for data in run.ranks) and all(
+        len(peers(data)) <= 1 for run in back for data in run.ranks
+    )
+
+
+TURNS = mistake(
+    "ranks take turns",
+    _one_neighbour,
+    "The neighbours are the right ones, and they take turns: one sends while the other waits. Both directions of a "
+    "link work at once: start the send, receive, and only then wait for the send.",
+)
+NOT_A_RING = mistake(
+    "not a ring",
+    some_rank(lambda data, case: len(peers(data)) > 1),
+    "A rank sends to more than one other. On a ring each rank talks to one neighbour and listens to the other, in "
+    "every step.",
+)
+WHOLE_BUFFERS = (
+    "Each step carries the whole buffer. After a step, which part of what travelled is needed at its destination?"
+)
+
+
+def inspect_ring(steps: Any) -> Any:
+    """The rounds, and that each rank sends to one neighbour only."""
+    by_rounds = inspect_rounds(lambda case: steps(case["world_size"]))
+
+    def inspect(run: Run) -> Finding | None:
+        for rank, data in enumerate(run.ranks):
+            if len(peers(data)) > 1:
+                others = ", ".join(map(str, sorted(peers(data))))
+                return Finding(f"rank {rank} sending to ranks {others}", "one neighbour", run.case["words"])
+        return by_rounds(run)
+
+    return inspect

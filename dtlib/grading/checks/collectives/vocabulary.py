@@ -1,0 +1,177 @@
+"""collectives.1: who holds what after which collective."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from dtlib.grading import plain
+from dtlib.grading.checks.on_paper import mistake
+from dtlib.grading.compare import answer, any_of, compare
+from dtlib.grading.exercise import Check, Exercise, Finding, Run, describe_case
+
+Rows = np.ndarray[Any, Any]
+
+
+VOCABULARY: dict[str, Callable[[Rows], list[Rows]]] = {
+    "broadcast": lambda rows: [rows[0] for _ in rows],
+    "all_reduce": lambda rows: [rows.sum(0) for _ in rows],
+    "all_gather": lambda rows: [rows.reshape(-1) for _ in rows],
+    "reduce_scatter": lambda rows: np.array_split(rows.sum(0), len(rows)),
+    "all_to_all": lambda rows: [
+        np.concatenate([np.array_split(row, len(rows))[r] for row in rows]) for r in range(len(rows))
+    ],
+}
+
+
+def _draw_rows(rng: np.random.Generator) -> list[dict[str, Any]]:
+    cases = []
+    for collective in VOCABULARY:
+        for n in (2, int(rng.integers(3, 6))):
+            rows = rng.integers(-9, 10, (n, n * int(rng.integers(1, 4)))).astype(np.float64)
+            cases.append(
+                {"arguments": [collective, rows], "words": f"{collective} of {n} ranks, {rows.shape[1]} numbers each"}
+            )
+    return cases
+
+
+def _held(run: Run) -> list[Any]:
+    value = answer(run)
+    if not isinstance(value, list | np.ndarray):
+        raise ValueError("a list with one array for each rank was asked for")
+    return [np.asarray(row, np.float64) for row in value]
+
+
+def _inspect_rows(run: Run) -> Finding | None:
+    collective, rows = run.case["arguments"]
+    expected = VOCABULARY[collective](rows)
+    if not isinstance(answer(run), list) and not plain.is_array(answer(run)):
+        return Finding("an answer that is no list", "a list with one array for each rank", describe_case(run.case))
+    seen = _held(run)
+    if len(seen) != len(expected):
+        return Finding(f"{len(seen)} arrays", f"{len(expected)}, one for each rank", describe_case(run.case))
+    findings = (
+        compare(one, two, f"rank {rank}, {describe_case(run.case)}")
+        for rank, (one, two) in enumerate(zip(seen, expected, strict=True))
+    )
+    return next((finding for finding in findings if finding), None)
+
+
+def _holds(wrong: Callable[[Rows], Sequence[Rows]]) -> Any:
+    def fits(failing: Sequence[Run], passing: Sequence[Run]) -> bool:
+        back = [run for run in failing if run.trouble is None]
+        return bool(back) and all(
+            [row.tolist() for row in _held(run)]
+            == [np.asarray(row).tolist() for row in wrong(run.case["arguments"][1])]
+            for run in back
+        )
+
+    return fits
+
+
+def _shift(rows: Rows, by: int) -> list[Rows]:
+    chunks = np.array_split(rows.sum(0), len(rows))
+    return [chunks[(rank + by) % len(rows)] for rank in range(len(rows))]
+
+
+_KNOWN = {
+    "broadcast": [
+        mistake(
+            "everybody's rows",
+            _holds(VOCABULARY["all_gather"]),
+            "Every rank now holds all rows. In a broadcast one rank speaks. Whose row should they end up with?",
+        ),
+        mistake(
+            "nothing moved",
+            _holds(list),
+            "Each rank still holds its own row. Rank 0 speaks: who has to hear it?",
+        ),
+    ],
+    "all_reduce": [
+        mistake(
+            "all-gather for all-reduce",
+            _holds(VOCABULARY["all_gather"]),
+            "The rows were put side by side: that is an all-gather, and the result grew N times. What does *reduce* do "
+            "to numbers at the same position?",
+        ),
+        mistake(
+            "reduce for all-reduce",
+            _holds(lambda rows: [rows.sum(0), *rows[1:]]),
+            "Rank 0 has the sum, the others do not. What does the *all* stand for?",
+        ),
+        mistake(
+            "mean for sum",
+            _holds(lambda rows: [rows.mean(0) for _ in rows]),
+            "This is the mean over the ranks. The task asks for the sum; who divides, and when, is a later decision.",
+        ),
+    ],
+    "all_gather": [
+        mistake(
+            "all-reduce for all-gather",
+            _holds(VOCABULARY["all_reduce"]),
+            "The rows were added. A gather adds nothing: how long is what a rank holds afterwards?",
+        ),
+        mistake(
+            "gather for all-gather",
+            _holds(lambda rows: [rows.reshape(-1), *rows[1:]]),
+            "Only rank 0 holds everything. What does the *all* stand for?",
+        ),
+    ],
+    "reduce_scatter": [
+        mistake(
+            "all-reduce for reduce-scatter",
+            _holds(VOCABULARY["all_reduce"]),
+            "Every rank holds the whole sum: that is an all-reduce. Which share of it should stay on which rank?",
+        ),
+        mistake(
+            "scatter without reduce",
+            _holds(lambda rows: [np.array_split(row, len(rows))[rank] for rank, row in enumerate(rows)]),
+            "Each rank kept a piece of its own row and nothing was added. What happens to a piece before it is "
+            "handed out?",
+        ),
+        mistake(
+            "chunk of the neighbour",
+            any_of(_holds(partial(_shift, by=1)), _holds(partial(_shift, by=-1))),
+            "The chunks are right and lie one rank off. Rank r is to hold chunk r.",
+        ),
+    ],
+    "all_to_all": [
+        mistake(
+            "all-gather for all-to-all",
+            _holds(VOCABULARY["all_gather"]),
+            "Every rank received everything. In an all-to-all each rank has a different message for each of the "
+            "others: how long is what a rank holds afterwards?",
+        ),
+        mistake(
+            "nothing moved",
+            _holds(list),
+            "Each rank still holds its own row. Think of the rows as a table of N × N messages: what does the "
+            "exchange do to the table?",
+        ),
+    ],
+}
+
+
+def _vocabulary_check(collective: str) -> Check:
+    return Check(
+        name=collective,
+        kind="value",
+        points=1,
+        description=f"what each rank holds after `{collective}`",
+        inspect=_inspect_rows,
+        mistakes=tuple(_KNOWN[collective]),
+        applies=lambda case: case["arguments"][0] == collective,
+    )
+
+
+VOCABULARY_EXERCISE = Exercise(
+    id="collectives.1",
+    function="holds_after",
+    title="Who holds what",
+    harness="paper.call",
+    draw=_draw_rows,
+    checks=tuple(_vocabulary_check(collective) for collective in VOCABULARY),
+)

@@ -1,0 +1,47 @@
+"""What the exercises on paper have in common: a function of numbers is called, and one part of its answer is judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dtlib.grading.compare import answer, compare, gives
+from dtlib.grading.exercise import Case, Finding, Mistake, Run, describe_case
+
+Part = str | int | None
+
+
+def part_of(run: Run, part: Part, names: str) -> Any:
+    """The part of the learner's answer that a check judges: an item of a pair, or all of it where `part` is None."""
+    value = answer(run)
+    if part is None:
+        return value
+    if isinstance(part, int) and (not isinstance(value, list) or len(value) != len(names.split(","))):
+        raise ValueError(f"the answer is not a tuple ({names})")
+    return value[part]
+
+
+def inspect_part(
+    expected: Callable[[Case], Any], part: Part = None, names: str = "", rtol: float = 1e-6
+) -> Callable[[Run], Finding | None]:
+    """A check that a part of the answer is what ``expected(case)`` says."""
+
+    def inspect(run: Run) -> Finding | None:
+        return compare(part_of(run, part, names), expected(run.case), describe_case(run.case), rtol)
+
+    return inspect
+
+
+def gives_part(wrong: Callable[[Case], Any], part: Part = None, names: str = "") -> Any:
+    """Recognise a mistake by the part of the answer that it would give in every failing run."""
+    return gives(lambda run: part_of(run, part, names), wrong)
+
+
+def factor_off(expected: Callable[[Case], float], factor: float, part: Part = None, names: str = "") -> Any:
+    """Recognise an answer that is `factor` times what it should be."""
+    return gives_part(lambda case: factor * expected(case), part, names)
+
+
+def mistake(name: str, fits: Any, *feedback: str) -> Mistake:
+    """A `Mistake`, its feedback in pieces."""
+    return Mistake(name, fits, " ".join(feedback))

@@ -1,0 +1,71 @@
+"""Harnesses: they run a learner's function on one drawn case and return plain data. They know no answers.
+
+This package is all of the grading that the process of a submission needs to see: no check, no theory, no solution.
+A harness is named by ``"module.function"`` and called as ``harness(function, case)`` in each rank of a process group of
+``case["world_size"]`` ranks.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import linecache
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dtlib.grading.plain import pack, simplify
+
+Harness = Callable[[Callable[..., Any], Mapping[str, Any]], dict[str, Any]]
+TROUBLE_MARK = "dtlib-grading-trouble:"
+
+
+class LearnerError(Exception):
+    """The learner's function raised. Its text is the mark and then the trouble as JSON: it survives any pipe."""
+
+
+def resolve(name: str) -> Harness:
+    """The harness called `name`, such as ``"collectives.all_reduce"``. Raises ``ValueError`` where there is none."""
+    module, _, function = name.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(f"{__name__}.{module}"), function)
+    except (ImportError, AttributeError, ValueError):
+        raise ValueError(f"name must be that of a harness, module.function, not {name!r}") from None
+    return found  # type: ignore[no-any-return]
+
+
+def observe(function: Callable[..., Any], harness: str, case: Mapping[str, Any]) -> bytes:
+    """Run one case in this rank: what the harness returns, packed. An exception of the learner's: `LearnerError`.
+
+    The exception leaves this rank, so that the launcher ends the other ranks, which may wait for this one.
+    """
+    try:
+        return pack(resolve(harness)(function, case))
+    except Exception as error:
+        trouble = describe_error(error, function)
+    raise LearnerError(TROUBLE_MARK + json.dumps(trouble))
+
+
+def describe_error(error: BaseException, function: Callable[..., Any]) -> dict[str, Any]:
+    """What was raised and in which line of the learner's, as plain data."""
+    file = getattr(getattr(function, "__code__", None), "co_filename", None)
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename == file]
+    number = own[-1].lineno if own else None
+    innermost_is_own = bool(own) and frames[-1].filename == file
+    return {
+        "kind": "blank" if isinstance(error, NotImplementedError) and innermost_is_own else "raised",
+        "type": type(error).__name__,
+        "text": simplify(_first_line(error)),
+        "file": file,
+        "number": number,
+        "function": own[-1].name if own else None,
+        "source": linecache.getline(file or "", number or 0).strip(),
+    }
+
+
+def _first_line(error: BaseException) -> str:
+    try:
+        return (str(error).strip().splitlines() or [""])[0][:300]
+    except Exception:
+        return "(its text cannot be read)"

@@ -1,0 +1,44 @@
+"""Harnesses of the collectives: each rank fills a tensor, calls the learner's function, and reports what it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dtlib import lab
+from dtlib.grading.drawn import rank_values
+
+from .recorder import Recorder
+
+
+def _measured(case: Mapping[str, Any], call: Callable[[torch.Tensor], Any]) -> dict[str, Any]:
+    tensor = torch.from_numpy(rank_values(case, dist.get_rank()))
+    recorder = Recorder()
+    with lab.wire() as wire, recorder.recording():
+        returned = call(tensor)
+    return {
+        "tensor": tensor,
+        "returned": returned,
+        "sent_bytes": wire.sent_bytes,
+        "wire_bytes": wire.total_bytes,
+        "events": recorder.events,
+        "library": sorted(recorder.library),
+    }
+
+
+def broadcast(function: Callable[..., Any], case: Mapping[str, Any]) -> dict[str, Any]:
+    """``function(tensor, src)``, in place."""
+    return _measured(case, lambda tensor: function(tensor, case["src"]))
+
+
+def reduce_scatter(function: Callable[..., Any], case: Mapping[str, Any]) -> dict[str, Any]:
+    """``function(tensor)``, which returns this rank's chunk."""
+    return _measured(case, function)
+
+
+def all_reduce(function: Callable[..., Any], case: Mapping[str, Any]) -> dict[str, Any]:
+    """``function(tensor, op)``, in place."""
+    return _measured(case, lambda tensor: function(tensor, case["op"]))

@@ -1,0 +1,168 @@
+"""What a rank communicated, call by call: which operation, how many bytes, to whom, and when it was waited for.
+
+The kernel's counter says how much was sent; this record says how. It sees every call that Python makes on a process
+group from any thread, and those that C++ makes for it (DistributedDataParallel, functional collectives) from the thread
+that records. A learner's own function can avoid it; the bytes that the kernel counts cannot be avoided.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# Names of the methods of a process group, in torch 2.11 and 2.13, and what they are called here.
+_OPERATIONS = {
+    "allreduce": "all_reduce",
+    "allreduce_coalesced": "all_reduce",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "allgather": "all_gather",
+    "allgather_coalesced": "all_gather",
+    "allgather_into_tensor_coalesced": "all_gather",
+    "_allgather_base": "all_gather",
+    "all_gather_single": "all_gather",
+    "all_gather_single_coalesced": "all_gather",
+    "gather": "gather",
+    "scatter": "scatter",
+    "reduce_scatter": "reduce_scatter",
+    "_reduce_scatter_base": "reduce_scatter",
+    "reduce_scatter_single": "reduce_scatter",
+    "reduce_scatter_single_coalesced": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all",
+    "all_to_all_single": "all_to_all",
+    "barrier": "barrier",
+    "monitored_barrier": "barrier",
+    "send": "send",
+    "recv": "receive",
+    "recv_anysource": "receive",
+}
+_MAX_EVENTS = 4000  # a record that goes on for ever is cut here
+_LIBRARY = Path(__file__).resolve().parents[2] / "ranks"
+
+
+class Recorder:
+    """The events of one rank in the order in which they happened, as plain data.
+
+    An event is ``{"op": ..., "bytes": ..., "peer": ...}``; ``{"op": "wait", "of": i}`` says that event `i` was waited
+    for. `mark` adds events of the harness. `library` names the functions of ``dtlib.ranks`` that were called.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.library: set[str] = set()
+        self._works: dict[int, tuple[int, Any]] = {}
+        self._inside = threading.local()
+
+    def mark(self, op: str, **details: Any) -> None:
+        """Add an event of the harness's own."""
+        if len(self.events) < _MAX_EVENTS:
+            self.events.append({"op": op, **details})
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record what this process communicates in the block."""
+        undo = [self._wrap(dist.ProcessGroup, name, self._call(name)) for name in _OPERATIONS]
+        undo.append(self._wrap(dist.Work, "wait", self._wait))
+        sys.setprofile(self._profile)
+        threading.setprofile(self._profile)
+        try:
+            with _FromCpp(self):
+                yield
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)  # type: ignore[arg-type]
+            for each in undo:
+                each()
+
+    def _wrap(self, owner: Any, name: str, make: Callable[[Any], Any]) -> Callable[[], None]:
+        original = getattr(owner, name, None)
+        if original is None:
+            return lambda: None
+        setattr(owner, name, make(original))
+        return lambda: setattr(owner, name, original)
+
+    def _call(self, name: str) -> Callable[[Any], Any]:
+        op = _OPERATIONS[name]
+
+        def make(original: Any) -> Any:
+            def wrapper(group: Any, *args: Any, **kwargs: Any) -> Any:
+                if getattr(self._inside, "call", False):
+                    return original(group, *args, **kwargs)
+                index = len(self.events)
+                peer = {"peer": _peer(name, group, args, kwargs)} if op in ("send", "receive") else {}
+                self.mark(op, bytes=_num_bytes(args), **peer)
+                self._inside.call = True
+                try:
+                    work = original(group, *args, **kwargs)
+                finally:
+                    self._inside.call = False
+                if work is not None:
+                    self._works[id(work)] = (index, work)  # kept, so that no other work gets its id
+                return work
+
+            return wrapper
+
+        return make
+
+    def _wait(self, original: Any) -> Any:
+        def wrapper(work: Any, *args: Any, **kwargs: Any) -> Any:
+            index, _ = self._works.get(id(work), (-1, None))
+            done = original(work, *args, **kwargs)
+            self.mark("wait", of=index)
+            return done
+
+        return wrapper
+
+    def _profile(self, frame: Any, event: str, arg: Any) -> None:
+        if event == "call":
+            path = Path(frame.f_code.co_filename)
+            if "ranks" in path.parts and path.is_relative_to(_LIBRARY) and not frame.f_code.co_name.startswith("<"):
+                self.library.add(f"{'.'.join(path.relative_to(_LIBRARY).with_suffix('').parts)}.{frame.f_code.co_name}")
+
+
+class _FromCpp(TorchDispatchMode):
+    """Sees the collectives that C++ calls: they pass through torch's dispatcher."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        namespace, _, name = str(func).partition(".")
+        inside = getattr(self.recorder._inside, "call", False)
+        if namespace in ("c10d", "_c10d_functional") and not inside and not name.startswith(("wait", "_wrap")):
+            op = name.partition(".")[0].rstrip("_")
+            self.recorder.mark(_OPERATIONS.get(op, op), bytes=_num_bytes(args), native=True)
+        return func(*args, **(kwargs or {}))
+
+
+def _num_bytes(args: tuple[Any, ...]) -> int:
+    """The bytes of the tensors in the last list (or tensor) among the first two arguments: the input of the call."""
+    sizes = []
+    for each in args[:2]:
+        tensors = each if isinstance(each, list | tuple) else [each]
+        if tensors and all(isinstance(tensor, torch.Tensor) for tensor in tensors):
+            sizes.append(sum(tensor.numel() * tensor.element_size() for tensor in tensors))
+    return min(sizes, default=0)
+
+
+def _peer(name: str, group: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """The global rank at the other end of a send or receive; -1 for a receive from anybody."""
+    if name == "recv_anysource":
+        return -1
+    in_group = (
+        args[1]
+        if len(args) > 1
+        else next((kwargs[key] for key in ("dstRank", "srcRank", "dst", "src") if key in kwargs), -1)
+    )
+    return dist.get_global_rank(group, int(in_group)) if in_group >= 0 else -1

@@ -1,0 +1,142 @@
+"""What a check answers: a status, a reason, points for each check, and a form that is pleasant to read."""
+
+from __future__ import annotations
+
+import html
+import os
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Status = Literal["pass", "fail", "not attempted"]
+_SIGNS = {"pass": "✓", "fail": "✗", "not attempted": "○"}
+_COLOURS = {"pass": "#2e7d32", "fail": "#c62828", "not attempted": "#757575"}
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """The verdict of one check: `mistake` is the name of the known mistake it recognised, `message` what to tell.
+
+    A check that is not `counted` stands behind a gate that failed (see `Check`): it earns nothing, whatever it saw.
+    """
+
+    name: str
+    kind: str
+    description: str
+    points: int
+    max_points: int
+    passed: bool
+    mistake: str = ""
+    message: str = ""
+    counted: bool = True
+
+    @property
+    def sign(self) -> str:
+        """✓, ✗, or – where it was not counted."""
+        return "–" if not self.counted else _SIGNS["pass" if self.passed else "fail"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """The verdict on one exercise. It shows itself as a table in a notebook and as lines of text elsewhere."""
+
+    exercise: str
+    title: str
+    status: Status
+    message: str
+    checks: tuple[CheckResult, ...] = ()
+    withheld_points: int = 0
+    printed: str = ""
+
+    @property
+    def points(self) -> int:
+        """The points earned."""
+        return sum(check.points for check in self.checks)
+
+    @property
+    def max_points(self) -> int:
+        """The points that could be earned here; `withheld_points` more are decided when the instructor grades."""
+        return sum(check.max_points for check in self.checks)
+
+    @property
+    def mistakes(self) -> tuple[str, ...]:
+        """Names of the known mistakes that were recognised, in the order of the checks."""
+        return tuple(check.mistake for check in self.checks if check.mistake)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The result as plain data for JSON."""
+        return {**asdict(self), "checks": [asdict(check) for check in self.checks], "points": self.points}
+
+    def __str__(self) -> str:
+        lines = [self._heading()]
+        if self.status == "fail" and self.checks:
+            for check in self.checks:
+                lines.append(f"  {check.sign} {check.description} ({check.points}/{check.max_points})")
+                if check.message:
+                    lines.append(f"      {check.message}")
+        elif self.message:
+            lines.append(f"  {self.message}")
+        if self.withheld_points and self.status != "not attempted":
+            lines.append(f"  {self._withheld()}")
+        if self.printed:
+            lines += ["  Your function printed:", *(f"    {line}" for line in self.printed.splitlines())]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        colour = _COLOURS[self.status]
+        rows = []
+        if self.status == "fail" and self.checks:
+            for check in self.checks:
+                shade = _COLOURS["not attempted" if not check.counted else "pass" if check.passed else "fail"]
+                reason = f'<div style="opacity:.85">{_prose(check.message)}</div>' if check.message else ""
+                rows.append(
+                    f'<tr><td style="color:{shade};font-weight:bold;vertical-align:top">{check.sign}</td>'
+                    f'<td style="text-align:left">{_prose(check.description)}{reason}</td>'
+                    f'<td style="vertical-align:top;white-space:nowrap">{check.points} / {check.max_points}</td></tr>'
+                )
+        body = f'<table style="margin:.4em 0 0 0">{"".join(rows)}</table>' if rows else _paragraph(self.message)
+        if self.withheld_points and self.status != "not attempted":
+            body += _paragraph(self._withheld())
+        if self.printed:
+            text = html.escape(self.printed)
+            body += f"<details><summary>What your function printed</summary><pre>{text}</pre></details>"
+        return (
+            f'<div class="dtlib-check" style="border-left:4px solid {colour};padding:.3em .8em">'
+            f'<strong style="color:{colour}">{html.escape(self._heading())}</strong>{body}</div>'
+        )
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        # nbgrader reads the number of points from the plain text of a grade cell's result.
+        text = str(float(self.points)) if under_nbgrader() else str(self)
+        return {"text/plain": text, "text/html": self._repr_html_()}
+
+    def _heading(self) -> str:
+        name = f"{self.exercise} · {self.title}" if self.title else self.exercise
+        points = f" · {self.points} of {self.max_points} points" if self.checks else ""
+        return f"{_SIGNS[self.status]} {name}: {self.status}{points}"
+
+    def _withheld(self) -> str:
+        return f"{self.withheld_points} more points are decided when the exercise is graded."
+
+
+class NoPoints(AssertionError):
+    """Raised under nbgrader alone, which reads an error in a grade cell as zero points."""
+
+
+def under_nbgrader() -> bool:
+    """Whether nbgrader is executing the notebook (it says so in the environment)."""
+    return os.environ.get("NBGRADER_EXECUTION", "") in ("autograde", "validate")
+
+
+def _paragraph(text: str) -> str:
+    return f'<div style="margin-top:.3em">{_prose(text)}</div>' if text else ""
+
+
+def _prose(text: str) -> str:
+    """Escaped text in which `code` stands between backquotes."""
+    parts = html.escape(text).split("`")
+    if len(parts) % 2 == 0:
+        return "`".join(parts).replace("\n", "<br>")
+    pieces = [f"<code>{part}</code>" if index % 2 else part for index, part in enumerate(parts)]
+    return "".join(pieces).replace("\n", "<br>")
