@@ -1,0 +1,488 @@
+import json
+import math
+import pickle
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dtlib import lab
+from dtlib.lab.classify import COMMUNICATION, COMPUTE, PHASE, Event, Interval, Span, classify, communication_name
+from dtlib.lab.intervals import difference, intersection, length, pack, union
+from dtlib.lab.timeline import Timeline, Timelines
+
+# --- arithmetic of intervals: held to sets of unit cells
+
+pieces = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)).map(lambda p: (p[0], p[0] + p[1])), max_size=8)
+
+
+def cells(those):
+    return {cell for start, end in those for cell in range(start, end)}
+
+
+def is_canonical(those):
+    return all(a < b for a, b in those) and all(first[1] < second[0] for first, second in pairwise(those))
+
+
+@given(pieces, pieces)
+def test_interval_arithmetic_is_that_of_sets(first, second):
+    for result, expected in (
+        (union(first), cells(first)),
+        (union(first + second), cells(first) | cells(second)),
+        (intersection(first, second), cells(first) & cells(second)),
+        (difference(first, second), cells(first) - cells(second)),
+    ):
+        assert cells(result) == expected
+        assert is_canonical(result)
+        assert length(result) == len(expected)
+
+
+@given(pieces, st.integers(0, 5))
+def test_union_joins_over_small_gaps(those, gap):
+    joined = union(those, gap=gap)
+    assert cells(those) <= cells(joined)
+    assert all(second[0] - first[1] > gap for first, second in pairwise(joined))
+
+
+@given(pieces)
+def test_packed_lanes_never_overlap_and_are_few(those):
+    lanes = pack(those)
+    for lane in set(lanes):
+        own = sorted(piece for piece, where in zip(those, lanes, strict=True) if where == lane)
+        assert all(first[1] <= second[0] for first, second in pairwise(own))
+    crowd = max((sum(a <= cell < b for a, b in those) for cell in range(40)), default=0)
+    assert len({lane for (a, b), lane in zip(those, lanes, strict=True) if a < b}) <= max(crowd, 1)
+
+
+@pytest.mark.parametrize("bad", [(2.0, 1.0), (math.nan, 1.0), (0.0, math.inf)])
+def test_bad_pieces(bad):
+    with pytest.raises(ValueError, match="must start before it ends"):
+        union([bad])
+
+
+# --- the numbers of a timeline
+
+
+def made(*intervals, rank=0, start=0.0, end=10.0):
+    return Timeline(rank, start, end, tuple(Interval(kind, kind, a, b) for kind, a, b in intervals))
+
+
+def test_numbers_of_a_timeline():
+    timeline = made((COMPUTE, 0, 4), (COMPUTE, 3, 5), (COMMUNICATION, 4, 7), (COMMUNICATION, 6, 8))
+    assert timeline.seconds == 10
+    assert timeline.compute_seconds == 5
+    assert timeline.communication_seconds == 4
+    assert timeline.hidden_seconds == 1
+    assert timeline.exposed_seconds == 3
+    assert timeline.hidden_share == 0.25
+    assert timeline.idle_seconds == 2
+
+
+def test_without_communication_there_is_no_share():
+    assert math.isnan(made((COMPUTE, 0, 4)).hidden_share)
+    assert made().idle_seconds == 10
+
+
+def test_a_timeline_that_has_not_ended_has_no_numbers():
+    with pytest.raises(RuntimeError, match="once the block"):
+        _ = Timeline().compute_seconds
+
+
+@pytest.mark.parametrize(
+    ("timelines", "why"),
+    [([], "one rank at least"), ([made(rank=1), made(rank=1)], "different ranks")],
+)
+def test_what_cannot_be_merged(timelines, why):
+    with pytest.raises(ValueError, match=why):
+        Timeline.merge(timelines)
+
+
+def test_merge_sorts_by_rank():
+    merged = Timeline.merge([made(rank=2, start=1.0, end=5.0), made(rank=0, start=0.5, end=4.0)])
+    assert [timeline.rank for timeline in merged.ranks] == [0, 2]
+    assert (merged.start_seconds, merged.seconds) == (0.5, 4.5)
+
+
+# --- what the profiler's events amount to
+
+
+def op(name, start, end, thread=1, **options):
+    return Event(name, start, end, thread, **options)
+
+
+def note(name, start, end, thread=1):
+    return Event(name, start, end, thread, annotation=True)
+
+
+def gloo(name, start, end, thread=9):
+    return Event(f"gloo:{name}", start, end, thread, annotation=True, is_async=True)
+
+
+def found(events, spans=()):
+    return [(i.kind, i.name, i.start_seconds, i.end_seconds) for i in classify(events, spans)]
+
+
+def test_operators_compute_and_collectives_communicate():
+    events = [op("aten::mm", 0, 5), op("aten::add", 1, 2), gloo("all_reduce", 3, 8), op("c10d::allreduce_", 5, 6)]
+    assert found(events) == [(COMPUTE, "compute", 0, 5), (COMMUNICATION, "all-reduce", 3, 8)]
+
+
+def test_an_annotated_collective_swallows_what_its_thread_does():
+    events = [
+        note("ring_all_reduce of bucket 3", 0, 10),
+        note("reduce_scatter", 0, 5),
+        op("aten::add_", 1, 2),
+        gloo("send", 0.5, 3, thread=1),
+        gloo("all_gather", 20, 21, thread=1),
+        op("aten::mm", 4, 6, thread=2),
+    ]
+    assert found(events) == [
+        (COMMUNICATION, "all-reduce", 0, 10),
+        (COMPUTE, "compute", 4, 6),
+        (COMMUNICATION, "all-gather", 20, 21),
+    ]
+
+
+def test_an_annotation_around_torchs_collective_is_not_counted_twice():
+    events = [note("all-reduce, bucket 1", 0, 10), gloo("all_reduce", 1, 9), gloo("broadcast", 2, 3)]
+    assert found(events) == [(COMMUNICATION, "all-reduce, bucket 1", 0, 10), (COMMUNICATION, "broadcast", 2, 3)]
+
+
+def test_short_pauses_are_the_interpreters_unless_a_message_leaves():
+    ms = 1e-3
+    ops = [op("aten::mm", 0, ms), op("aten::mm", 1.05 * ms, 2 * ms), op("aten::mm", 3 * ms, 4 * ms)]
+    assert found(ops) == [(COMPUTE, "compute", 0, 2 * ms), (COMPUTE, "compute", 3 * ms, 4 * ms)]
+    call = op("c10d::send", 1.01 * ms, 1.04 * ms)
+    assert len(found([*ops, call])) == 3
+
+
+def test_hooks_of_the_backward_are_not_computing():
+    events = [
+        op("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", 0, 10),
+        op("torch::autograd::AccumulateGrad", 0, 10),
+        op("RingBackward0", 0, 10),
+        op("aten::mul", 1, 2),
+        op("c10d::allreduce_", 3, 4),
+        op("aten::div", 8, 9),
+    ]
+    assert found(events) == [(COMPUTE, "backward", 1, 2), (COMPUTE, "backward", 8, 9)]
+
+
+def test_phases_name_what_runs_in_them():
+    events = [
+        note("DistributedDataParallel.forward", 0, 2),
+        op("aten::mm", 1, 1.5),
+        op("torch.distributed.ddp.reducer::copy_bucket_to_grad", 2, 3),
+        note("Optimizer.step#AdamW.step", 4, 5),
+        op("aten::add_", 4, 5),
+        note("weight gradient", 6, 7),
+        op("aten::mm", 6, 7),
+        note("my own thing", 8, 9),
+        op("aten::mm", 8, 9),
+    ]
+    names = [name for _, name, _, _ in found(events)]
+    assert names == ["forward", "backward", "optimizer", "weight gradient", "compute"]
+
+
+def test_spans_of_the_program_win():
+    spans = [
+        Span(PHASE, "attention", 0, 4, 1),
+        Span(COMPUTE, "numpy", 10, 20, 1),
+        Span(COMMUNICATION, "disk", 15, 16, 1),
+    ]
+    events = [
+        op("autograd::engine::evaluate_function: Mm", 0, 3),
+        op("aten::mm", 1, 2),
+        op("aten::mm", 11, 12),
+        op("aten::mm", 30, 31, thread=2),
+    ]
+    assert found(events, spans) == [
+        (COMPUTE, "attention", 1, 2),
+        (COMPUTE, "numpy", 10, 15),
+        (COMMUNICATION, "disk", 15, 16),
+        (COMPUTE, "numpy", 16, 20),
+        (COMPUTE, "compute", 30, 31),
+    ]
+
+
+def test_on_a_gpu_its_kernels_count():
+    events = [
+        op("aten::mm", 0, 9),
+        op("ampere_sgemm", 1, 5, device=True),
+        op("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", 4, 8, device=True),
+    ]
+    assert found(events) == [(COMPUTE, "compute", 1, 5), (COMMUNICATION, "all-reduce", 4, 8)]
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("all_reduce", "all-reduce"),
+        ("ring all-reduce, bucket 3", "all-reduce"),
+        ("AllReduce", "all-reduce"),
+        ("reduce_scatter_tensor", "reduce-scatter"),
+        ("_all_gather_base", "all-gather"),
+        ("alltoall_base", "all-to-all"),
+        ("tree_broadcast", "broadcast"),
+        ("send to 3", "send"),
+        ("recv", "recv"),
+        ("reduce", "reduce"),
+        ("barrier", "barrier"),
+        ("forward", None),
+        ("reduced precision", None),
+        ("resend", None),
+        ("small reduce", None),
+        ("", None),
+    ],
+)
+def test_names_of_collectives(text, name):
+    assert communication_name(text) == name
+
+
+# --- real ranks
+
+
+def test_an_overlapped_collective_is_hidden_and_a_blocking_one_is_not():
+    def step(overlap):
+        import time
+
+        import torch
+        import torch.distributed as dist
+
+        tensor = torch.ones(2**22)
+        dist.all_reduce(tensor)
+        with lab.timeline() as timeline:
+            lab.barrier()
+            launched = time.monotonic()
+            if overlap:
+                with timeline.span("backward", kind="compute"):
+                    work = dist.all_reduce(tensor, async_op=True)
+                    while not work.is_completed():
+                        time.sleep(0.01)
+                work.wait()
+            else:
+                dist.all_reduce(tensor)
+            finished = time.monotonic()
+        return timeline, launched, finished
+
+    for timeline, launched, finished in lab.run(step, 2, args=(True,)):
+        (interval,) = [i for i in timeline.intervals if i.kind == COMMUNICATION]
+        assert interval.name == "all-reduce"
+        assert launched <= interval.start_seconds < interval.end_seconds <= finished
+        assert timeline.hidden_share > 0.9
+        assert timeline.exposed_seconds == pytest.approx(
+            timeline.communication_seconds - timeline.hidden_seconds, abs=1e-9
+        )
+    for timeline, launched, finished in lab.run(step, 2, args=(False,)):
+        (interval,) = [i for i in timeline.intervals if i.kind == COMMUNICATION]
+        assert launched <= interval.start_seconds < interval.end_seconds <= finished
+        assert timeline.hidden_share == 0
+        assert timeline.exposed_seconds == timeline.communication_seconds > 0
+
+
+def test_a_collective_lasts_until_the_last_rank_has_come():
+    def wait_for_the_slow_one():
+        import time
+
+        import torch
+        import torch.distributed as dist
+
+        dist.all_reduce(torch.ones(1))
+        with lab.timeline() as timeline:
+            lab.barrier()
+            if dist.get_rank() == 1:
+                time.sleep(0.3)
+            arrived = time.monotonic()
+            dist.all_reduce(torch.ones(1))
+        return timeline, arrived
+
+    (early, _), (late, arrived) = lab.run(wait_for_the_slow_one, 2)
+    (interval,) = [i for i in early.intervals if i.kind == COMMUNICATION]
+    assert early.communication_seconds > 0.1
+    assert interval.start_seconds < arrived < interval.end_seconds  # one clock for both ranks
+    assert late.communication_seconds < early.communication_seconds
+
+
+def test_gloo_works_on_two_collectives_at_once_and_the_third_waits():
+    def three():
+        import torch
+        import torch.distributed as dist
+
+        tensors = [torch.ones(2**20) for _ in range(3)]
+        dist.all_reduce(tensors[0])
+        with lab.timeline() as timeline:
+            for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
+                work.wait()
+        return timeline
+
+    for timeline in lab.run(three, 2):
+        starts = [i.start_seconds for i in timeline.intervals]
+        ends = sorted(i.end_seconds for i in timeline.intervals)
+        assert [i.name for i in timeline.intervals] == ["all-reduce"] * 3
+        assert sorted(starts)[2] >= ends[0]
+
+
+def test_ddp_is_seen_without_its_help():
+    def train():
+        import torch
+
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)])
+        model = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.25)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(2):  # DDP rebuilds its buckets after the first step
+            optimizer.zero_grad()
+            model(torch.randn(64, 256)).square().mean().backward()
+            optimizer.step()
+        with lab.timeline() as timeline:
+            model(torch.randn(64, 256)).square().mean().backward()
+            optimizer.step()
+        return timeline
+
+    for timeline in lab.run(train, 2):
+        kinds = {(i.kind, i.name) for i in timeline.intervals}
+        assert {(COMPUTE, "forward"), (COMPUTE, "backward"), (COMPUTE, "optimizer")} <= kinds
+        assert {name for kind, name in kinds if kind == COMMUNICATION} == {"all-reduce"}
+        reduced = [i for i in timeline.intervals if i.kind == COMMUNICATION]
+        backward = [i for i in timeline.intervals if i.name == "backward"]
+        assert len(reduced) >= 3
+        assert all(i.start_seconds > backward[0].start_seconds for i in reduced)
+
+
+def test_annotated_communication_of_another_thread_is_seen():
+    def ring_in_a_thread():
+        import threading
+        import time
+
+        import torch
+        from torch.profiler import record_function
+
+        def exchange():
+            with record_function("ring_all_reduce, bucket 1"):
+                time.sleep(0.05)
+                torch.ones(1000) + 1
+                time.sleep(0.05)
+
+        with lab.timeline() as timeline:
+            thread = threading.Thread(target=exchange)
+            thread.start()
+            with timeline.span("backward", kind="compute"):
+                thread.join()
+        return timeline
+
+    (timeline,) = lab.run(ring_in_a_thread, 1)
+    (interval,) = [i for i in timeline.intervals if i.kind == COMMUNICATION]
+    assert interval.name == "all-reduce"
+    assert interval.seconds > 0.09
+    assert timeline.hidden_share > 0.5
+    assert {i.name for i in timeline.intervals if i.kind == COMPUTE} == {"backward"}
+
+
+def test_the_profiler_stays_silent_and_the_rank_does_not(capfd):
+    def speak():
+        import os
+
+        with lab.timeline():
+            os.write(2, b"inside\n")
+        print("after")
+
+    lab.run(speak, 1)
+    out = capfd.readouterr().out
+    assert "inside" in out
+    assert "after" in out
+    assert "profiler" not in out.lower()
+
+
+# --- use without ranks
+
+
+def test_outside_of_ranks_it_records_this_process():
+    import torch
+
+    with lab.timeline() as timeline, timeline.span("warm up"):
+        torch.ones(200, 200) @ torch.ones(200, 200)
+    assert timeline.rank == 0
+    assert {i.name for i in timeline.intervals} == {"warm up"}
+    assert 0 < timeline.compute_seconds <= timeline.seconds
+    assert pickle.loads(pickle.dumps(timeline)) == timeline
+
+
+def test_an_error_in_the_block_passes_and_the_next_timeline_works():
+    def broken():
+        with lab.timeline() as timeline, timeline.span("doomed", kind="compute"):
+            raise KeyError("lost")
+
+    with pytest.raises(KeyError, match="lost"):
+        broken()
+    with lab.timeline() as timeline:
+        pass
+    assert timeline.intervals == ()
+
+
+def test_one_timeline_at_a_time():
+    def nested():
+        with lab.timeline():
+            pass
+
+    with lab.timeline(), pytest.raises(RuntimeError, match="one at a time"):
+        nested()
+
+
+def test_spans_are_checked():
+    with lab.timeline() as timeline:
+        with pytest.raises(ValueError, match="kind must be one of compute, communication, phase"):
+            timeline.span("x", kind="waiting").__enter__()
+        with pytest.raises(ValueError, match="name must be a non-empty string"):
+            timeline.span("").__enter__()
+    with pytest.raises(RuntimeError, match="inside the block"):
+        timeline.span("late").__enter__()
+
+
+def test_what_is_cut_by_the_end_of_the_block_is_clipped():
+    with lab.timeline() as timeline:
+        span = timeline.span("long", kind="compute")
+        span.__enter__()
+        span.__exit__(None, None, None)
+    (interval,) = timeline.intervals
+    assert timeline.start_seconds <= interval.start_seconds <= interval.end_seconds <= timeline.end_seconds
+
+
+# --- the file for Perfetto
+
+
+def trace_of(timelines, tmp_path):
+    path = tmp_path / "trace.json"
+    timelines.write_chrome_trace(path)
+    return json.loads(path.read_text())
+
+
+def test_chrome_trace(tmp_path):
+    first = made((COMPUTE, 1, 2), (COMMUNICATION, 1, 3), (COMMUNICATION, 2, 4), rank=0, start=1.0)
+    second = made((COMPUTE, 2, 3), rank=1, start=1.5)
+    trace = trace_of(Timeline.merge([second, first]), tmp_path)
+    events = trace["traceEvents"]
+    assert {event["ph"] for event in events} == {"X", "M"}
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert names == {0: "rank 0", 1: "rank 1"}
+    threads = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    complete = [event for event in events if event["ph"] == "X"]
+    assert len(complete) == 4
+    for event in complete:
+        assert isinstance(event["pid"], int)
+        assert threads[event["pid"], event["tid"]].startswith(event["cat"])
+        assert event["dur"] > 0
+        assert event["ts"] >= 0
+    assert {(e["ts"], e["dur"]) for e in complete if e["pid"] == 1} == {(1e6, 1e6)}  # µs from the first rank's start
+    assert len({e["tid"] for e in complete if e["pid"] == 0}) == 3  # two messages at once need two rows
+
+
+def test_chrome_trace_of_one_rank(tmp_path):
+    path = tmp_path / "trace.json"
+    made((COMPUTE, 0, 1), rank=3).write_chrome_trace(path)
+    assert {event["pid"] for event in json.loads(path.read_text())["traceEvents"]} == {3}
+
+
+def test_a_timeline_draws_itself():
+    assert Timelines((made((COMPUTE, 0, 1)),)).draw().axes
+    assert made((COMPUTE, 0, 1)).draw().axes
