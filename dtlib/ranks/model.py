@@ -163,9 +163,7 @@ class GPT(nn.Module):
     def forward(self, tokens_bs: Tensor) -> Tensor:
         """Scores (b, s, v) of the token after each position; ``ValueError`` if a sequence is too long."""
         if tokens_bs.shape[1] > self.config.seq:
-            raise ValueError(
-                f"tokens_bs must have at most seq={self.config.seq} columns, not {tokens_bs.shape[1]}"
-            )
+            raise ValueError(f"tokens_bs must have at most seq={self.config.seq} columns, not {tokens_bs.shape[1]}")
         x_bsh = self.embed(tokens_bs)
         for block in self.blocks:
             x_bsh = block(x_bsh)
@@ -211,14 +209,10 @@ def batches(
     return _batches(text.long(), batch, seq, seed, rank, batch // world_size)
 
 
-def _batches(
-    text: Tensor, batch: int, seq: int, seed: int, rank: int, rows: int
-) -> Iterator[tuple[Tensor, Tensor]]:
+def _batches(text: Tensor, batch: int, seq: int, seed: int, rank: int, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(seed)
     offsets_s = torch.arange(seq + 1)
     while True:
-        starts_b = torch.randint(len(text) - seq, (batch,), generator=generator)[
-            rank * rows : (rank + 1) * rows
-        ]
+        starts_b = torch.randint(len(text) - seq, (batch,), generator=generator)[rank * rows : (rank + 1) * rows]
         window = text[starts_b[:, None] + offsets_s]
-        yield window[:, :-1].contiguous(), window[:, 1:].contiguous()
+        yield window[:, :-1].clone(), window[:, 1:].clone()

@@ -98,6 +98,13 @@ def test_batches_of_the_ranks_stack_to_the_batch_of_one_process():
         assert_close(torch.cat([t for _, t in shares]), targets, rtol=0, atol=0)
 
 
+def test_tokens_and_targets_share_no_memory():
+    tokens, targets = next(batches(load_text(), batch=1, seq=4))
+    before = tokens.clone()
+    targets.fill_(IGNORED)
+    assert_close(tokens, before, rtol=0, atol=0)
+
+
 def test_ignored_targets_count_for_nothing():
     logits, targets = torch.randn(2, 3, 7), torch.randint(7, (2, 3))
     targets[0, 1] = IGNORED

@@ -1,0 +1,230 @@
+"""What all data-parallel wrappers share: a common start, one hook a parameter, and the end of the backward pass."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd import Variable
+from torch.utils.weak import WeakTensorKeyDictionary
+
+
+class DataParallel(nn.Module, ABC):
+    """Base of the wrappers: every rank computes on its own samples, all end with the same mean gradient.
+
+    - **start**: parameters and buffers are sent from the group's rank 0 to all, once. ``ValueError`` if the ranks'
+      modules are not alike (names, shapes, dtypes, what is frozen), before they are sent.
+    - **forward**: the module's own; in between, buffers follow rank 0 (`broadcast_buffers`), as running statistics
+      otherwise drift apart. It is therefore a call that all ranks make; evaluate on one rank with ``.module``.
+    - **backward**: local gradients; a hook on each parameter tells when its gradient is final.
+    - **end of backward**: ``parameter.grad`` is the mean over the ranks of `group`; nothing needs to be called.
+
+    A parameter that takes no part in a backward pass is an error that names it, unless `find_unused_parameters`: then
+    a rank that did not use it counts as zero, and where no rank used it ``.grad`` stays None. That costs one more
+    all-reduce, of four bytes a parameter. Frozen parameters are never sent; tied ones once. To freeze, unfreeze or
+    replace parameters, do it first and wrap then: a change afterwards is refused in the next forward pass.
+
+    ``state_dict`` and ``load_state_dict`` are the module's own, and so is any attribute that the wrapper lacks.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        group: dist.ProcessGroup | None = None,
+        broadcast_buffers: bool = True,
+        find_unused_parameters: bool = False,
+    ) -> None:
+        super().__init__()
+        _refuse_group(group)
+        self.module = module
+        self.group = group
+        self.world_size = dist.get_world_size(group)
+        self.broadcast_buffers = broadcast_buffers
+        self.find_unused_parameters = find_unused_parameters
+        self._names, self._params = _trainable(module)
+        self._as_wrapped = _signature(module)
+        self._sync = True
+        self._running = False  # inside a backward pass that ends with a sync
+        self._arrived: list[int] = []
+        if self.world_size == 1:
+            return
+        _refuse_unlike_ranks(module, self._params[0].device, group)
+        _broadcast([tensor.detach() for tensor in (*module.parameters(), *module.buffers())], group)
+        for index, parameter in enumerate(self._params):
+            if parameter in _hooks:  # the module is wrapped anew: its gradients are averaged once, by the last wrapper
+                _hooks[parameter].remove()
+            _hooks[parameter] = parameter.register_post_accumulate_grad_hook(_hook(self, index))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's forward; ``RuntimeError`` if its parameters are no longer those that were wrapped."""
+        if torch.is_grad_enabled():
+            self._refuse_changes()
+            if self._running:  # the last backward pass raised before its end
+                self._running = False
+                self._abandon()
+        if self.broadcast_buffers and self._sync and self.world_size > 1:
+            _broadcast(list(self.module.buffers()), self.group)
+        return self.module(*args, **kwargs)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Inside the block nothing is sent: gradients add up on each rank until a backward pass outside of it.
+
+        What counts is where ``backward()`` is called (torch's DDP looks at the forward pass).
+        """
+        before, self._sync = self._sync, False
+        try:
+            yield
+        finally:
+            self._sync = before
+
+    @abstractmethod
+    def _ready(self, index: int) -> None:
+        """The gradient of parameter `index` is final on this rank."""
+
+    @abstractmethod
+    def _average(self, unused: Sequence[int]) -> None:
+        """Make every gradient the mean over the ranks; those of `unused` are None here and count as zero."""
+
+    @abstractmethod
+    def _abandon(self) -> None:
+        """Wait for what is still under way and forget it."""
+
+    def _on_gradient(self, index: int) -> None:
+        if not self._sync:
+            return
+        if not self._running:
+            self._running, self._arrived = True, []
+            Variable._execution_engine.queue_callback(self._end_of_backward)
+        if index in self._arrived:
+            raise RuntimeError(f"the gradient of {self._names[index]!r} arrived twice in one backward pass")
+        self._arrived.append(index)
+        self._ready(index)
+
+    def _end_of_backward(self) -> None:
+        self._running = False
+        arrived = set(self._arrived)
+        # A gradient left by an earlier backward pass (under no_sync, say) waits for its mean like all others.
+        unused = [i for i, p in enumerate(self._params) if i not in arrived and p.grad is None]
+        if unused and not self.find_unused_parameters:
+            self._abandon()
+            names = ", ".join(repr(self._names[i]) for i in unused)
+            raise RuntimeError(
+                f"no gradient for {names} on rank {dist.get_rank(self.group)}: the loss does not depend on it. "
+                "Wrap with find_unused_parameters=True if that is meant, or freeze it before wrapping"
+            )
+        self._average(unused)
+        if self.find_unused_parameters:
+            self._forget_unused(unused)
+
+    def _forget_unused(self, unused: Sequence[int]) -> None:
+        used = torch.ones(len(self._params), dtype=torch.int32, device=self._params[0].device)
+        used[list(unused)] = 0
+        dist.all_reduce(used, op=dist.ReduceOp.MAX, group=self.group)
+        for index in (used == 0).nonzero().flatten().tolist():
+            self._params[index].grad = None
+
+    def _refuse_changes(self) -> None:
+        now = _signature(self.module)
+        if now == self._as_wrapped:
+            return
+        names = sorted({name for name, *_ in set(now) ^ set(self._as_wrapped)})
+        raise RuntimeError(
+            f"{', '.join(map(repr, names))} changed after the module was wrapped (frozen, unfrozen, replaced or "
+            "cast): its gradient would be averaged wrongly or not at all. Change the module first, then wrap it"
+        )
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The wrapped module's state dict, under its own names."""
+        return self.module.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Load into the wrapped module. Every rank must load the same state: nothing is sent."""
+        return self.module.load_state_dict(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "module":
+                raise
+            return getattr(self.module, name)
+
+
+def global_mean_loss(loss_sum: Tensor, num_tokens: int, *, group: dist.ProcessGroup | None = None) -> Tensor:
+    """The loss whose mean gradient over the ranks is that of the mean over all tokens of all ranks.
+
+    `loss_sum` is this rank's loss summed over its `num_tokens` tokens (0 is allowed). Returns N · `loss_sum` / Σ
+    tokens, which needs one all-reduce of 8 bytes. With accumulation, pass the tokens of all the micro-batches of the
+    step to the first call and keep the factor. ``ValueError`` if no rank has a token.
+    """
+    total = torch.tensor(num_tokens, dtype=torch.int64, device=loss_sum.device)
+    dist.all_reduce(total, group=group)
+    if total.item() <= 0:
+        raise ValueError(f"num_tokens must be above 0 on some rank, not {total.item()} in total")
+    return loss_sum * (dist.get_world_size(group) / total.item())
+
+
+_hooks: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""The hook of each parameter that some wrapper averages."""
+
+
+def _hook(wrapper: DataParallel, index: int) -> Callable[[Tensor], None]:
+    return lambda parameter: wrapper._on_gradient(index)
+
+
+def _refuse_group(group: dist.ProcessGroup | None) -> None:
+    if not dist.is_available() or not dist.is_initialized():
+        raise RuntimeError("no process group: call this in a rank of lab.run, or after init_process_group")
+    if dist.get_rank(group) < 0:
+        raise ValueError(f"group must contain this rank ({dist.get_rank()}), and does not")
+
+
+def _trainable(module: nn.Module) -> tuple[list[str], list[Tensor]]:
+    named = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
+    if not named:
+        raise ValueError("module must have a parameter that requires a gradient, and has none")
+    return [name for name, _ in named], [parameter for _, parameter in named]
+
+
+def _signature(module: nn.Module) -> list[tuple[Any, ...]]:
+    return [(n, tuple(p.shape), p.dtype, p.requires_grad, id(p)) for n, p in module.named_parameters()]
+
+
+def _refuse_unlike_ranks(module: nn.Module, device: torch.device, group: dist.ProcessGroup | None) -> None:
+    mine = [tuple(map(str, parameter[:-1])) for parameter in _signature(module)]
+    mine += [(name, str(tuple(b.shape)), str(b.dtype)) for name, b in module.named_buffers()]
+    digest = int.from_bytes(hashlib.sha256(repr(mine).encode()).digest()[:7], "big")
+    extremes = torch.tensor([digest, -digest], dtype=torch.int64, device=device)
+    dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=group)
+    if extremes[0] == -extremes[1]:
+        return
+    everyone: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, mine, group=group)
+    for rank, theirs in enumerate(everyone):
+        odd = sorted({name for name, *_ in set(theirs) ^ set(everyone[0])})
+        if odd or theirs != everyone[0]:
+            what = ", ".join(map(repr, odd)) or "the order of its parameters"
+            raise ValueError(f"module must be alike on all ranks; rank {rank} and rank 0 differ in {what}")
+
+
+@torch.no_grad()
+def _broadcast(tensors: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
+    """Send `tensors` from the group's rank 0 to all others, one message for each dtype and device."""
+    kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for tensor in tensors:
+        kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    root = 0 if group is None else dist.get_global_rank(group, 0)
+    for alike in kinds.values():
+        flat = torch.cat([tensor.reshape(-1) for tensor in alike])
+        dist.broadcast(flat, src=root, group=group)
+        if dist.get_rank() != root:
+            for tensor, part in zip(alike, flat.split([tensor.numel() for tensor in alike]), strict=True):
+                tensor.copy_(part.view(tensor.shape))

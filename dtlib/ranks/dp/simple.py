@@ -1,0 +1,57 @@
+"""The two ways without overlap: many small all-reduces, or a single large one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.profiler import record_function
+
+from .base import DataParallel
+
+
+class NaiveDataParallel(DataParallel):
+    """One blocking all-reduce a parameter, after the backward pass: 2(N−1)α for each of them. See `DataParallel`."""
+
+    def _ready(self, index: int) -> None:
+        pass
+
+    def _abandon(self) -> None:
+        pass
+
+    @torch.no_grad()
+    def _average(self, unused: Sequence[int]) -> None:
+        for index, parameter in enumerate(self._params):
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            with record_function(f"all-reduce {self._names[index]}"):
+                parameter.grad.mul_(1 / self.world_size)
+                dist.all_reduce(parameter.grad, group=self.group)
+
+
+class FlatDataParallel(DataParallel):
+    """One blocking all-reduce of all gradients (one for each dtype), after the backward pass. See `DataParallel`.
+
+    Afterwards the gradients are views of one flat buffer.
+    """
+
+    def _ready(self, index: int) -> None:
+        pass
+
+    def _abandon(self) -> None:
+        pass
+
+    @torch.no_grad()
+    def _average(self, unused: Sequence[int]) -> None:
+        kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+        for parameter in self._params:
+            kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)
+        for alike in kinds.values():
+            with record_function("all-reduce flat"):
+                grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in alike]
+                flat = torch.cat([grad.reshape(-1) for grad in grads]).mul_(1 / self.world_size)
+                dist.all_reduce(flat, group=self.group)
+            for parameter, part in zip(alike, flat.split([p.numel() for p in alike]), strict=True):
+                parameter.grad = part.view(parameter.shape)
