@@ -134,12 +134,12 @@ def _marks(thread: int, events: list[Event], spans: list[Span]) -> list[Interval
 
 
 def _spell(text: str) -> str:
-    """``"all_reduce, bucket 3"`` as ``"all-reduce, bucket 3"``; only the collective's name from a longer
-    sentence."""
+    """``"all_reduce bucket 3"`` as ``"all-reduce, bucket 3"``; of another sentence only the collective's
+    name."""
     name = communication_name(text) or text
-    head, comma, rest = text.partition(",")
-    same = re.sub(r"[^a-z]+", "", head.lower()) == name.replace("-", "")
-    return f"{name}{comma}{rest}" if same else name
+    start = re.match(r"[\s_-]?".join(name.split("-")) + r"\b[\s,:]*", text, re.IGNORECASE)
+    detail = text[start.end() :] if start else ""
+    return f"{name}, {detail}" if detail else name
 
 
 def _communication(events: list[Event], spans: list[Span]) -> list[Interval]:

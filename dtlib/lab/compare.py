@@ -105,17 +105,14 @@ def _as_array(name: str, value: Any) -> np.ndarray[Any, Any]:
     if array.dtype.kind == "f":
         return array.astype(np.float64)
     exact = array.dtype.kind in "iu" or (
-        array.dtype.kind == "O"
-        and all(isinstance(each, int) and not isinstance(each, bool) for each in array.flat)
+        array.dtype.kind == "O" and all(isinstance(each, int) and not isinstance(each, bool) for each in array.flat)
     )
     if not exact:
         raise ValueError(f"{name} must be a number or an array of numbers, not {value!r}")
     return array.astype(object)
 
 
-def _worst(
-    theory: Any, measured: Any, rtol: float | None
-) -> tuple[Number, Number, tuple[int, ...] | None, bool]:
+def _worst(theory: Any, measured: Any, rtol: float | None) -> tuple[Number, Number, tuple[int, ...] | None, bool]:
     """The pair that agrees worst, its index (None for plain numbers), and whether all pairs agree."""
     expected, seen = _as_array("theory", theory), _as_array("measured", measured)
     if expected.shape != seen.shape and expected.ndim:

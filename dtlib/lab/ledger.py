@@ -175,9 +175,7 @@ def read(path: str | os.PathLike[str] | None = None) -> list[Line]:
         try:
             lines.append(Line.from_json(text.decode()))
         except (ValueError, TypeError, KeyError) as error:
-            warnings.warn(
-                f"line {number} of the ledger {source} was left out: {error}", LedgerWarning, stacklevel=2
-            )
+            warnings.warn(f"line {number} of the ledger {source} was left out: {error}", LedgerWarning, stacklevel=2)
     return lines
 
 

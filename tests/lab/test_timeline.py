@@ -240,6 +240,21 @@ def test_names_of_collectives(text, name):
     assert communication_name(text) == name
 
 
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("all-reduce bucket 3", "all-reduce, bucket 3"),
+        ("All_Reduce, flat", "all-reduce, flat"),
+        ("allreduce: 7", "all-reduce, 7"),
+        ("ring_all_reduce, bucket 1", "all-reduce"),
+        ("reduce_scatter_tensor", "reduce-scatter"),
+        ("send to 3", "send, to 3"),
+    ],
+)
+def test_annotations_are_spelled_as_in_the_book(text, name):
+    assert found([note(text, 0, 1)]) == [(COMMUNICATION, name, 0, 1)]
+
+
 # --- real ranks
 
 
