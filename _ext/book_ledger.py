@@ -37,24 +37,32 @@ class total(nodes.General, nodes.Element):
 
 
 class LedgerDirective(SphinxDirective):
-    """``{ledger}``: the table of all registered formulas and how they were measured in this build.
+    """``{ledger}``: the registered formulas of one chapter and how they were measured in this build.
 
-    What the registry knows is written now; what was measured is filled in when all notebooks have run.
+    The argument is the chapter's stem; without it the sentence of totals appears. What the registry knows is
+    written now; what was measured is filled in when all notebooks have run.
     """
+
+    optional_arguments = 1
 
     def run(self) -> list[nodes.Node]:
         """Write the table as a MyST list-table with marks for what is not known yet."""
         self.env.book_ledger_pages = {*getattr(self.env, "book_ledger_pages", ()), self.env.docname}
-        lines = [":::::{list-table}", ":header-rows: 1", ":class: ledger", ":widths: 50 16 13 9 12", ""]
+        if not self.arguments:
+            return [total()]
+        known_chapters = {known.chapter for known in theory.formulas().values()}
+        if self.arguments[0] not in known_chapters:
+            raise self.error(f"no formula belongs to chapter {self.arguments[0]!r}, only to {known_chapters}")
+        lines = [":::::{list-table}", ":header-rows: 1", ":class: ledger", ":widths: 48 18 15 8 11", ""]
         lines += ["* - formula", "  - source", "  - measured on", "  - by", "  - worst ratio"]
-        for name, known in theory.formulas().items():
+        for name, known in theory.formulas(self.arguments[0]).items():
             lines += [f"* - {known.title}", "", f"    `{name}`"]
             lines += ["", f"    $${known.equation}$$"] if known.equation else []
             lines += ["", f"  - {cite(known.source)}"]
             lines += [f"  - {{ledger-{column}}}`{name}`" for column in COLUMNS]
         container = nodes.Element()
         self.state.nested_parse(StringList([*lines, ":::::"], "ledger"), self.content_offset, container)
-        return [total(), *container.children]
+        return container.children
 
 
 def cite(source: str) -> str:
@@ -124,15 +132,15 @@ def refresh(app: Sphinx, env: BuildEnvironment) -> Iterator[str]:
 
 def fill(app: Sphinx, doctree: nodes.document, docname: str) -> None:
     """Put what was measured in the place of the marks."""
-    marks = list(doctree.findall(measured))
-    if not marks:
+    marks, totals = list(doctree.findall(measured)), list(doctree.findall(total))
+    if not marks and not totals:
         return
     entries = {entry.formula.name: entry for entry in ledger.coverage(path(app)).entries}
     for mark in marks:
         mark.replace_self(cell(app, docname, entries[mark["formula"]], mark["column"]))
     count = sum(entry.measured for entry in entries.values())
     words = f"{count} of {len(entries)} registered formulas were measured while these pages were built."
-    for place in list(doctree.findall(total)):
+    for place in totals:
         place.replace_self(nodes.paragraph("", words))
 
 
