@@ -1,0 +1,73 @@
+"""The course's promise: every registered formula was measured while the book was built."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+
+import pytest
+
+from dtlib import theory
+from dtlib.lab import ledger
+
+from .test_pages import soup
+
+
+def test_every_registered_formula_was_measured_in_the_book(ledger_file, html):
+    found = ledger.coverage(ledger_file)
+    assert found.unmeasured == ()
+    assert found.unregistered == ()
+
+
+def test_measured_lines_come_from_pages_of_this_book(ledger_file, html):
+    pages = {line.where for line in ledger.read(ledger_file)}
+    assert pages
+    assert [page for page in pages if not (html / f"{page}.html").is_file()] == []
+
+
+def test_no_line_of_the_book_disagrees(ledger_file, html):
+    assert [line.formula for line in ledger.read(ledger_file) if not line.passed] == []
+
+
+def test_the_ledger_page_shows_every_formula_and_what_the_file_says(ledger_file, html):
+    page = soup(html / "chapters" / "ledger.html")
+    rows = {}
+    for row in page.select("table.ledger tbody tr"):
+        name = next(code.text for code in row.select("td p > code") if code.parent.text == code.text)
+        rows[name] = [cell.get_text(" ", strip=True) for cell in row.find_all("td")]
+    assert set(rows) == set(theory.formulas())
+    for entry in ledger.coverage(ledger_file).entries:
+        _, _, where, by, ratio = rows[entry.formula.name]
+        assert by == ", ".join(entry.by)
+        assert where == " , ".join(page.rsplit("/", 1)[-1] for page in entry.where)
+        shown = float(re.match(r"[\d.e+-]+", ratio)[0])
+        assert shown == pytest.approx(entry.worst_ratio, rel=1e-3)
+        assert ("shown" in ratio) != entry.asserted
+
+
+def test_coverage_fails_on_a_formula_that_nobody_measured(ledger_file, html, monkeypatch):
+    """Proof that the first test can fail: add a formula, or take away its lines, or let them disagree."""
+    registry = sys.modules["dtlib.theory.formula"]
+    monkeypatch.setattr(registry, "_registry", dict(registry._registry))
+
+    @theory.formula("coverage.never_measured", source="derived here", chapter="dp")
+    def never_measured() -> float:
+        """A number that no page looks at."""
+        return 1.0
+
+    assert "coverage.never_measured" in ledger.coverage(ledger_file).unmeasured
+
+
+@pytest.mark.parametrize("fate", ["removed", "disagrees"])
+def test_coverage_fails_when_the_lines_go(fate, tmp_path):
+    name = "collectives.ring_all_reduce_bytes"
+    line = {
+        "formula": name, "theory": 1.0, "measured": 1.0, "ratio": 1.0, "by": "wire", "rtol": 0.0, "passed": True,
+        "where": "chapters/x", "machine": "m", "time": "t", "run": "r", "versions": {},
+    }  # fmt: skip
+    file = tmp_path / "ledger.jsonl"
+    file.write_text(json.dumps(line) + "\n")
+    assert name not in ledger.coverage(file).unmeasured
+    file.write_text("" if fate == "removed" else json.dumps(line | {"passed": False}) + "\n")
+    assert name in ledger.coverage(file).unmeasured
