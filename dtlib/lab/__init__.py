@@ -3,13 +3,16 @@
 from . import ledger
 from .compare import CheckError, check
 from .context import barrier, inside_rank
+from .fit import AlphaBeta, LinkFit, fit_alpha_beta, fit_link
 from .launch import RankError, RankTimeout, run
 from .sends import SendCounter
 from .timeline import Timeline, Timelines, timeline
 from .wire import Wire, wire
 
 __all__ = [
+    "AlphaBeta",
     "CheckError",
+    "LinkFit",
     "RankError",
     "RankTimeout",
     "SendCounter",
@@ -18,6 +21,8 @@ __all__ = [
     "Wire",
     "barrier",
     "check",
+    "fit_alpha_beta",
+    "fit_link",
     "inside_rank",
     "ledger",
     "run",
