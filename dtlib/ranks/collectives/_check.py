@@ -1,0 +1,50 @@
+"""What the collectives accept. Everything is refused here, before a byte is sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+OPS = ("sum", "mean", "max")
+
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+DTYPES = (*FLOATS, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def movable(name: str, tensor: Any) -> None:
+    """``ValueError`` unless `tensor` is a dense tensor of numbers (or of booleans) that can be sent."""
+    if not isinstance(tensor, torch.Tensor):
+        raise ValueError(f"{name} must be a torch.Tensor, not {type(tensor).__name__}")
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        raise ValueError(f"{name} must be a dense tensor, not one of layout {tensor.layout}")
+    if tensor.dtype not in DTYPES and tensor.dtype != torch.bool:
+        raise ValueError(f"{name} must be of dtype {_words(DTYPES)}, not {tensor.dtype}")
+
+
+def writable(name: str, tensor: Any) -> None:
+    """`movable`, and each element has memory of its own to be overwritten."""
+    movable(name, tensor)
+    if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+        raise ValueError(f"{name} must not share memory between its elements (an expanded tensor does); clone it")
+
+
+def reducible(name: str, tensor: Any, op: Any) -> None:
+    """`movable`, and `op` can be computed in its dtype."""
+    if op not in OPS:
+        raise ValueError(f"op must be one of {', '.join(OPS)}, not {op!r}")
+    movable(name, tensor)
+    if tensor.dtype not in DTYPES:
+        raise ValueError(f"{name} must be of dtype {_words(DTYPES)}, not {tensor.dtype}")
+    if op == "mean" and tensor.dtype not in FLOATS:
+        raise ValueError(f"op must be sum or max for {tensor.dtype}: a mean of whole numbers is not whole")
+
+
+def rank_of(name: str, rank: Any, n: int) -> None:
+    """``ValueError`` unless `rank` is one of a group's `n` ranks."""
+    if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < n:
+        raise ValueError(f"{name} must be a rank of the group, 0 to {n - 1}, not {rank!r}")
+
+
+def _words(dtypes: tuple[torch.dtype, ...]) -> str:
+    return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)

@@ -1,0 +1,140 @@
+"""Ring reduce-scatter and all-gather among some of a group's ranks, on flat buffers.
+
+On the CPU a chunk travels in pieces: while one is being added, the next is on its way. Receives are posted
+ahead of the sends that fill them. On an accelerator each step is one batch of a send and a receive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from dtlib.theory.collectives import chunk_bounds
+
+from ._peers import Peers, combine, segments, wait_for
+
+AHEAD = 2
+"""How many receives are posted beyond the piece that is being added up."""
+
+
+def all_reduce_among(peers: Peers, members: Sequence[int], buffer: torch.Tensor, op: str) -> None:
+    """Ring all-reduce of a flat `buffer` in place among `members`, ranks of the group in ring order."""
+    here, bounds = members.index(peers.rank), chunk_bounds(buffer.numel(), len(members))
+    reduce_scatter_among(peers, members, buffer, op, out=buffer[bounds[here] : bounds[here + 1]])
+    all_gather_among(peers, members, buffer)
+
+
+def reduce_scatter_among(
+    peers: Peers, members: Sequence[int], buffer: torch.Tensor, op: str, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Ring reduce-scatter of a flat `buffer` among `members`; this rank's chunk of the result goes to `out`.
+
+    `out` may be the rank's own chunk of `buffer`, which is otherwise only read. What travels is the partial
+    sum: it arrives in a scratch buffer, this rank's part is added there, and it goes on to the right from the
+    same memory.
+    """
+    n, here = len(members), members.index(peers.rank)
+    bounds = chunk_bounds(buffer.numel(), n)
+    own = buffer[bounds[here] : bounds[here + 1]]
+    out = torch.empty_like(own) if out is None else out
+    if n == 1:
+        if out.data_ptr() != own.data_ptr():
+            out.copy_(own)
+    elif peers.pipelined:
+        _scatter_in_segments(peers, members, buffer, op, out)
+    else:
+        _scatter_in_batches(peers, members, buffer, op, out)
+    return out.div_(n) if op == "mean" else out
+
+
+def all_gather_among(peers: Peers, members: Sequence[int], buffer: torch.Tensor) -> None:
+    """Ring all-gather in a flat `buffer` in place among `members`: each fills in its own chunk and gets the others'."""
+    if len(members) > 1:
+        gather = _gather_in_segments if peers.pipelined else _gather_in_batches
+        gather(peers, members, buffer)
+
+
+def _neighbours(peers: Peers, members: Sequence[int]) -> tuple[int, int, int, int]:
+    n, here = len(members), members.index(peers.rank)
+    return n, here, members[(here - 1) % n], members[(here + 1) % n]
+
+
+def _scatter_in_segments(
+    peers: Peers, members: Sequence[int], buffer: torch.Tensor, op: str, out: torch.Tensor
+) -> None:
+    n, here, left, right = _neighbours(peers, members)
+    bounds = chunk_bounds(buffer.numel(), n)
+
+    def pieces(chunk: int) -> list[tuple[int, int]]:
+        return segments(bounds[chunk % n], bounds[chunk % n + 1], buffer.element_size())
+
+    incoming = [piece for step in range(n - 1) for piece in pieces(here - 2 - step)]
+    first_own = len(incoming) - len(pieces(here))
+    # A scratch buffer is free for a new receive once its send is done. The right neighbour needs a chunk's
+    # pieces from here before it comes to that one, so with a chunk's worth of buffers beyond those posted
+    # ahead nobody waits in a circle.
+    num_buffers = min(len(incoming), len(pieces(0)) + AHEAD)
+    longest = max((stop - start for start, stop in incoming), default=0)
+    scratch = [buffer.new_empty(longest) for _ in range(num_buffers)]
+    sends: dict[int, Any] = {}
+    receives: dict[int, Any] = {}
+
+    def post(index: int) -> None:
+        if index < len(incoming):
+            wait_for([sends.pop(index - num_buffers)] if index - num_buffers in sends else [])
+            start, stop = incoming[index]
+            receives[index] = peers.receive(scratch[index % num_buffers][: stop - start], left)
+
+    for index in range(AHEAD):
+        post(index)
+    started = [peers.send(buffer[start:stop], right) for start, stop in pieces(here - 1)]
+    for index, (start, stop) in enumerate(incoming):
+        receives.pop(index).wait()
+        partial = scratch[index % num_buffers][: stop - start]
+        if index < first_own:
+            combine(buffer[start:stop], partial, op, out=partial)
+            sends[index] = peers.send(partial, right)
+        else:
+            combine(buffer[start:stop], partial, op, out=out[start - bounds[here] : stop - bounds[here]])
+        post(index + AHEAD)
+    wait_for([*started, *sends.values()])
+
+
+def _gather_in_segments(peers: Peers, members: Sequence[int], buffer: torch.Tensor) -> None:
+    n, here, left, right = _neighbours(peers, members)
+    bounds = chunk_bounds(buffer.numel(), n)
+
+    def pieces(chunk: int) -> list[tuple[int, int]]:
+        return segments(bounds[chunk % n], bounds[chunk % n + 1], buffer.element_size())
+
+    incoming = [piece for step in range(n - 1) for piece in pieces(here - 1 - step)]
+    not_passed_on = len(pieces(here + 1))  # the right neighbour's own chunk ends its way here
+    receives = [peers.receive(buffer[start:stop], left) for start, stop in incoming]
+    sends = [peers.send(buffer[start:stop], right) for start, stop in pieces(here)]
+    for index, (start, stop) in enumerate(incoming):
+        receives[index].wait()
+        if index < len(incoming) - not_passed_on:
+            sends.append(peers.send(buffer[start:stop], right))
+    wait_for(sends)
+
+
+def _scatter_in_batches(peers: Peers, members: Sequence[int], buffer: torch.Tensor, op: str, out: torch.Tensor) -> None:
+    n, here, left, right = _neighbours(peers, members)
+    chunks = buffer.tensor_split(n)
+    leaving = chunks[here - 1]
+    for step in range(n - 1):
+        mine = chunks[(here - 2 - step) % n]
+        partial = torch.empty_like(mine)
+        wait_for(peers.exchange(leaving, right, partial, left))
+        leaving = out if step == n - 2 else partial
+        combine(mine, partial, op, out=leaving)
+
+
+def _gather_in_batches(peers: Peers, members: Sequence[int], buffer: torch.Tensor) -> None:
+    n, here, left, right = _neighbours(peers, members)
+    chunks = buffer.tensor_split(n)
+    for step in range(n - 1):
+        leaving, arriving = chunks[(here - step) % n], chunks[(here - 1 - step) % n]
+        wait_for(peers.exchange(leaving, right, arriving, left))

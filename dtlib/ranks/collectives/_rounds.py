@@ -1,0 +1,97 @@
+"""Run a schedule: the plan is data (`dtlib.theory.collectives.schedule`), this executor only does as it says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dtlib.theory.collectives import Round, Transfer, schedule
+
+from ._peers import Peers, combine, segments, wait_for
+
+AHEAD = 2
+"""How many receives are posted beyond the piece that is being added up."""
+
+
+def run_schedule(
+    peers: Peers,
+    algorithm: str,
+    buffer: torch.Tensor,
+    op: str = "sum",
+    *,
+    second: torch.Tensor | None = None,
+    **options: int,
+) -> None:
+    """Carry out this rank's part of `algorithm` on a flat `buffer`, in place; a mean comes out as a sum.
+
+    Transfers with a `place` are received into `second`. `options` go to `schedule`.
+    """
+    for transfers in schedule(algorithm, buffer.numel(), peers.n, **options):
+        run_round(peers, transfers, buffer, op, second=second)
+
+
+def run_round(
+    peers: Peers, transfers: Round, buffer: torch.Tensor, op: str, *, second: torch.Tensor | None = None
+) -> None:
+    """This rank's send and receive of one round, if it has any."""
+    outgoing = next((t for t in transfers if t.source == peers.rank), None)
+    incoming = next((t for t in transfers if t.target == peers.rank), None)
+    leaving = buffer[:0] if outgoing is None else buffer[outgoing.start : outgoing.stop]
+    landing = buffer[:0] if incoming is None else _landing(incoming, buffer, second)
+    to = peers.rank if outgoing is None else outgoing.target
+    source = peers.rank if incoming is None else incoming.source
+    if incoming is None or not incoming.combine:
+        _replace(peers, leaving, to, landing, source)
+    elif peers.pipelined:
+        _combine_in_segments(peers, leaving, to, landing, source, op)
+    else:
+        arrived = torch.empty_like(landing)
+        wait_for(peers.exchange(leaving, to, arrived, source))
+        combine(landing, arrived, op, out=landing)
+
+
+def _landing(incoming: Transfer, buffer: torch.Tensor, second: torch.Tensor | None) -> torch.Tensor:
+    if incoming.place is None:
+        return buffer[incoming.start : incoming.stop]
+    if second is None:
+        raise ValueError("second must be a tensor: this schedule fills a second buffer")
+    return second[incoming.place : incoming.place + incoming.stop - incoming.start]
+
+
+def _replace(peers: Peers, leaving: torch.Tensor, to: int, landing: torch.Tensor, source: int) -> None:
+    """What arrives is the new value, and goes straight into place."""
+    if not peers.pipelined:
+        return wait_for(peers.exchange(leaving, to, landing, source))
+    receives = [peers.receive(piece, source) for piece in _cut(landing)]
+    sends = [peers.send(piece, to) for piece in _cut(leaving)]
+    return wait_for([*receives, *sends])
+
+
+def _cut(tensor: torch.Tensor) -> list[torch.Tensor]:
+    return [tensor[start:stop] for start, stop in segments(0, tensor.numel(), tensor.element_size())]
+
+
+def _combine_in_segments(
+    peers: Peers, leaving: torch.Tensor, to: int, landing: torch.Tensor, source: int, op: str
+) -> None:
+    """What arrives is added to what is there, a piece while the next one travels."""
+    pieces = _cut(landing)
+    scratch = [torch.empty_like(piece) for piece in pieces[:AHEAD]]
+    receives: list[Any] = []
+
+    def post(index: int) -> None:
+        if index < len(pieces):
+            receives.append(peers.receive(scratch[index % AHEAD][: pieces[index].numel()], source))
+
+    for index in range(AHEAD):
+        post(index)
+    sends = [peers.send(piece, to) for piece in _cut(leaving)]
+    overwrites_leaving = landing.data_ptr() == leaving.data_ptr()
+    for index, here in enumerate(pieces):
+        receives[index].wait()
+        if overwrites_leaving:
+            sends.pop(0).wait()  # once: gloo hangs on a second wait
+        combine(here, scratch[index % AHEAD][: here.numel()], op, out=here)
+        post(index + AHEAD)
+    wait_for(sends)

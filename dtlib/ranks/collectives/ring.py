@@ -1,0 +1,108 @@
+"""Rings: each rank hears from the left and speaks to the right, and every link carries the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dtlib.theory.collectives import chunk_bounds
+
+from . import _check
+from ._peers import Peers, flat, write_back
+from ._rings import all_gather_among, all_reduce_among, reduce_scatter_among
+
+
+@torch.no_grad()
+def ring_all_reduce(tensor: torch.Tensor, op: str = "sum", *, group: Any = None) -> torch.Tensor:
+    """Reduce `tensor` over the ranks of `group` in place, by a ring; returns `tensor`.
+
+    A reduce-scatter leaves each rank with one finished chunk, an all-gather hands the chunks out. All ranks
+    end with the same bits. `op` is sum, mean or max (no mean of integers). Sends `traffic("ring_all_reduce",
+    ...)` bytes, 2(N−1)/N · D for equal chunks, in 2(N−1) steps. Raises ``ValueError`` before anything is sent
+    for an unknown `op`, a dtype it cannot add, an expanded tensor, or a process outside of `group`.
+    """
+    _check.reducible("tensor", tensor, op)
+    _check.writable("tensor", tensor)
+    peers, buffer = Peers(tensor.device, group), flat(tensor)
+    all_reduce_among(peers, range(peers.n), buffer, op)
+    return write_back(tensor, buffer)
+
+
+@torch.no_grad()
+def ring_reduce_scatter(tensor: torch.Tensor, op: str = "sum", *, group: Any = None) -> torch.Tensor:
+    """Reduce `tensor` over the ranks of `group`, and return this rank's chunk of the result as a new tensor.
+
+    `tensor` stays as it is. Its elements in row-major order are cut as `theory.collectives.chunk_bounds`
+    cuts; rank r gets chunk r, flat, or of shape (A/N, ...) where `tensor` has shape (A, ...) and N divides A,
+    as in torch. Sends `traffic("ring_reduce_scatter", ...)` bytes, (N−1)/N · D for equal chunks, in N−1
+    steps. Raises ``ValueError`` before anything is sent for an unknown `op`, a dtype it cannot add, or a
+    process outside of `group`.
+    """
+    _check.reducible("tensor", tensor, op)
+    peers, buffer = Peers(tensor.device, group), flat(tensor)
+    chunk = reduce_scatter_among(peers, range(peers.n), buffer, op)
+    if tensor.dim() > 1 and tensor.shape[0] % peers.n == 0:
+        return chunk.view(tensor.shape[0] // peers.n, *tensor.shape[1:])
+    return chunk
+
+
+@torch.no_grad()
+def ring_all_gather(chunk: torch.Tensor, *, num_elements: int | None = None, group: Any = None) -> torch.Tensor:
+    """The chunks of all ranks of `group`, joined in rank order, as a new tensor on every rank.
+
+    Without `num_elements` every rank must pass a chunk of one shape (a, ...), and the result has shape (N·a,
+    ...). With it, the result is flat and has that many elements, cut as `theory.collectives.chunk_bounds`
+    cuts: rank r passes chunk r. Sends `traffic("ring_all_gather", ...)` bytes, (N−1)/N · D for the gathered
+    D, in N−1 steps. Raises ``ValueError`` before anything is sent for a chunk of the wrong length, a dtype it
+    cannot send, or a process outside of `group`.
+    """
+    _check.movable("chunk", chunk)
+    peers = Peers(chunk.device, group)
+    total = chunk.numel() * peers.n if num_elements is None else num_elements
+    bounds = chunk_bounds(total, peers.n)
+    start, stop = bounds[peers.rank], bounds[peers.rank + 1]
+    if chunk.numel() != stop - start:
+        raise ValueError(
+            f"chunk must have {stop - start} elements, rank {peers.rank}'s share of num_elements={num_elements} "
+            f"over {peers.n} ranks, not {chunk.numel()}"
+        )
+    full = chunk.new_empty(total)
+    full[start:stop] = flat(chunk)
+    all_gather_among(peers, range(peers.n), full)
+    if num_elements is None and chunk.dim():
+        return full.view(peers.n * chunk.shape[0], *chunk.shape[1:])
+    return full
+
+
+@torch.no_grad()
+def two_level_all_reduce(
+    tensor: torch.Tensor, op: str = "sum", *, ranks_per_node: int, group: Any = None
+) -> torch.Tensor:
+    """Reduce `tensor` over the ranks of `group` in place, sparing the links between nodes; returns `tensor`.
+
+    Ranks 0 to g−1 of the group are the first node of g = `ranks_per_node`, and so on. Reduce-scatter inside
+    the node, all-reduce of the own chunk with the ranks of the same place in the other nodes, all-gather
+    inside the node. Sends as much as one ring, of which only 2(m−1)/m · D/g crosses to another of the m
+    nodes, in 2(g−1) + 2(m−1) steps. Raises ``ValueError`` before anything is sent where `ring_all_reduce`
+    does, or unless `ranks_per_node` divides the number of ranks.
+    """
+    _check.reducible("tensor", tensor, op)
+    _check.writable("tensor", tensor)
+    peers = Peers(tensor.device, group)
+    if isinstance(ranks_per_node, bool) or not isinstance(ranks_per_node, int) or ranks_per_node < 1:
+        raise ValueError(f"ranks_per_node must be a whole number of at least 1, not {ranks_per_node!r}")
+    if peers.n % ranks_per_node:
+        raise ValueError(f"ranks_per_node must divide the number of ranks, {peers.n}; {ranks_per_node} does not")
+    buffer = flat(tensor)
+    node, place = divmod(peers.rank, ranks_per_node)
+    inside = range(node * ranks_per_node, (node + 1) * ranks_per_node)
+    across = range(place, peers.n, ranks_per_node)
+    bounds = chunk_bounds(buffer.numel(), ranks_per_node)
+    own = buffer[bounds[place] : bounds[place + 1]]
+    reduce_scatter_among(peers, inside, buffer, "max" if op == "max" else "sum", out=own)
+    all_reduce_among(peers, across, own, "max" if op == "max" else "sum")
+    if op == "mean":
+        own.div_(peers.n)
+    all_gather_among(peers, inside, buffer)
+    return write_back(tensor, buffer)
