@@ -1,0 +1,154 @@
+"""Links and accelerators of real machines, in base units, for the numbers of the book.
+
+Two confusions are kept out. A link's rate is that of **one direction**: data sheets of NVLink add both (600 GB/s of an
+A100 are 300 in and 300 out), those of InfiniBand and Ethernet do not. Bits are not bytes: 400 Gb/s are 50 GB/s. A
+collective sends and receives at once, so one direction is what its formulas ask for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TypeVar
+
+from .units import GB, TB, TFLOP, Gbit
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link as its standard or data sheet has it.
+
+    `link_bytes_per_s` is what one device sends over it in one direction, all lanes together, before any protocol's
+    headers: an upper bound that no program reaches.
+    """
+
+    name: str
+    link_bytes_per_s: float
+    source: str
+
+    @property
+    def both_directions_bytes_per_s(self) -> float:
+        """Sending plus receiving, as NVLink's data sheets count."""
+        return 2 * self.link_bytes_per_s
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """A GPU as its data sheet has it.
+
+    `memory_bytes` are the decimal gigabytes of its name. `half_flop_per_s` is the dense rate of 16-bit matrix products
+    (bf16; fp16 on the V100), without sparsity; `measured_half_flop_per_s` the best that a plain matrix product has
+    reached, None where nobody published it. `link` joins the GPUs of one node, `host_link` the GPU and its CPU.
+    """
+
+    name: str
+    memory_bytes: float
+    memory_bytes_per_s: float
+    half_flop_per_s: float
+    measured_half_flop_per_s: float | None
+    link: Link
+    host_link: Link
+    source: str
+
+
+def _nvlink(generation: int, num_links: int, lane_bytes_per_s: float, gpu: str) -> Link:
+    return Link(f"NVLink {generation}", num_links * lane_bytes_per_s, f"NVIDIA {gpu} data sheet")
+
+
+def _pcie(generation: int, transfers_per_s: float) -> Link:
+    # 16 lanes, one bit a transfer, 128 of every 130 bits carry data
+    return Link(f"PCIe {generation} x16", 16 * transfers_per_s * 128 / 130 / 8, f"PCI Express {generation}.0")
+
+
+def _infiniband(name: str, num_gbit: int) -> Link:
+    return Link(f"InfiniBand {name}", num_gbit * Gbit, "InfiniBand roadmap, four lanes")
+
+
+def _ethernet(num_gbit: int) -> Link:
+    return Link(f"Ethernet {num_gbit}G", num_gbit * Gbit, "IEEE 802.3")
+
+
+Named = TypeVar("Named", Link, Accelerator)
+
+
+def _by_name(*known: Named) -> Mapping[str, Named]:
+    return MappingProxyType({each.name: each for each in known})
+
+
+LINKS: Mapping[str, Link] = _by_name(
+    _nvlink(2, 6, 25 * GB, "V100"),
+    _nvlink(3, 12, 25 * GB, "A100"),
+    _nvlink(4, 18, 25 * GB, "H100"),
+    _nvlink(5, 18, 50 * GB, "B200"),
+    _pcie(3, 8e9),
+    _pcie(4, 16e9),
+    _pcie(5, 32e9),
+    _infiniband("EDR", 100),
+    _infiniband("HDR", 200),
+    _infiniband("NDR", 400),
+    _infiniband("XDR", 800),
+    *(_ethernet(num_gbit) for num_gbit in (1, 10, 25, 100, 200, 400, 800)),
+)
+"""The links that `link` finds, by name."""
+
+_SHEETS = "NVIDIA data sheets, collected in stas00/ml-engineering"
+
+ACCELERATORS: Mapping[str, Accelerator] = _by_name(
+    Accelerator(
+        "V100-32GB-SXM", 32 * GB, 0.9 * TB, 125 * TFLOP, None,
+        LINKS["NVLink 2"], LINKS["PCIe 3 x16"], "NVIDIA V100 data sheet",
+    ),
+    Accelerator(
+        "A100-80GB-SXM", 80 * GB, 2.0 * TB, 312 * TFLOP, 271.2 * TFLOP,
+        LINKS["NVLink 3"], LINKS["PCIe 4 x16"], _SHEETS,
+    ),
+    Accelerator(
+        "H100-80GB-SXM", 80 * GB, 3.35 * TB, 989 * TFLOP, 794.5 * TFLOP,
+        LINKS["NVLink 4"], LINKS["PCIe 5 x16"], _SHEETS,
+    ),
+    Accelerator(
+        "H200-141GB-SXM", 141 * GB, 4.8 * TB, 989 * TFLOP, None,
+        LINKS["NVLink 4"], LINKS["PCIe 5 x16"], _SHEETS,
+    ),
+    Accelerator(
+        "B200-180GB", 180 * GB, 8.0 * TB, 2250 * TFLOP, 1745 * TFLOP,
+        LINKS["NVLink 5"], LINKS["PCIe 5 x16"], _SHEETS,
+    ),
+)  # fmt: skip
+"""The accelerators that `accelerator` finds, by name."""
+
+
+def link(name: str) -> Link:
+    """The link called `name`, for example ``link("NVLink 4")`` or ``link("ndr")``.
+
+    Case, spaces and hyphens do not matter, and any words of the name will do where they fit one link only. Raises
+    ``ValueError`` that lists the names otherwise.
+    """
+    return _find("link", name, LINKS)
+
+
+def accelerator(name: str) -> Accelerator:
+    """The accelerator called `name`, for example ``accelerator("H100")``; rules and errors as for `link`."""
+    return _find("accelerator", name, ACCELERATORS)
+
+
+def _find(what: str, name: str, known: Mapping[str, Named]) -> Named:
+    wanted = _words(name) if isinstance(name, str) else []
+    exact = [each for each in known.values() if _words(each.name) == wanted]
+    some = [each for each in known.values() if wanted and _contains(_words(each.name), wanted)]
+    found = exact or some
+    if len(found) != 1:
+        fitting = f" fits {', '.join(each.name for each in found)};" if found else " is unknown;"
+        raise ValueError(f"name {name!r} of {what}{fitting} there are {', '.join(known)}")
+    return found[0]
+
+
+def _words(name: str) -> list[str]:
+    """Runs of letters and runs of digits: ``"NVLink4"`` and ``"nvlink 4"`` are the same two words."""
+    return re.findall(r"[a-z]+|\d+", name.lower())
+
+
+def _contains(words: list[str], wanted: list[str]) -> bool:
+    return any(words[start : start + len(wanted)] == wanted for start in range(len(words)))
