@@ -11,6 +11,7 @@ import os
 import select
 import signal
 import socket
+import tempfile
 
 from .channel import recv_frame
 
@@ -36,8 +37,7 @@ def serve(request_fd: int) -> None:
     """Fork a supervisor for each request that arrives, until the parent closes its end or dies."""
     requests = socket.socket(fileno=request_fd)
     parent = os.getppid()
-    for name in PRELOADED:
-        importlib.import_module(name)
+    _preload()
     from .supervisor import supervise
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # supervisors need no burial
@@ -61,3 +61,14 @@ def serve(request_fd: int) -> None:
             supervise(socket.socket(fileno=control_fd), job_fd, fork=True)
         os.close(control_fd)
         os.close(job_fd)
+
+
+def _preload() -> None:
+    variable = "TORCHINDUCTOR_CACHE_DIR"  # where torch._dynamo makes a folder as soon as it is imported
+    chosen = os.environ.get(variable)
+    with tempfile.TemporaryDirectory(prefix="dtlib-") as folder:
+        os.environ[variable] = chosen or folder
+        for name in PRELOADED:
+            importlib.import_module(name)
+    if chosen is None:
+        del os.environ[variable]

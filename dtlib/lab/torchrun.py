@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
 import pickle
 from collections.abc import Callable
@@ -10,6 +12,8 @@ from typing import Any
 from . import context
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+
+_runs = itertools.count()  # torchrun's store outlives a run and keeps its keys: each run needs its own
 
 
 def is_active() -> bool:
@@ -32,8 +36,10 @@ def run_here(fn: Callable[..., Any], args: tuple[Any, ...]) -> list[Any]:
         torch.cuda.set_device(local_rank)
     if dist.is_initialized():
         raise RuntimeError("lab.run makes the process group itself: destroy yours before it, or do not create one")
-    dist.init_process_group("cpu:gloo,cuda:nccl" if has_gpu else "gloo")
-    exchange = _exchange_over(dist.distributed_c10d._get_default_store(), rank, world_size)
+    store = dist.PrefixStore(f"dtlib/{next(_runs)}", _store())
+    backend = "cpu:gloo,cuda:nccl" if has_gpu else "gloo"
+    dist.init_process_group(backend, store=dist.PrefixStore("group", store), rank=rank, world_size=world_size)
+    exchange = _exchange_over(store, rank, world_size)
     context.enter(
         context.RankContext(
             rank=rank,
@@ -54,12 +60,22 @@ def run_here(fn: Callable[..., Any], args: tuple[Any, ...]) -> list[Any]:
         dist.destroy_process_group()
 
 
+@functools.cache
+def _store() -> Any:
+    """The key-value store that torchrun offers to its processes."""
+    import torch.distributed as dist
+
+    store, _, _ = next(dist.rendezvous("env://"))
+    return store
+
+
 def _exchange_over(store: Any, rank: int, world_size: int) -> Callable[[bytes], list[bytes]]:
     """The exchange of a rank through the group's key-value store, on its own connection."""
-    calls = iter(range(10**12))
+
+    calls = itertools.count()
 
     def exchange(payload: bytes) -> list[bytes]:
-        key = f"dtlib/exchange/{next(calls)}"
+        key = f"exchange/{next(calls)}"
         store.set(f"{key}/{rank}", pickle.dumps(payload))
         return [pickle.loads(store.get(f"{key}/{other}")) for other in range(world_size)]
 

@@ -1,0 +1,87 @@
+"""lab.run in a real Jupyter kernel: functions typed into cells, errors with their source, interruption."""
+
+import time
+
+import psutil
+import pytest
+from jupyter_client.manager import start_new_kernel
+
+DEFINE = """
+import time, pathlib, os
+import torch, torch.distributed as dist
+from dtlib import lab
+weight = torch.ones(3)
+class Answer:
+    def __init__(self, value): self.value = value
+def cell_function(x):
+    print("in rank", dist.get_rank())
+    return Answer((weight * x).sum().item())
+"""
+
+
+@pytest.fixture(scope="module")
+def kernel():
+    manager, client = start_new_kernel(kernel_name="python3")
+    run(client, DEFINE)
+    yield manager, client
+    client.stop_channels()
+    manager.shutdown_kernel(now=True)
+
+
+def run(client, code, during=None):
+    """Execute `code`; its printed text and, when it failed, the error's name and text."""
+    text, errors = [], []
+
+    def collect(message):
+        content = message["content"]
+        if message["msg_type"] == "stream":
+            text.append(content["text"])
+        elif message["msg_type"] == "error":
+            errors.append((content["ename"], content["evalue"]))
+        elif during is not None and content.get("execution_state") == "busy":
+            during()
+
+    client.execute_interactive(code, timeout=60, output_hook=collect)
+    return "".join(text), errors
+
+
+def test_a_function_of_a_cell_runs_and_its_class_comes_home(kernel):
+    code = "answers = lab.run(cell_function, 2, args=(2,)); print([type(a) is Answer and a.value for a in answers])"
+    assert run(kernel[1], code) == ("[rank 0] in rank 0\n[rank 1] in rank 1\n[6.0, 6.0]\n", [])
+
+
+def test_the_source_of_the_cell_is_in_the_traceback(kernel):
+    code = "def broken():\n    return 1 / 0  # look here\nlab.run(broken, 2)"
+    ((name, text),) = run(kernel[1], code)[1]
+    assert name == "RankError"
+    assert "return 1 / 0  # look here" in text
+
+
+def test_the_source_of_the_cell_is_in_the_stack_of_a_hang(kernel):
+    code = "def hang():\n    dist.recv(weight, 1 - dist.get_rank())  # both wait\nlab.run(hang, 2, timeout_s=1)"
+    ((name, text),) = run(kernel[1], code)[1]
+    assert name == "RankTimeout"
+    assert text.count("# both wait") == 2
+
+
+def test_interrupting_the_cell_ends_the_ranks_and_spares_the_kernel(kernel, tmp_path):
+    manager, client = kernel
+    started = []
+
+    def interrupt_when_ranks_are_up():
+        if not started:
+            deadline = time.monotonic() + 30
+            while time.monotonic() < deadline and len(list(tmp_path.iterdir())) < 2:
+                time.sleep(0.05)
+            started.extend(int(file.name) for file in tmp_path.iterdir())
+            manager.interrupt_kernel()
+
+    code = (
+        f"def forever():\n    pathlib.Path({str(tmp_path)!r}, str(os.getpid())).touch()\n    time.sleep(600)\n"
+        "lab.run(forever, 2, timeout_s=600)"
+    )
+    _, errors = run(client, code, during=interrupt_when_ranks_are_up)
+    assert [name for name, _ in errors] == ["KeyboardInterrupt"]
+    assert len(started) == 2
+    assert not any(psutil.pid_exists(pid) for pid in started)
+    assert run(client, "print(lab.run(lambda: weight.sum().item(), 2))") == ("[3.0, 3.0]\n", [])

@@ -1,0 +1,74 @@
+"""The same script alone and under torchrun: same results."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import json, os, sys
+import torch, torch.distributed as dist
+from dtlib import lab
+
+def main(scale):
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    value = torch.rand(5, generator=generator, dtype=torch.float64) * scale
+    dist.all_reduce(value)
+    lab.barrier()
+    with lab.wire() as wire:
+        dist.all_reduce(torch.ones(2**18))
+    return value.tolist(), dist.get_rank(), dist.get_world_size(), round(wire.total_bytes / 2**20)
+
+first = lab.run(main, int(sys.argv[1]), args=(2.0,))
+second = lab.run(lambda: dist.get_rank() ** 2, int(sys.argv[1]))
+with open(f"{sys.argv[2]}/{os.environ.get('RANK', 'alone')}", "w") as file:
+    json.dump([first, second], file)
+"""
+
+
+def start(command, script, *arguments):
+    done = subprocess.run([*command, str(script), *map(str, arguments)], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_results_are_identical(world_size, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    out = tmp_path / "out"
+    out.mkdir()
+    start([sys.executable], script, world_size, out)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world_size)]
+    start(torchrun, script, world_size, out)
+    results = {file.name: json.loads(file.read_text()) for file in out.iterdir()}
+    assert set(results) == {"alone", *map(str, range(world_size))}
+    first, second = results["alone"]
+    assert [rank for _, rank, _, _ in first] == list(range(world_size))
+    assert second == [r**2 for r in range(world_size)]
+    assert first[0][3] == 2 * (world_size - 1)
+    for result in results.values():
+        assert result == results["alone"]
+
+
+def test_torchrun_decides_how_many_ranks_there_are(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from dtlib import lab\nimport torch.distributed as dist\nprint(lab.run(dist.get_world_size, 4))\n"
+    )
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    assert start(torchrun, script).stdout.count("[2, 2]") == 2
+
+
+def test_a_rank_that_raises_under_torchrun_ends_the_job(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from dtlib import lab\nimport torch.distributed as dist\n"
+        "def main():\n    if dist.get_rank() == 1:\n        raise ValueError('under torchrun')\n    dist.barrier()\n"
+        "lab.run(main, 2)\n"
+    )
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run([*torchrun, str(script)], capture_output=True, text=True, timeout=200)
+    assert done.returncode != 0
+    assert "ValueError: under torchrun" in done.stderr
