@@ -74,6 +74,31 @@ def ledger(file: Path | None, chapter: str | None, require_all: bool, as_json: b
         raise SystemExit(1)
 
 
+@main.command()
+@click.argument("solutions", type=click.Path(path_type=Path, file_okay=False, exists=True), default=Path("solutions"))
+@click.argument("exercises", type=click.Path(path_type=Path, file_okay=False), default=Path("exercises"))
+@click.option("--check", is_flag=True, help="Write nothing; fail if EXERCISES are not what SOLUTIONS give.")
+def release(solutions: Path, exercises: Path, check: bool) -> None:
+    """Make the learners' notebooks: SOLUTIONS without what stands between the solution markers.
+
+    SOLUTIONS and EXERCISES are folders, "solutions" and "exercises" where they are not given. Exit code 0, or 1 for a
+    notebook that cannot be released and, with --check, for exercises that have drifted.
+    """
+    from dtlib.grading.release import ReleaseError
+    from dtlib.grading.release import release as make
+
+    try:
+        changed = make(solutions, exercises, check=check)
+    except ReleaseError as error:
+        raise click.ClickException(str(error)) from error
+    if check:
+        click.echo(f"{exercises} is what {solutions} gives")
+    for path in changed:
+        click.echo(f"wrote {path}")
+    if not changed and not check:
+        click.echo(f"{exercises} is up to date")
+
+
 def _print_findings(console: Console, examination: Examination) -> None:
     from rich.markup import escape
     from rich.table import Table

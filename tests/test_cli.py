@@ -118,3 +118,44 @@ def test_ledger_refuses_what_is_not_there(tmp_path):
     result = invoke("ledger", "--chapter", "alchemy")
     assert result.exit_code == 1
     assert "no formula belongs to chapter 'alchemy'; there are demo" in result.output
+
+
+@pytest.fixture
+def _solutions(tmp_path, monkeypatch):
+    import nbformat
+
+    source = "def double(x):\n    ### BEGIN SOLUTION\n    return 2 * x\n    ### END SOLUTION"
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
+    (tmp_path / "solutions").mkdir()
+    nbformat.write(notebook, tmp_path / "solutions" / "demo.ipynb")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("_solutions")
+def test_release_strips_solutions_and_notices_drift(tmp_path):
+    result = invoke("release", "--check")
+    assert result.exit_code == 1
+    assert "demo.ipynb" in result.output
+    assert not (tmp_path / "exercises").exists()
+    result = invoke("release")
+    assert (result.exit_code, result.output) == (0, "wrote exercises/demo.ipynb\n")
+    made = (tmp_path / "exercises" / "demo.ipynb").read_text()
+    assert "return 2 * x" not in made
+    assert "def double" in made
+    assert invoke("release").output == "exercises is up to date\n"
+    assert invoke("release", "--check").exit_code == 0
+    (tmp_path / "exercises" / "demo.ipynb").write_text(made.replace("double", "triple"))
+    result = invoke("release", "--check")
+    assert result.exit_code == 1
+    assert result.output.startswith("Error: ")
+
+
+@pytest.mark.usefixtures("_solutions")
+def test_release_refuses_folders_without_solutions(tmp_path):
+    result = invoke("release", "nowhere")
+    assert result.exit_code == 2
+    assert "'nowhere' does not exist" in result.output
+    (tmp_path / "empty").mkdir()
+    result = invoke("release", "empty")
+    assert result.exit_code == 1
+    assert "holds no notebook" in result.output
