@@ -5,6 +5,8 @@ from .compare import CheckError, check
 from .context import barrier, inside_rank
 from .fit import AlphaBeta, LinkFit, fit_alpha_beta, fit_link
 from .launch import RankError, RankTimeout, run
+from .messages import Message, Messages, count_steps, messages
+from .pace import paced
 from .sends import SendCounter
 from .timeline import Timeline, Timelines, timeline
 from .wire import Wire, wire
@@ -13,6 +15,8 @@ __all__ = [
     "AlphaBeta",
     "CheckError",
     "LinkFit",
+    "Message",
+    "Messages",
     "RankError",
     "RankTimeout",
     "SendCounter",
@@ -21,10 +25,13 @@ __all__ = [
     "Wire",
     "barrier",
     "check",
+    "count_steps",
     "fit_alpha_beta",
     "fit_link",
     "inside_rank",
     "ledger",
+    "messages",
+    "paced",
     "run",
     "timeline",
     "wire",

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.profiler import record_function
 
 from dtlib.theory.dp import plan_buckets
 from dtlib.theory.units import MiB
@@ -119,8 +118,7 @@ class BucketedDataParallel(DataParallel):
     def _start_full_buckets(self) -> None:
         while self._next < len(self._buckets) and self._buckets[self._next].missing == 0:
             bucket = self._buckets[self._next]
-            with record_function(f"all-reduce bucket {self._next}"):
-                bucket.work = dist.all_reduce(bucket.flat, group=self.group, async_op=True)
+            bucket.work = dist.all_reduce(bucket.flat, group=self.group, async_op=True)
             self._next += 1
 
     @torch.no_grad()

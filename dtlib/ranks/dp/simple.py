@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.profiler import record_function
 
 from .base import DataParallel
 
@@ -23,12 +22,11 @@ class NaiveDataParallel(DataParallel):
 
     @torch.no_grad()
     def _average(self, unused: Sequence[int]) -> None:
-        for index, parameter in enumerate(self._params):
+        for parameter in self._params:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            with record_function(f"all-reduce {self._names[index]}"):
-                parameter.grad.mul_(1 / self.world_size)
-                dist.all_reduce(parameter.grad, group=self.group)
+            parameter.grad.mul_(1 / self.world_size)
+            dist.all_reduce(parameter.grad, group=self.group)
 
 
 class FlatDataParallel(DataParallel):
@@ -49,9 +47,8 @@ class FlatDataParallel(DataParallel):
         for parameter in self._params:
             kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)
         for alike in kinds.values():
-            with record_function("all-reduce flat"):
-                grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in alike]
-                flat = torch.cat([grad.reshape(-1) for grad in grads]).mul_(1 / self.world_size)
-                dist.all_reduce(flat, group=self.group)
+            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in alike]
+            flat = torch.cat([grad.reshape(-1) for grad in grads]).mul_(1 / self.world_size)
+            dist.all_reduce(flat, group=self.group)
             for parameter, part in zip(alike, flat.split([p.numel() for p in alike]), strict=True):
                 parameter.grad = part.view(parameter.shape)
