@@ -81,7 +81,7 @@ class Check:
     """One thing that is judged, with its points: `inspect` returns None for a run that is as it should be.
 
     `applies` selects the cases that the check looks at. A check that is not `visible` is judged by the grader alone.
-    Where a `gate` fails, no other check of the exercise earns points.
+    Where a `gate` finds something wrong, no other check of the exercise earns points.
     """
 
     name: str
@@ -102,12 +102,15 @@ class Check:
             raise ValueError(f"points must be at least 1, not {self.points!r}")
 
     def judge(self, runs: Sequence[Run]) -> CheckResult:
-        """The verdict on all runs whose case the check applies to; a run with trouble fails."""
+        """The verdict on all runs whose case the check applies to; a run with trouble fails.
+
+        A gate looks at the runs that came back: what a run that did not come back would have done, nobody knows.
+        """
         failing: list[Run] = []
         passing: list[Run] = []
         first: Finding | None = None
         for run in runs:
-            if not self.applies(run.case):
+            if not self.applies(run.case) or (self.gate and run.trouble is not None):
                 continue
             finding = self._look(run)
             if finding is None:
@@ -184,7 +187,7 @@ class Exercise:
             )
         shown = [check for check in self.checks if check.visible or hidden]
         results = tuple(check.judge(runs) for check in shown)
-        if not all(result.passed for check, result in zip(shown, results, strict=True) if check.gate):
+        if any(check.gate and result.message for check, result in zip(shown, results, strict=True)):
             results = tuple(_uncounted(check, result) for check, result in zip(shown, results, strict=True))
         failed = [each for each in results if not each.passed]
         message = _once(each.message for each in failed) if failed else "All checks passed."

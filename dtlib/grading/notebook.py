@@ -7,6 +7,7 @@ import secrets
 import sys
 import types
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from .checks import all_exercises
@@ -57,8 +58,8 @@ def judge(
     seed = secrets.randbelow(2**31) if seed is None else seed
     runs, printed = run_cases(function, exercise, exercise.cases(seed), timeout_s)
     result = exercise.judge(runs, hidden=False)
-    again = f"\nThe same cases again: `grading.check({exercise.id!r}, seed={seed})`." if result.status == "fail" else ""
-    return Result(**{**vars(result), "message": result.message + again, "printed": printed})
+    again = f"The same cases again: `grading.check({exercise.id!r}, seed={seed})`." if result.status == "fail" else ""
+    return replace(result, printed=printed, again=again)
 
 
 def _check(name: str, seed: int | None, places: list[Mapping[str, Any]], timeout_s: float | None) -> Result:

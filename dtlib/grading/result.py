@@ -37,7 +37,10 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class Result:
-    """The verdict on one exercise. It shows itself as a table in a notebook and as lines of text elsewhere."""
+    """The verdict on one exercise. It shows itself as a table in a notebook and as lines of text elsewhere.
+
+    `message` is the reason in one text; `printed` what the learner's function printed; `again` how to repeat the cases.
+    """
 
     exercise: str
     title: str
@@ -46,6 +49,7 @@ class Result:
     checks: tuple[CheckResult, ...] = ()
     withheld_points: int = 0
     printed: str = ""
+    again: str = ""
 
     @property
     def points(self) -> int:
@@ -77,6 +81,8 @@ class Result:
             lines.append(f"  {self.message}")
         if self.withheld_points and self.status != "not attempted":
             lines.append(f"  {self._withheld()}")
+        if self.again:
+            lines.append(f"  {self.again}")
         if self.printed:
             lines += ["  Your function printed:", *(f"    {line}" for line in self.printed.splitlines())]
         return "\n".join(lines)
@@ -98,6 +104,8 @@ class Result:
         body = f'<table style="margin:.4em 0 0 0">{"".join(rows)}</table>' if rows else _paragraph(self.message)
         if self.withheld_points and self.status != "not attempted":
             body += _paragraph(self._withheld())
+        if self.again:
+            body += _paragraph(self.again)
         if self.printed:
             text = html.escape(self.printed)
             body += f"<details><summary>What your function printed</summary><pre>{text}</pre></details>"

@@ -7,12 +7,12 @@ import io
 import json
 import linecache
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from . import plain
 from .exercise import Exercise, Run, Trouble
-from .harness import TROUBLE_MARK, observe
+from .harness import TROUBLE_MARK, observe, observe_all
 
 _PRINTED_CHARS = 4000
 
@@ -22,51 +22,80 @@ def run_cases(
 ) -> tuple[list[Run], str]:
     """Run `function` on each case in fresh processes: the `Run` of each case, and what was printed (cut).
 
-    After a case that hangs, or a function that is still blank, the remaining cases are skipped.
+    Cases without a ``"world_size"`` share one process. After a case that hangs, and once a function turns out to be
+    blank, the remaining cases are skipped.
     """
-    runs: list[Run] = []
     printed = io.StringIO()
-    ended_by: Trouble | None = None
-    for case in cases:
-        if ended_by is not None:
-            text = "not run, because an earlier case hung" if ended_by.kind == "hung" else ended_by.text
-            runs.append(Run(case, trouble=Trouble("skipped" if ended_by.kind == "hung" else ended_by.kind, text)))
-            continue
-        with contextlib.redirect_stdout(printed):
-            runs.append(_run_case(function, exercise, case, timeout_s or exercise.timeout_s))
-        trouble = runs[-1].trouble
-        if trouble is not None and trouble.kind in ("hung", "blank", "not sent"):
-            ended_by = trouble
+    limit = timeout_s or exercise.timeout_s
+    with contextlib.redirect_stdout(printed):
+        if any("world_size" in case for case in cases):
+            runs = list(_one_by_one(function, exercise, cases, limit))
+        else:
+            runs = _together(function, exercise, cases, limit)
     text = printed.getvalue()
     return runs, text if len(text) <= _PRINTED_CHARS else text[:_PRINTED_CHARS] + "\n… (the rest is not shown)"
 
 
-def _run_case(function: Callable[..., Any], exercise: Exercise, case: Mapping[str, Any], timeout_s: float) -> Run:
+def _one_by_one(
+    function: Callable[..., Any], exercise: Exercise, cases: Sequence[Mapping[str, Any]], timeout_s: float
+) -> Iterator[Run]:
+    ended_by: Trouble | None = None
+    for case in cases:
+        if ended_by is None:
+            arguments = (function, exercise.harness, dict(case))
+            packed = _launch(observe, case["world_size"], arguments, timeout_s)
+            run = Run(case, trouble=packed) if isinstance(packed, Trouble) else _unpack(case, packed)
+            if run.trouble is not None and run.trouble.kind in ("hung", "blank", "not sent"):
+                ended_by = run.trouble
+            yield run
+        elif ended_by.kind == "hung":
+            yield Run(case, trouble=Trouble("skipped", "not run, because an earlier case hung"))
+        else:
+            yield Run(case, trouble=ended_by)
+
+
+def _together(
+    function: Callable[..., Any], exercise: Exercise, cases: Sequence[Mapping[str, Any]], timeout_s: float
+) -> list[Run]:
+    packed = _launch(observe_all, 1, (function, exercise.harness, [dict(case) for case in cases]), timeout_s)
+    if isinstance(packed, Trouble):
+        return [Run(case, trouble=packed) for case in cases]
+    return [_unpack(case, [each]) for case, each in zip(cases, packed[0], strict=True)]
+
+
+def _launch(
+    target: Callable[..., Any], world_size: int, args: tuple[Any, ...], timeout_s: float
+) -> list[Any] | Trouble:
     from dtlib import lab
 
     try:
-        packed = lab.run(
-            observe, case.get("world_size", 1), args=(function, exercise.harness, dict(case)), timeout_s=timeout_s
-        )
-        ranks = tuple(plain.unpack(each) for each in packed)
+        return lab.run(target, world_size, args=args, timeout_s=timeout_s)
     except lab.RankTimeout as error:
-        return Run(case, trouble=_hung(error.stacks, function, timeout_s))
+        return _hung(error.stacks, args[0], timeout_s)
     except lab.RankError as error:
-        return Run(case, trouble=_raised(error, case))
+        return _raised(error, world_size)
     except Exception as error:
         text = f"the function could not be run in a process of its own: {type(error).__name__}: {error}"
-        return Run(case, trouble=Trouble("not sent", text[:500]))
-    wire_bytes = ranks[0].pop("wire_bytes", None) if isinstance(ranks[0], dict) else None
-    return Run(case, ranks, wire_bytes=wire_bytes)
+        return Trouble("not sent", text[:500])
 
 
-def _raised(error: Any, case: Mapping[str, Any]) -> Trouble:
+def _unpack(case: Mapping[str, Any], packed: Sequence[bytes]) -> Run:
+    ranks = [plain.unpack(each) for each in packed]
+    if TROUBLE_MARK in ranks[0]:
+        return Run(case, trouble=_told(ranks[0][TROUBLE_MARK], "the function"))
+    metered = [data.pop("wire_bytes") for data in ranks if "wire_bytes" in data]
+    return Run(case, tuple(ranks), wire_bytes=metered[0] if metered else None)
+
+
+def _raised(error: Any, world_size: int) -> Trouble:
     found = re.search(re.escape(TROUBLE_MARK) + r"(\{.*\})", str(error))
-    who = f"rank {error.rank} " if case.get("world_size", 1) > 1 else "the function "
     if found is None:  # exited, killed, or ended in a way that no exception shows
         return Trouble("died", str(error).splitlines()[0][:300])
-    told = json.loads(found.group(1))
-    text = f"{who}raised {told['type']}: {told['text']}" if told["text"] else f"{who}raised {told['type']}"
+    return _told(json.loads(found.group(1)), f"rank {error.rank}" if world_size > 1 else "the function")
+
+
+def _told(told: Mapping[str, Any], who: str) -> Trouble:
+    text = f"{who} raised {told['type']}" + (f": {told['text']}" if told["text"] else "")
     return Trouble("blank" if told["kind"] == "blank" else "raised", text, _line(told))
 
 

@@ -11,7 +11,7 @@ import importlib
 import json
 import linecache
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dtlib.grading.plain import pack, simplify
@@ -44,6 +44,17 @@ def observe(function: Callable[..., Any], harness: str, case: Mapping[str, Any])
     except Exception as error:
         trouble = describe_error(error, function)
     raise LearnerError(TROUBLE_MARK + json.dumps(trouble))
+
+
+def observe_all(function: Callable[..., Any], harness: str, cases: Sequence[Mapping[str, Any]]) -> list[bytes]:
+    """Run cases that need one rank only, one after another: for each what `observe` returns, or the trouble packed."""
+    packed = []
+    for case in cases:
+        try:
+            packed.append(pack(resolve(harness)(function, case)))
+        except Exception as error:
+            packed.append(pack({TROUBLE_MARK: describe_error(error, function)}))
+    return packed
 
 
 def describe_error(error: BaseException, function: Callable[..., Any]) -> dict[str, Any]:

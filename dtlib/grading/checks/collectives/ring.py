@@ -59,8 +59,8 @@ NOT_IN_PLACE = mistake(
 DEADLOCK = mistake(
     "everybody waits",
     lambda failing, passing: any(run.trouble is not None and run.trouble.kind == "hung" for run in failing),
-    "Nobody moves: every rank waits for a message that another would send next. A blocking send returns when the "
-    "receiver has taken it. Who receives first?",
+    "Nobody moves: every rank waits for a message that another would send only later. Write down the first call of "
+    "each rank: who can finish it? Which call starts a message without waiting for it?",
 )
 
 
