@@ -1,0 +1,57 @@
+# Every target sets up what it needs; a second call installs nothing again.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+BOOK   := _build/html
+NBVAL  := --nbval-lax --nbval-cell-timeout=120 --nbval-kernel-name=python3 -p no:cacheprovider -q -n 2 --dist loadscope
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help setup book test lint unit notebooks lab serve bench picture clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(READY)  ## make .venv with the exact versions of requirements.txt and this package
+
+$(READY): requirements.txt pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing into $(VENV) (once; the first time takes a few minutes) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@touch $@
+
+book: $(READY)  ## execute every notebook and build the HTML book
+	@rm -rf $(BOOK) _build/.doctrees _build/ledger.jsonl
+	@$(BIN)/jupyter-book build . -q -n -W --keep-going
+	@echo "The book is at file://$(CURDIR)/$(BOOK)/index.html"
+
+test: lint unit notebooks book  ## run everything: lint, types, tests, notebooks, the book, links, browser
+	@$(BIN)/pytest -q tests/book
+
+lint: $(READY)  ## check style and types
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+unit: $(READY)  ## run the tests of the library
+	@$(BIN)/pytest -q -n 2 --dist loadscope tests --ignore=tests/book
+
+notebooks: $(READY)  ## execute chapters, exercises and solutions with nbval
+	@DTLIB_LEDGER=$(CURDIR)/_build/nbval-ledger.jsonl $(BIN)/pytest $(NBVAL) chapters exercises solutions
+
+lab: $(READY)  ## open JupyterLab on the exercises
+	@$(BIN)/jupyter lab --notebook-dir=. exercises
+
+serve: book  ## build the book and serve it on this machine
+	@$(BIN)/python -m http.server --directory $(BOOK) --bind 127.0.0.1 8000
+
+bench: $(READY)  ## measure against the alternatives, each table in one run
+	@$(BIN)/python -m benchmarks
+
+picture: $(READY)  ## draw the README's picture from a fresh measurement
+	@$(BIN)/python _ext/readme_picture.py _static/measured.svg
+
+clean:  ## remove what was built (not .venv)
+	@rm -rf _build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,106 @@
+"""The theory needs numpy and nothing else. Three guards say so, and each of them is shown to be able to fail."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+EVALUATE = """
+from dtlib import theory
+assert theory.formulas(), "no formula is registered"
+assert theory.collectives.ring_all_reduce_bytes(8.0, 4) == 12.0
+assert theory.dp.effective_batch(32, 8, 4) == 1024
+"""
+BLOCK = """
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "torch":
+            raise ImportError("torch is blocked here")
+sys.meta_path.insert(0, Blocked())
+"""
+NOT_LOADED = (
+    "\nimport sys\nassert not any(name.partition('.')[0] == 'torch' for name in sys.modules), 'torch was loaded'\n"
+)
+
+
+def python(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT)
+
+
+def without_torch(code):
+    """Guard: `code` runs where torch cannot be imported at all."""
+    return python(BLOCK + code)
+
+
+def never_loads_torch(code):
+    """Guard: after `code`, torch is not among the loaded modules."""
+    return python(code + NOT_LOADED)
+
+
+def lint(file, code):
+    """Guard: the linter's rule against importing torch at the top of a module, for `code` as if it stood in `file`."""
+    command = [sys.executable, "-m", "ruff", "check", "--quiet", "--select", "TID253", "--stdin-filename", file, "-"]
+    return subprocess.run(command, input=code, capture_output=True, text=True, timeout=60, cwd=ROOT)
+
+
+@pytest.mark.parametrize("guard", [without_torch, never_loads_torch])
+def test_formulas_are_evaluated_without_torch(guard):
+    done = guard(EVALUATE)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", ["import dtlib", "import dtlib.cli", "import dtlib.grading.release"])
+def test_light_imports_stay_light(command):
+    done = never_loads_torch(command)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("guard", [without_torch, never_loads_torch])
+@pytest.mark.parametrize("hidden", ["import torch", "import torch.nn as nn", "from torch import Tensor"])
+def test_the_guards_can_fail(guard, hidden):
+    done = guard(EVALUATE + hidden)
+    assert done.returncode == 1
+    assert "torch is blocked here" in done.stderr or "torch was loaded" in done.stderr
+
+
+def test_the_linter_forbids_torch_in_theory_and_allows_it_in_ranks_and_lab():
+    code = '"""A module."""\n\nimport torch\n\nprint(torch)\n'
+    assert "TID253" in lint("dtlib/theory/memory.py", code).stdout
+    assert lint("dtlib/ranks/memory.py", code).returncode == 0
+    assert lint("dtlib/lab/memory.py", code).returncode == 0
+
+
+def rooms(source):
+    """Which of dtlib's rooms the Python text `source` imports."""
+    import ast
+
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found.update(name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.update(f"{'dtlib.' if node.level >= 2 else ''}{node.module}.{name.name}" for name in node.names)
+            found.add(f"{'dtlib.' if node.level >= 2 else ''}{node.module}")
+        elif isinstance(node, ast.ImportFrom):
+            found.update(f"dtlib.{name.name}" for name in node.names if node.level >= 2)
+    return {
+        room for room in ("theory", "ranks", "lab") if any(f"{name}.".startswith(f"dtlib.{room}.") for name in found)
+    }
+
+
+@pytest.mark.parametrize(("room", "forbidden"), [("theory", {"ranks", "lab"}), ("ranks", {"lab"}), ("lab", {"ranks"})])
+def test_rooms_import_only_what_they_may(room, forbidden):
+    files = sorted((ROOT / "dtlib" / room).rglob("*.py"))
+    assert files
+    trespassers = {file.name: rooms(file.read_text()) & forbidden for file in files}
+    assert {name: found for name, found in trespassers.items() if found} == {}
+
+
+def test_the_guard_of_the_rooms_can_fail():
+    assert rooms("from dtlib.ranks import dp") == {"ranks"}
+    assert rooms("from .. import lab") == {"lab"}
+    assert rooms("from ..ranks.dp import x\nimport dtlib.lab") == {"ranks", "lab"}
+    assert rooms("import numpy\nfrom . import units") == set()
