@@ -2,7 +2,8 @@
 
 - Before a notebook is executed, ``DTLIB_LEDGER`` names the build's ledger and ``DTLIB_WHERE`` the page.
 - ``DTLIB_STATIC`` tells the figures that there will be no kernel behind the page.
-- When the library has changed since the last build, every notebook is executed again and the ledger starts anew.
+- When the library has changed since the last build, or the last build did not end well, every notebook is executed
+  again and the ledger starts anew. (Sphinx alone would call a page with a failed cell up to date.)
 - The directive ``{ledger}`` becomes a table when all notebooks have run.
 """
 
@@ -90,6 +91,23 @@ def prepare(app: Sphinx) -> None:
     """Tell the kernels of this build where to write, and that their pages are static."""
     os.environ["DTLIB_LEDGER"] = str(path(app))
     os.environ["DTLIB_STATIC"] = "1"
+    # A profile of this build's own: no start-up file of the reader's runs in the pages, and the kernel keeps its
+    # remarks about transport encryption on one machine to itself.
+    profile = path(app).parent / ".ipython" / "profile_default"
+    profile.mkdir(parents=True, exist_ok=True)
+    (profile / "ipython_kernel_config.py").write_text("c.IPKernelApp.log_level = 40\n", "utf-8")
+    os.environ["IPYTHONDIR"] = str(profile.parent)
+
+
+def unfinished(app: Sphinx) -> Path:
+    """A file that is there from the start of a build until it ended without a warning."""
+    return path(app).parent / "unfinished"
+
+
+def finish(app: Sphinx, exception: Exception | None) -> None:
+    """Forget that this build was unfinished, if it went well."""
+    if exception is None and app._warncount == 0:
+        unfinished(app).unlink(missing_ok=True)
 
 
 def fingerprint(root: Path) -> str:
@@ -105,7 +123,9 @@ def outdated(app: Sphinx, env: BuildEnvironment, added: set[str], changed: set[s
     """All pages, when the library is not the one that the last build ran."""
     now = fingerprint(Path(app.srcdir))
     same, env.book_library = getattr(env, "book_library", "") == now, now  # type: ignore[attr-defined]
-    if same and path(app).exists():
+    sound = path(app).exists() and not unfinished(app).exists()
+    unfinished(app).touch()
+    if same and sound:
         return set()
     path(app).unlink(missing_ok=True)
     return set(env.found_docs)
@@ -180,4 +200,5 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("source-read", announce)
     app.connect("env-get-updated", refresh)
     app.connect("doctree-resolved", fill)
+    app.connect("build-finished", finish)
     return {"parallel_read_safe": False, "parallel_write_safe": True}

@@ -1,0 +1,152 @@
+"""The book's Sphinx extensions, on a small book of their own where that is quick enough."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def extension(name: str):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "_ext" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("css", "kept"),
+    [
+        (".used{a:b}", ".used{a:b}"),
+        (".gone{a:b}", ""),
+        (".used .gone{a:b}", ""),
+        (".gone, p.used{a:b}", " p.used{a:b}"),
+        ("p:not(.gone){a:b}", "p:not(.gone){a:b}"),
+        (":root{--x:1}p{a:b}", ":root{--x:1}p{a:b}"),
+        ("@media print{.gone{a:b}}", ""),
+        ("@media print{.used{a:b}.gone{a:b}}", "@media print{.used{a:b}}"),
+        ("@font-face{src:url(x)}", "@font-face{src:url(x)}"),
+        ("@keyframes k{from{a:b}}", "@keyframes k{from{a:b}}"),
+    ],
+)
+def test_only_rules_for_missing_classes_are_purged(css, kept):
+    assert extension("book_offline").purge(css, {"used"}) == kept
+
+
+@pytest.mark.parametrize(
+    ("latex", "shown"),
+    [
+        ("a = b", "a = b"),
+        (r"a &= b \\ &= c", r"\begin{split}a &= b \\ &= c\end{split}"),
+        (r"\begin{align}a &= b\end{align}", r"\begin{align*}a &= b\end{align*}"),
+        (r"\begin{align*}a\end{align*}", r"\begin{align*}a\end{align*}"),
+        (r"\begin{cases}1 \\ 2\end{cases}", r"\begin{cases}1 \\ 2\end{cases}"),
+    ],
+)
+def test_only_sphinx_numbers_equations(latex, shown):
+    assert extension("katex_math").display(latex) == shown
+
+
+def test_the_vendored_katex_fetches_nothing():
+    sheet = (ROOT / "_assets" / "katex" / "katex.min.css").read_text()
+    fonts = {line.split(")")[0] for line in sheet.split("url(")[1:]}
+    assert fonts
+    assert [font for font in fonts if not (ROOT / "_assets" / "katex" / font).is_file()] == []
+
+
+CONFIG = """
+title: small
+author: nobody
+only_build_toc_files: true
+execute: {execute_notebooks: force}
+bibtex_bibfiles: [references.bib]
+sphinx:
+  local_extensions: {book_ledger: %s}
+  config: {nb_execution_show_tb: true}
+"""
+NOTEBOOK = """---
+file_format: mystnb
+kernelspec: {name: python3}
+---
+# Page
+
+```{code-cell} ipython3
+import os
+from dtlib import lab
+lab.check("collectives.ring_all_reduce_bytes", theory=%s, measured=14, by="count")
+print(os.environ["DTLIB_STATIC"], os.environ["DTLIB_WHERE"])
+```
+"""
+LEDGER = """# Ledger
+
+```{ledger}
+```
+
+```{ledger} collectives
+```
+
+```{bibliography}
+```
+"""
+
+
+@pytest.fixture
+def small_book(tmp_path):
+    """A book of two pages: one that measures, one that shows the ledger."""
+    (tmp_path / "_config.yml").write_text(CONFIG % (ROOT / "_ext"))
+    (tmp_path / "_toc.yml").write_text("format: jb-book\nroot: page\nchapters: [{file: ledger}]\n")
+    (tmp_path / "ledger.md").write_text(LEDGER)
+    shutil.copy(ROOT / "chapters" / "references.bib", tmp_path)
+    (tmp_path / "page.md").write_text(NOTEBOOK % 14)
+    return tmp_path
+
+
+def build(book: Path) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable,
+        "-c",
+        "from jupyter_book.cli.main import main; main()",
+        "build",
+        str(book),
+        "-W",
+        "--keep-going",
+        "-q",
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+
+
+def lines(book: Path) -> list[dict]:
+    return [json.loads(line) for line in (book / "_build" / "ledger.jsonl").read_text().splitlines()]
+
+
+def test_a_build_measures_into_its_own_ledger_and_forgets_what_a_page_no_longer_says(small_book):
+    done = build(small_book)
+    assert done.returncode == 0, done.stderr
+    assert [(line["where"], line["theory"]) for line in lines(small_book)] == [("page", 14)]
+    page = (small_book / "_build" / "html" / "ledger.html").read_text()
+    assert "1 of " in page
+    assert "not measured" in page
+    assert "1 page" in (small_book / "_build" / "html" / "page.html").read_text()
+
+    # The page changes: its old line goes. The ledger's page is written again although it did not change.
+    (small_book / "page.md").write_text(NOTEBOOK.replace("lab.check(", "0 and lab.check(") % 14)
+    assert build(small_book).returncode == 0
+    assert lines(small_book) == []
+    assert "0 of " in (small_book / "_build" / "html" / "ledger.html").read_text()
+
+
+def test_a_disagreement_fails_the_build_and_the_next_one_too(small_book):
+    (small_book / "page.md").write_text(NOTEBOOK % 15)
+    first, second = build(small_book), build(small_book)
+    assert first.returncode != 0
+    assert "CheckError" in first.stderr
+    assert second.returncode != 0, "a page with a failed cell was taken for up to date"
