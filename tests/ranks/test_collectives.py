@@ -1,0 +1,258 @@
+"""The collectives from scratch give torch's values, in every dtype, length, layout and group."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dtlib import lab
+from dtlib.ranks import collectives
+
+ALL_REDUCES = ("naive", "ring", "tree", "recursive_doubling", "halving_doubling")
+LENGTHS = (0, 1, 5, 24, 37)
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64)
+CASES = [(dtype, op) for dtype in DTYPES for op in ("sum", "mean", "max") if dtype.is_floating_point or op != "mean"]
+WORLD_SIZES = range(1, 10)
+
+
+def everyones(dtype, length, n):
+    """What each of n ranks holds: whole numbers, so that no order of adding rounds, in bfloat16 either."""
+    generator = torch.Generator().manual_seed(length)
+    return torch.randint(-9, 10, (n, length), generator=generator).to(dtype)
+
+
+def reference(rows, op):
+    """torch's own answer. gloo has no mean; a mean of whole numbers, sum and division, rounds once in any order."""
+    total = rows[dist.get_rank()].clone()
+    dist.all_reduce(total, dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.SUM)
+    return total / len(rows) if op == "mean" else total
+
+
+def same(got, want, *about):
+    """Raise with all that was tried unless dtype, shape and every bit agree."""
+    if got.dtype != want.dtype or got.shape != want.shape or not torch.equal(got, want):
+        raise AssertionError(f"{about} on rank {dist.get_rank()}: {got} is not {want}")
+
+
+def all_reduces(n):
+    for name in ALL_REDUCES:
+        yield name, getattr(collectives, f"{name}_all_reduce")
+    for size in (g for g in range(1, n + 1) if n % g == 0):
+        yield f"two_level {size}", lambda *args, size=size: collectives.two_level_all_reduce(*args, ranks_per_node=size)
+
+
+def try_reductions(dtype, op, length):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    rows = everyones(dtype, length, n)
+    want = reference(rows, op)
+    for name, all_reduce in all_reduces(n):
+        tensor = rows[rank].clone()
+        assert all_reduce(tensor, op) is tensor
+        same(tensor, want, name, dtype, op, length)
+    tensor = rows[rank].clone()
+    chunk = collectives.ring_reduce_scatter(tensor, op)
+    same(chunk, want.tensor_split(n)[rank], "reduce_scatter", dtype, op, length)
+    same(tensor, rows[rank], "reduce_scatter changed its input", dtype, op, length)
+    for dst in {0, n - 1}:
+        tensor = collectives.tree_reduce(rows[rank].clone(), op, dst=dst)
+        if rank == dst:
+            same(tensor, want, "reduce", dtype, op, length, dst)
+
+
+def try_moves(dtype, length):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    rows = everyones(dtype, length, n)
+    full = collectives.ring_all_gather(rows[0].tensor_split(n)[rank], num_elements=length)
+    same(full, rows[0], "all_gather", dtype, length)
+    same(collectives.ring_all_gather(rows[rank]), rows.view(-1), "all_gather of equal chunks", dtype, length)
+    exchanged = collectives.pairwise_all_to_all(rows[rank].clone())
+    same(exchanged, torch.cat([row.tensor_split(n)[rank] for row in rows]), "all_to_all", dtype, length)
+    for src in range(n):
+        same(collectives.tree_broadcast(rows[rank].clone(), src=src), rows[src], "broadcast", dtype, length, src)
+
+
+@pytest.mark.parametrize("n", WORLD_SIZES)
+def test_values_equal_torchs(n):
+    def try_everything():
+        for length in LENGTHS if n <= 4 else LENGTHS[::2]:
+            for dtype, op in CASES:
+                try_reductions(dtype, op, length)
+            for dtype in (*DTYPES, torch.bool):
+                try_moves(dtype, length)
+
+    lab.run(try_everything, n, timeout_s=120)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+@pytest.mark.parametrize("pipelined", [True, False])
+def test_values_when_messages_are_cut_or_batched(n, pipelined):
+    """Pieces of eight bytes stand for a long message; batches are what an accelerator uses."""
+
+    def try_everything():
+        from dtlib.ranks.collectives import _peers
+
+        _peers.SEGMENT_BYTES = 8
+        if not pipelined:
+            _peers.Peers.pipelined = property(lambda self: False, lambda self, value: None)
+        for length in (0, 1, 3, 37):
+            for dtype, op in CASES[::3]:
+                try_reductions(dtype, op, length)
+                try_moves(dtype, length)
+
+    lab.run(try_everything, n, timeout_s=120)
+
+
+def test_long_messages():
+    """Several real pieces a chunk, and a length that divides by nothing."""
+    from dtlib.ranks.collectives._peers import SEGMENT_BYTES
+
+    def try_everything():
+        try_reductions(torch.float32, "sum", 3 * 2 * SEGMENT_BYTES // 4 + 5)
+
+    lab.run(try_everything, 3, timeout_s=120)
+
+
+def test_rounding_is_the_same_on_every_rank_and_close_to_torchs():
+    """Other orders of adding round differently: float32 sums of n terms of size 1 agree to n units of 2⁻²³."""
+
+    def reduce_noise():
+        generator = torch.Generator().manual_seed(dist.get_rank())
+        noise, results = torch.randn(1001, generator=generator), []
+        theirs = noise.clone()
+        dist.all_reduce(theirs)
+        for _, all_reduce in all_reduces(dist.get_world_size()):
+            results.append(all_reduce(noise.clone()))
+            torch.testing.assert_close(results[-1], theirs, rtol=0, atol=6 * 6 * 2**-23)
+        return results
+
+    by_rank = lab.run(reduce_noise, 6)
+    for results in by_rank[1:]:
+        for mine, first in zip(results, by_rank[0], strict=True):
+            torch.testing.assert_close(mine, first, rtol=0, atol=0)
+
+
+def test_shapes_and_layouts():
+    def try_layouts():
+        rank, n = dist.get_rank(), dist.get_world_size()
+        rows = everyones(torch.float32, 48, n)
+        for make in (
+            lambda row: row.view(8, 6).t(),  # transposed
+            lambda row: row.view(24, 2)[:, 1],  # every second
+            lambda row: row[:1].reshape(()),  # a scalar
+            lambda row: row.view(2, 4, 6).permute(2, 0, 1),
+        ):
+            want = sum(make(row) for row in rows)
+            for name, all_reduce in all_reduces(n):
+                tensor = make(rows[rank].clone())
+                strides = tensor.stride()
+                all_reduce(tensor)
+                same(tensor, want, name)
+                assert tensor.stride() == strides
+            same(collectives.tree_broadcast(make(rows[rank].clone()), src=1), make(rows[1]), "broadcast")
+            chunk = collectives.ring_reduce_scatter(make(rows[rank].clone()))
+            same(chunk.reshape(-1), want.reshape(-1).tensor_split(n)[rank], "reduce_scatter")
+        sheet = rows[rank].clone().view(12, 4)
+        collectives.ring_all_reduce(sheet[2:5, 1:3])
+        want = rows[rank].clone().view(12, 4)
+        want[2:5, 1:3] = sum(row.view(12, 4)[2:5, 1:3] for row in rows)
+        same(sheet, want, "a window, and nothing around it")
+
+    lab.run(try_layouts, 3)
+
+
+def test_shapes_follow_torchs():
+    def compare():
+        rank, n = dist.get_rank(), dist.get_world_size()
+        rows = everyones(torch.float32, 24 * n, n).view(n, 4 * n, 6)
+        outputs = [torch.empty(4, 6) for _ in range(3)]
+        scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        scatter(outputs[0], rows[rank].clone())
+        same(collectives.ring_reduce_scatter(rows[rank]), outputs[0], "reduce_scatter")
+        full = torch.empty(4 * n, 6)
+        gather(full, outputs[0])
+        same(collectives.ring_all_gather(outputs[0]), full, "all_gather")
+        exchanged = torch.empty(4 * n, 6)
+        dist.all_to_all_single(exchanged, rows[rank].contiguous())
+        same(collectives.pairwise_all_to_all(rows[rank]), exchanged, "all_to_all")
+
+    lab.run(compare, 4)
+
+
+def test_a_parameter_is_reduced_without_autograd_seeing_it():
+    def reduce_parameter():
+        parameter = torch.nn.Parameter(torch.ones(5))
+        collectives.ring_all_reduce(parameter, "mean")
+        assert parameter.requires_grad
+        assert parameter.grad_fn is None
+        return parameter.sum().item()
+
+    assert lab.run(reduce_parameter, 2) == [5.0, 5.0]
+
+
+def test_groups_speak_among_themselves():
+    """Ranks 4, 1, 3 of five in that order, and the pair that is left, at the same time."""
+
+    def in_groups():
+        trio, pair = dist.new_group([4, 1, 3]), dist.new_group([0, 2])
+        group = pair if dist.get_rank() in (0, 2) else trio
+        members = dist.get_process_group_ranks(group)
+        mine = torch.full((7,), 10.0 ** dist.get_rank())
+        want = torch.full((7,), sum(10.0**rank for rank in members))
+        for name in ALL_REDUCES:
+            same(getattr(collectives, f"{name}_all_reduce")(mine.clone(), group=group), want, name)
+        nodes = collectives.two_level_all_reduce(mine.clone(), ranks_per_node=len(members), group=group)
+        same(nodes, want, "two_level")
+        place = dist.get_rank(group)
+        chunk = collectives.ring_reduce_scatter(mine, group=group)
+        same(chunk, want.tensor_split(len(members))[place], "reduce_scatter")
+        same(collectives.ring_all_gather(chunk, num_elements=7, group=group), want, "all_gather")
+        root = collectives.tree_broadcast(mine.clone(), src=1, group=group)
+        same(root, torch.full((7,), 10.0 ** members[1]), "broadcast")
+        reduced = collectives.tree_reduce(mine.clone(), dst=1, group=group)
+        if place == 1:
+            same(reduced, want, "reduce")
+        exchanged = collectives.pairwise_all_to_all(mine[: len(members)].clone(), group=group)
+        same(exchanged, torch.tensor([10.0**rank for rank in members]), "all_to_all")
+
+    lab.run(in_groups, 5)
+
+
+def _refusals():
+    tensor, group = torch.ones(4), None
+    yield lambda: collectives.ring_all_reduce([1.0], "sum"), "tensor must be a torch.Tensor, not list"
+    yield lambda: collectives.ring_all_reduce(tensor, "avg"), "op must be one of sum, mean, max, not 'avg'"
+    yield lambda: collectives.tree_all_reduce(tensor, None), "op must be one of"
+    yield lambda: collectives.ring_all_reduce(tensor.long(), "mean"), "op must be sum or max for torch.int64"
+    yield lambda: collectives.ring_all_reduce(tensor.to(torch.complex64)), "must be of dtype .* not torch.complex64"
+    yield lambda: collectives.halving_doubling_all_reduce(tensor > 0), "must be of dtype .* not torch.bool"
+    yield lambda: collectives.naive_all_reduce(tensor.to_sparse()), "tensor must be a dense tensor"
+    yield lambda: collectives.recursive_doubling_all_reduce(torch.ones(1).expand(4)), "share memory"
+    yield lambda: collectives.tree_broadcast(torch.ones(1).expand(4)), "share memory"
+    yield lambda: collectives.ring_reduce_scatter(tensor, "min"), "op must be one of"
+    yield lambda: collectives.ring_all_gather("chunk"), "chunk must be a torch.Tensor, not str"
+    yield lambda: collectives.ring_all_gather(tensor, num_elements=9), "chunk must have"
+    yield lambda: collectives.ring_all_gather(tensor, num_elements=-1), "num_elements must be at least 0"
+    yield lambda: collectives.two_level_all_reduce(tensor, ranks_per_node=2), "ranks_per_node must divide"
+    yield lambda: collectives.two_level_all_reduce(tensor, ranks_per_node=0), "ranks_per_node must be"
+    yield lambda: collectives.two_level_all_reduce(tensor, ranks_per_node=1.5), "ranks_per_node must be"
+    yield lambda: collectives.tree_broadcast(tensor, src=3), "src must be a rank of the group, 0 to 2, not 3"
+    yield lambda: collectives.tree_broadcast(tensor, src=-1), "src must be a rank"
+    yield lambda: collectives.tree_reduce(tensor, dst=3), "dst must be a rank"
+    yield lambda: collectives.pairwise_all_to_all(tensor.to(torch.complex64), group=group), "complex64"
+
+
+def test_bad_input_is_named_before_anything_is_sent():
+    def refuse():
+        count = 0
+        with lab.messages() as seen:
+            for call, message in _refusals():
+                with pytest.raises(ValueError, match=message):
+                    call()
+                count += 1
+        outside = dist.new_group([0, 1])
+        if dist.get_rank() == 2:
+            with pytest.raises(ValueError, match="group must contain the calling process"):
+                collectives.ring_all_reduce(torch.ones(2), group=outside)
+        return count, seen.num_sent
+
+    assert lab.run(refuse, 3) == [(20, 0)] * 3
