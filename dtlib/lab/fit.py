@@ -145,11 +145,11 @@ class LinkFit:
         off = np.abs(self.errors)
         words = (
             f"α = {units.format_seconds(self.alpha_seconds)} a step, B = {units.format_rate(self.link_bytes_per_s)}, "
-            f"{whose}: off by {np.median(off):.0%} in the median, {np.max(off):.0%} at worst"
+            f"{whose}: off by {_percent(np.median(off))} in the median, {_percent(np.max(off))} at worst"
         )
         left_out = np.abs(self.left_out_errors)
         if left_out.size:
-            words += f"; where it was not fitted {np.median(left_out):.0%} and {np.max(left_out):.0%}"
+            words += f"; where it was not fitted {_percent(np.median(left_out))} and {_percent(np.max(left_out))}"
         return words
 
     def _rows(self) -> list[list[str]]:
@@ -159,7 +159,7 @@ class LinkFit:
                 units.format_bytes(point.full_bytes),
                 units.format_seconds(point.seconds),
                 units.format_seconds(self.predict(point.full_bytes, point.world_size)),
-                f"{error:+.0%}",
+                ("-" if error < 0 else "+") + _percent(abs(error)),
                 "yes" if point.fitted else "left out",
             ]
             for point, error in zip(self.points, self.errors, strict=True)
@@ -167,6 +167,10 @@ class LinkFit:
 
 
 _COLUMNS = ["ranks", "buffer", "measured", "predicted", "error", "fitted"]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2g} %" if share < 0.995 else f"{100 * share:.0f} %"
 
 
 def _carried(link: str, sent_bytes: float, n: int) -> float:

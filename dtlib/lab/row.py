@@ -15,7 +15,10 @@ Number = int | float
 
 # The class "dataframe" keeps the book's theme from painting a light box behind the row in dark mode; colours
 # are inherited, so the row follows the page.
-_TABLE = "border-collapse:collapse;width:100%;max-width:52rem;margin:.25rem 0;border:0;font-size:.9em"
+_TABLE = (
+    "border-collapse:collapse;table-layout:fixed;width:100%;max-width:52rem;margin:.25rem 0;border:0;"
+    "font-size:.9em;color:inherit"
+)
 _HEAD = "padding:.1rem .6rem;border:0;font-weight:normal;font-size:.8em;opacity:.75"
 _CELL = "padding:.15rem .6rem .3rem;border:0;border-bottom:1px solid rgba(128,128,128,.4)"
 
@@ -54,14 +57,17 @@ class Row:
         predicted, measured = format_pair(self.formula, self.theory, self.measured)
         allowed = f'<span style="opacity:.7">{html.escape(self._allowed_briefly)}</span>'
         cells = (
-            ("formula", f"{self._mark} {html.escape(self.title + self.element_words)}", "left"),
-            ("predicted", html.escape(predicted), "right"),
-            ("measured", f"<strong>{html.escape(measured)}</strong>", "right"),
-            ("ratio", f"{format_ratio(self.ratio)} {allowed}", "right"),
-            ("by", html.escape(self.by), "left"),
+            ("formula", f"{self._mark} {html.escape(self.title + self.element_words)}", "left", 44),
+            ("predicted", html.escape(predicted), "right", 16),
+            ("measured", f"<strong>{html.escape(measured)}</strong>", "right", 16),
+            ("ratio", f"{format_ratio(self.ratio)} {allowed}", "right", 14),
+            ("by", html.escape(self.by), "left", 10),
         )
-        head = "".join(f'<th style="{_HEAD};text-align:{side}">{name}</th>' for name, _, side in cells)
-        body = "".join(f'<td style="{_CELL};text-align:{side}">{content}</td>' for _, content, side in cells)
+        head = "".join(
+            f'<th scope="col" style="{_HEAD};text-align:{side};width:{width}%">{name}</th>'
+            for name, _, side, width in cells
+        )
+        body = "".join(f'<td style="{_CELL};text-align:{side}">{content}</td>' for _, content, side, _ in cells)
         name = html.escape(self.formula)
         return (
             f'<table class="dataframe dtlib-check" data-formula="{name}" style="{_TABLE}">'
@@ -92,8 +98,7 @@ class Row:
         """Which element of an array the row is about; nothing for plain numbers."""
         if self.element is None:
             return ""
-        index = self.element[0] if len(self.element) == 1 else self.element
-        return f" (worst element, {index})"
+        return f" (worst element {list(self.element)})"
 
     @property
     def allowed_words(self) -> str:
