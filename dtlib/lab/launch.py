@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import linecache
+import numbers
 import operator
 import os
 import pickle
@@ -215,6 +216,6 @@ def _integer(name: str, value: object, largest: int) -> int:
 
 
 def _positive(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < value < float("inf"):
         raise ValueError(f"{name} must be a positive number of seconds, not {value!r}")
     return float(value)

@@ -105,6 +105,8 @@ def _redirect(files: RankFiles) -> None:
 def _settle(job: Job, rank: int) -> None:
     os.environ.clear()
     os.environ.update(job.environment, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(job.world_size))
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):  # all ranks are on this machine
+        os.environ.setdefault(name, "lo" if sys.platform == "linux" else "lo0")
     os.chdir(job.directory)
     sys.path[:] = job.path
     sys.argv[:] = job.argv

@@ -1,5 +1,6 @@
 """lab.wire: what the kernel counted against what must have been sent."""
 
+import os
 import shutil
 import socket
 import subprocess
@@ -141,6 +142,14 @@ def test_where_a_namespace_is_refused_the_method_says_so():
         "(the kernel refused a private network namespace (ENOSPC: No space left on device))"
     ), done.stderr
     assert numbers == "2.0 0\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="only root has rights to give up")
+def test_without_the_rights_of_root_a_user_namespace_gives_the_private_network():
+    code = REFUSED.replace("wire.loopback_bytes", "wire.loopback_bytes > 2**21")
+    command = ["setpriv", "--bounding-set", "-sys_admin,-net_admin", "--inh-caps", "-sys_admin,-net_admin"]
+    done = subprocess.run([*command, sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "the kernel's counts of the ranks' own TCP connections, in a private network | 2.0 True\n"
 
 
 def test_where_the_kernel_does_not_count_the_send_calls_are_counted():
