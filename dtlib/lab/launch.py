@@ -216,6 +216,7 @@ def _integer(name: str, value: object, largest: int) -> int:
 
 
 def _positive(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < value < float("inf"):
+    number = float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else 0.0
+    if not 0 < number < float("inf"):
         raise ValueError(f"{name} must be a positive number of seconds, not {value!r}")
-    return float(value)
+    return number
