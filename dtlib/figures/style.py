@@ -109,7 +109,7 @@ _BY_KEY = {_key(name): known for name, known in LOOKS.items()}
 _BY_KEY |= {_key(alias): LOOKS[name] for alias, name in _ALIASES.items()}
 
 _RC: dict[str, Any] = {
-    "figure.figsize": (6.4, 3.4),
+    "figure.figsize": (5.6, 3.2),
     "figure.dpi": 110,
     "figure.facecolor": "none",
     "figure.constrained_layout.use": True,
