@@ -92,6 +92,7 @@ class Run:
         for rank, own in enumerate(files):
             os.set_blocking(own.output, True)
             here, there = socket.socketpair()
+            here.settimeout(10)  # for a frame that a broken rank began and never ends
             start = self._fork_rank if self.fork else self._spawn_rank
             pid = start(rank, there, here, own)
             there.close()
