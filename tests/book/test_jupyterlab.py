@@ -1,0 +1,68 @@
+"""The same slider in JupyterLab: a widget that asks the function again. A real server, a real browser."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+
+import nbformat
+import pytest
+
+CODE = """\
+from dtlib import figures
+figures.slider(lambda n: {"ring": 2 * (n - 1) / n}, name="ranks N", values=[2, 4, 8, 16], start=4,
+               y_label="sent", format_y="{:.3f}".format)
+"""
+
+
+@pytest.fixture
+def jupyterlab(tmp_path):
+    """The address of a JupyterLab whose folder holds one notebook with one slider."""
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CODE)])
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
+    nbformat.write(notebook, tmp_path / "slider.ipynb")
+    command = [
+        sys.executable, "-m", "jupyterlab", "--no-browser", "--ServerApp.port=0", "--allow-root",
+        f"--ServerApp.root_dir={tmp_path}", "--IdentityProvider.token=", "--ServerApp.password=",
+        "--LabApp.news_url=", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+    ]  # fmt: skip
+    environment = {name: value for name, value in os.environ.items() if name != "DTLIB_STATIC"}
+    for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR"):
+        environment[name] = str(tmp_path / name.lower())
+    log = (tmp_path / "log.txt").open("w")
+    server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment, cwd=tmp_path)
+    try:
+        deadline = time.monotonic() + 120
+        found = None
+        while not found and time.monotonic() < deadline and server.poll() is None:
+            time.sleep(0.3)
+            found = re.search(r"http://(?:localhost|127\.0\.0\.1):\d+/", (tmp_path / "log.txt").read_text())
+        if not found:
+            pytest.fail("JupyterLab did not start:\n" + (tmp_path / "log.txt").read_text()[-2000:])
+        yield found[0]
+    finally:
+        server.terminate()
+        server.wait(30)
+        log.close()
+
+
+def test_in_jupyterlab_the_slider_recomputes(browser, jupyterlab):
+    page = browser.new_page()
+    page.set_default_timeout(90_000)
+    page.goto(f"{jupyterlab}lab/tree/slider.ipynb")
+    page.locator(".jp-CodeCell .cm-content").first.click()
+    page.keyboard.press("Shift+Enter")
+    widget = page.locator(".jp-OutputArea-output .widget-hslider")
+    widget.wait_for()
+    reading = page.locator(".jp-OutputArea-output .dtlib-slider li b")
+    assert reading.inner_text() == "1.500"
+    widget.locator(".noUi-handle").focus()
+    page.keyboard.press("ArrowRight")
+    page.locator(".jp-OutputArea-output .dtlib-slider li b", has_text="1.750").wait_for()
+    page.keyboard.press("ArrowRight")
+    page.locator(".jp-OutputArea-output .dtlib-slider li b", has_text="1.875").wait_for()
+    assert page.locator(".jp-OutputArea-output input[type=range]").count() == 0, "the static slider is shown as well"
+    page.close()
