@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 
 from .intervals import Piece, difference
 
@@ -145,22 +146,36 @@ def _spell(text: str) -> str:
 def _communication(events: list[Event], spans: list[Span]) -> list[Interval]:
     threads = {event.thread for event in events} | {span.thread for span in spans}
     marks = {thread: _marks(thread, events, spans) for thread in threads}
+    # A send or receive is reported on the thread that launched it, a collective on the thread that does it: the one is
+    # part of an annotation if it begins inside one of its own thread, the other if one of its name covers it anywhere.
+    of_thread = {thread: _Cover(own) for thread, own in marks.items()}
     found = [mark for own in marks.values() for mark in own]
-    everywhere = list(found)
+    of_name = {
+        name: _Cover([mark for mark in found if mark.name.split(",")[0] == name])
+        for name in {mark.name.split(",")[0] for mark in found}
+    }
+    nothing = _Cover([])
     for event in events:
         if not (event.is_async and event.name.startswith(_BACKENDS)):
             continue
         name = communication_name(event.name.partition(":")[2]) or event.name
-        # A send or receive is reported on the thread that launched it, a collective on the thread that does
-        # it.
-        inside = [m for m in marks[event.thread] if m.start_seconds <= event.start < m.end_seconds] or [
-            mark
-            for mark in everywhere
-            if mark.name.startswith(name) and mark.start_seconds <= event.start and event.end <= mark.end_seconds
-        ]
-        if not inside:
+        begun_inside = of_thread[event.thread].holds(event.start, event.start)
+        if not begun_inside and not of_name.get(name, nothing).holds(event.start, event.end):
             found.append(Interval(COMMUNICATION, name, event.start, event.end))
     return found
+
+
+class _Cover:
+    """Answers whether one of many intervals holds a stretch of time."""
+
+    def __init__(self, those: list[Interval]) -> None:
+        ordered = sorted((each.start_seconds, each.end_seconds) for each in those)
+        self.starts = [start for start, _ in ordered]
+        self.latest_ends = list(accumulate((end for _, end in ordered), max))
+
+    def holds(self, start: float, end: float) -> bool:
+        before = bisect_right(self.starts, start)
+        return before > 0 and end <= self.latest_ends[before - 1]
 
 
 def _compute(thread: int, events: list[Event], spans: list[Span]) -> list[Interval]:
@@ -179,8 +194,11 @@ def _compute(thread: int, events: list[Event], spans: list[Span]) -> list[Interv
     found = [
         Interval(COMPUTE, span.name, *piece) for span in named for piece in difference([(span.start, span.end)], marks)
     ]
+    joined: dict[str, list[Piece]] = {}
     for start, end, name in _bridge(labelled, blockers):
-        found += (Interval(COMPUTE, name, *piece) for piece in difference([(start, end)], blockers))
+        joined.setdefault(name, []).append((start, end))
+    for name, pieces in joined.items():
+        found += (Interval(COMPUTE, name, *piece) for piece in difference(pieces, blockers))
     return found
 
 

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from dtlib.theory import units
+
 from . import context
 from .classify import COMMUNICATION, COMPUTE, PHASE, Event, Interval, Span, classify
 from .intervals import Piece, difference, intersection, length, pack, union
@@ -21,7 +23,10 @@ from .profiler import recording
 KINDS = (COMPUTE, COMMUNICATION, PHASE)
 
 
-@dataclass
+_COLUMNS = ("rank", "block", "computing", "communicating", "exposed", "hidden")
+
+
+@dataclass(repr=False)
 class Timeline:
     """What one rank did during a block of `lab.timeline`; the numbers are there once the block has ended.
 
@@ -100,6 +105,18 @@ class Timeline:
         total = self.communication_seconds
         return self.hidden_seconds / total if total else math.nan
 
+    def __repr__(self) -> str:
+        """The rank and its numbers in a line."""
+        if not math.isfinite(self.end_seconds):
+            return f"<timeline of rank {self.rank}, still recording>"
+        words = ", ".join(f"{name} {value}" for name, value in zip(_COLUMNS[1:], self._row()[1:], strict=True))
+        return f"<timeline of rank {self.rank}: {words}>"
+
+    def _row(self) -> list[str]:
+        seconds = (self.seconds, self.compute_seconds, self.communication_seconds, self.exposed_seconds)
+        hidden = "–" if math.isnan(self.hidden_share) else f"{self.hidden_share:.0%}"
+        return [str(self.rank), *(units.format_seconds(each) for each in seconds), hidden]
+
     @staticmethod
     def merge(timelines: Iterable[Timeline]) -> Timelines:
         """The timelines of several ranks side by side, in the order of their ranks.
@@ -117,7 +134,7 @@ class Timeline:
         self.merge([self]).write_chrome_trace(path)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Timelines:
     """Timelines of ranks that ran at the same time on one machine, in rank order."""
 
@@ -132,6 +149,19 @@ class Timelines:
             raise ValueError(f"timelines must come from different ranks, not {numbers}")
         for timeline in self.ranks:
             timeline.pieces(COMPUTE)
+
+    def __repr__(self) -> str:
+        """A line a rank."""
+        return "\n".join(map(repr, self.ranks))
+
+    def _repr_html_(self) -> str:
+        style = "padding:.1rem .7rem;text-align:right"
+        head = "".join(f'<th scope="col" style="{style}">{name}</th>' for name in _COLUMNS)
+        rows = (
+            "<tr>" + "".join(f'<td style="{style}">{cell}</td>' for cell in timeline._row()) + "</tr>"
+            for timeline in self.ranks
+        )
+        return f'<table class="dataframe"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
 
     @property
     def start_seconds(self) -> float:

@@ -104,6 +104,17 @@ def test_merge_sorts_by_rank():
     assert (merged.start_seconds, merged.seconds) == (0.5, 4.5)
 
 
+def test_a_timeline_says_its_numbers():
+    timeline = made((COMPUTE, 0, 4), (COMPUTE, 3, 5), (COMMUNICATION, 4, 7), (COMMUNICATION, 6, 8), rank=1)
+    line = "<timeline of rank 1: block 10 s, computing 5 s, communicating 4 s, exposed 3 s, hidden 25%>"
+    assert repr(timeline) == line
+    assert repr(Timeline(rank=2)) == "<timeline of rank 2, still recording>"
+    merged = Timeline.merge([made(rank=0), timeline])
+    assert repr(merged).splitlines() == [repr(merged.ranks[0]), line]
+    assert merged._repr_html_().count("<tr>") == 3
+    assert "25%" in merged._repr_html_()
+
+
 # --- what the profiler's events amount to
 
 
