@@ -33,6 +33,7 @@ def check(formula: str, *, theory: Any, measured: Any, by: str, rtol: float | No
     ``ValueError`` for arguments that make no comparison. Inside a rank of ``lab.run`` it raises
     ``RuntimeError``: return the number and check it once, outside.
     """
+    _refuse_inside_a_rank()
     known = formulas()
     if not isinstance(formula, str) or formula not in known:
         near = difflib.get_close_matches(str(formula), known, n=3, cutoff=0.4)
@@ -41,7 +42,6 @@ def check(formula: str, *, theory: Any, measured: Any, by: str, rtol: float | No
     if by not in ledger.METHODS:
         raise ValueError(f"by must be one of {', '.join(ledger.METHODS)}, not {by!r}")
     _validate_rtol(rtol, by)
-    _refuse_inside_a_rank()
     worst_theory, worst_measured, element, agrees = _worst(theory, measured, rtol)
     ratio = _ratio(worst_theory, worst_measured)
     title = known[formula].title.replace("`", "")

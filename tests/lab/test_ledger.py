@@ -189,6 +189,11 @@ def test_refused_inside_a_rank(monkeypatch):
     assert ledger.read() == []
 
 
+def test_a_real_rank_is_told_where_to_check():
+    with pytest.raises(lab.RankError, match=r"lab\.check was called inside a rank"):
+        lab.run(lambda: lab.check("testing.sent_bytes", theory=1, measured=1, by="count"), 1)
+
+
 def test_time_is_shown_and_not_asserted():
     row = check(2.0, 1.0, rtol=None, by="clock", formula="testing.step_seconds")
     assert "shown, not asserted" in str(row)
