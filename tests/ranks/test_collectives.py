@@ -178,6 +178,19 @@ def test_shapes_follow_torchs():
     lab.run(compare, 4)
 
 
+def test_results_may_go_to_memory_that_is_there():
+    def reuse():
+        rank, n = dist.get_rank(), dist.get_world_size()
+        rows = everyones(torch.float32, 8, n)
+        total, chunk, full = sum(rows), torch.empty(8).tensor_split(n)[rank].clone(), torch.empty(2, 4)
+        assert collectives.ring_reduce_scatter(rows[rank], out=chunk) is chunk
+        same(chunk, total.tensor_split(n)[rank], "reduce_scatter")
+        assert collectives.ring_all_gather(chunk, num_elements=8, out=full) is full
+        same(full, total.view(2, 4), "all_gather")
+
+    lab.run(reuse, 3)
+
+
 def test_a_parameter_is_reduced_without_autograd_seeing_it():
     def reduce_parameter():
         parameter = torch.nn.Parameter(torch.ones(5))
@@ -232,6 +245,9 @@ def _refusals():
     yield lambda: collectives.ring_all_gather("chunk"), "chunk must be a torch.Tensor, not str"
     yield lambda: collectives.ring_all_gather(tensor, num_elements=9), "chunk must have"
     yield lambda: collectives.ring_all_gather(tensor, num_elements=-1), "num_elements must be at least 0"
+    yield lambda: collectives.ring_all_gather(tensor, out=torch.ones(3)), "out must have 12 elements"
+    yield lambda: collectives.ring_all_gather(tensor, out=torch.ones(2, 6).t()), "out must be contiguous"
+    yield lambda: collectives.ring_reduce_scatter(torch.ones(6), out=torch.ones(2).half()), "out must have 2 elements"
     yield lambda: collectives.two_level_all_reduce(tensor, ranks_per_node=2), "ranks_per_node must divide"
     yield lambda: collectives.two_level_all_reduce(tensor, ranks_per_node=0), "ranks_per_node must be"
     yield lambda: collectives.two_level_all_reduce(tensor, ranks_per_node=1.5), "ranks_per_node must be"
@@ -255,4 +271,4 @@ def test_bad_input_is_named_before_anything_is_sent():
                 collectives.ring_all_reduce(torch.ones(2), group=outside)
         return count, seen.num_sent
 
-    assert lab.run(refuse, 3) == [(20, 0)] * 3
+    assert lab.run(refuse, 3) == [(23, 0)] * 3

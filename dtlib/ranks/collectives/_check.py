@@ -29,6 +29,18 @@ def writable(name: str, tensor: Any) -> None:
         raise ValueError(f"{name} must not share memory between its elements (an expanded tensor does); clone it")
 
 
+def receiving(name: str, tensor: Any, like: torch.Tensor, num_elements: int) -> None:
+    """`writable`, contiguous, and of the length and `like`'s dtype and device that a result needs."""
+    writable(name, tensor)
+    if not tensor.is_contiguous():
+        raise ValueError(f"{name} must be contiguous, not of strides {tensor.stride()}")
+    if (tensor.dtype, tensor.device) != (like.dtype, like.device) or tensor.numel() != num_elements:
+        raise ValueError(
+            f"{name} must have {num_elements} elements of {like.dtype} on {like.device}, "
+            f"not {tensor.numel()} of {tensor.dtype} on {tensor.device}"
+        )
+
+
 def reducible(name: str, tensor: Any, op: Any) -> None:
     """`movable`, and `op` can be computed in its dtype."""
     if op not in OPS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,6 +15,10 @@ SEGMENT_BYTES = 2 * 1024 * 1024
 Smaller pieces overlap better and stay in the cache, but each costs a handshake and two changes of thread
 (about 60 µs over TCP); 1 to 4 MiB are equally fast on two cores.
 """
+
+
+HUGE_PAGE_BYTES = 2 * 1024 * 1024
+"""From here on a new buffer on the CPU asks for huge pages."""
 
 
 class Peers:
@@ -68,6 +73,21 @@ def segments(start: int, stop: int, itemsize: int) -> list[tuple[int, int]]:
     """
     step = max(1, SEGMENT_BYTES // itemsize)
     return [(at, min(at + step, stop)) for at in range(start, stop, step)]
+
+
+def new_buffer(like: torch.Tensor, num_elements: int) -> torch.Tensor:
+    """An uninitialised flat tensor of `like`'s dtype and device.
+
+    Memory that is new to the process costs a page fault for every 4 KiB when it is first written: 30 ms for
+    64 MiB on a small virtual machine, as much as sending them. Huge pages of 2 MiB make that 3 ms where the
+    system grants them.
+    """
+    num_bytes = num_elements * like.element_size()
+    if like.device.type != "cpu" or num_bytes < HUGE_PAGE_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return like.new_empty(num_elements)
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=like.dtype)
 
 
 def combine(here: torch.Tensor, arrived: torch.Tensor, op: str, out: torch.Tensor) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from dtlib.theory.collectives import chunk_bounds
 
-from ._peers import Peers, combine, segments, wait_for
+from ._peers import Peers, combine, new_buffer, segments, wait_for
 
 AHEAD = 2
 """How many receives are posted beyond the piece that is being added up."""
@@ -38,7 +38,7 @@ def reduce_scatter_among(
     n, here = len(members), members.index(peers.rank)
     bounds = chunk_bounds(buffer.numel(), n)
     own = buffer[bounds[here] : bounds[here + 1]]
-    out = torch.empty_like(own) if out is None else out
+    out = new_buffer(own, own.numel()) if out is None else out
     if n == 1:
         if out.data_ptr() != own.data_ptr():
             out.copy_(own)
@@ -77,7 +77,7 @@ def _scatter_in_segments(
     # ahead nobody waits in a circle.
     num_buffers = min(len(incoming), len(pieces(0)) + AHEAD)
     longest = max((stop - start for start, stop in incoming), default=0)
-    scratch = [buffer.new_empty(longest) for _ in range(num_buffers)]
+    scratch = new_buffer(buffer, num_buffers * longest).view(num_buffers, longest)
     sends: dict[int, Any] = {}
     receives: dict[int, Any] = {}
 
@@ -85,14 +85,14 @@ def _scatter_in_segments(
         if index < len(incoming):
             wait_for([sends.pop(index - num_buffers)] if index - num_buffers in sends else [])
             start, stop = incoming[index]
-            receives[index] = peers.receive(scratch[index % num_buffers][: stop - start], left)
+            receives[index] = peers.receive(scratch[index % num_buffers, : stop - start], left)
 
     for index in range(AHEAD):
         post(index)
     started = [peers.send(buffer[start:stop], right) for start, stop in pieces(here - 1)]
     for index, (start, stop) in enumerate(incoming):
         receives.pop(index).wait()
-        partial = scratch[index % num_buffers][: stop - start]
+        partial = scratch[index % num_buffers, : stop - start]
         if index < first_own:
             combine(buffer[start:stop], partial, op, out=partial)
             sends[index] = peers.send(partial, right)

@@ -8,7 +8,7 @@ import torch
 
 from dtlib.theory.collectives import Round, Transfer, schedule
 
-from ._peers import Peers, combine, segments, wait_for
+from ._peers import Peers, combine, new_buffer, segments, wait_for
 
 AHEAD = 2
 """How many receives are posted beyond the piece that is being added up."""
@@ -46,7 +46,7 @@ def run_round(
     elif peers.pipelined:
         _combine_in_segments(peers, leaving, to, landing, source, op)
     else:
-        arrived = torch.empty_like(landing)
+        arrived = new_buffer(landing, landing.numel())
         wait_for(peers.exchange(leaving, to, arrived, source))
         combine(landing, arrived, op, out=landing)
 
@@ -77,7 +77,7 @@ def _combine_in_segments(
 ) -> None:
     """What arrives is added to what is there, a piece while the next one travels."""
     pieces = _cut(landing)
-    scratch = [torch.empty_like(piece) for piece in pieces[:AHEAD]]
+    scratch = [new_buffer(piece, piece.numel()) for piece in pieces[:AHEAD]]
     receives: list[Any] = []
 
     def post(index: int) -> None:

@@ -9,7 +9,7 @@ import torch
 from dtlib.theory.collectives import chunk_bounds
 
 from . import _check
-from ._peers import Peers, flat, write_back
+from ._peers import Peers, flat, new_buffer, write_back
 from ._rings import all_gather_among, all_reduce_among, reduce_scatter_among
 
 
@@ -30,32 +30,46 @@ def ring_all_reduce(tensor: torch.Tensor, op: str = "sum", *, group: Any = None)
 
 
 @torch.no_grad()
-def ring_reduce_scatter(tensor: torch.Tensor, op: str = "sum", *, group: Any = None) -> torch.Tensor:
-    """Reduce `tensor` over the ranks of `group`, and return this rank's chunk of the result as a new tensor.
+def ring_reduce_scatter(
+    tensor: torch.Tensor, op: str = "sum", *, out: torch.Tensor | None = None, group: Any = None
+) -> torch.Tensor:
+    """Reduce `tensor` over the ranks of `group`, and return this rank's chunk of the result: `out`, or a new tensor.
 
     `tensor` stays as it is. Its elements in row-major order are cut as `theory.collectives.chunk_bounds`
     cuts; rank r gets chunk r, flat, or of shape (A/N, ...) where `tensor` has shape (A, ...) and N divides A,
     as in torch. Sends `traffic("ring_reduce_scatter", ...)` bytes, (N−1)/N · D for equal chunks, in N−1
-    steps. Raises ``ValueError`` before anything is sent for an unknown `op`, a dtype it cannot add, or a
-    process outside of `group`.
+    steps. Raises ``ValueError`` before anything is sent for an unknown `op`, a dtype it cannot add, an `out`
+    that is not contiguous or not of the chunk's dtype and length, or a process outside of `group`.
     """
     _check.reducible("tensor", tensor, op)
     peers, buffer = Peers(tensor.device, group), flat(tensor)
-    chunk = reduce_scatter_among(peers, range(peers.n), buffer, op)
+    bounds = chunk_bounds(buffer.numel(), peers.n)
+    if out is not None:
+        _check.receiving("out", out, tensor, bounds[peers.rank + 1] - bounds[peers.rank])
+    chunk = reduce_scatter_among(peers, range(peers.n), buffer, op, None if out is None else flat(out))
+    if out is not None:
+        return out
     if tensor.dim() > 1 and tensor.shape[0] % peers.n == 0:
         return chunk.view(tensor.shape[0] // peers.n, *tensor.shape[1:])
     return chunk
 
 
 @torch.no_grad()
-def ring_all_gather(chunk: torch.Tensor, *, num_elements: int | None = None, group: Any = None) -> torch.Tensor:
-    """The chunks of all ranks of `group`, joined in rank order, as a new tensor on every rank.
+def ring_all_gather(
+    chunk: torch.Tensor,
+    *,
+    num_elements: int | None = None,
+    out: torch.Tensor | None = None,
+    group: Any = None,
+) -> torch.Tensor:
+    """The chunks of all ranks of `group`, joined in rank order, on every rank: in `out`, or in a new tensor.
 
     Without `num_elements` every rank must pass a chunk of one shape (a, ...), and the result has shape (N·a,
     ...). With it, the result is flat and has that many elements, cut as `theory.collectives.chunk_bounds`
     cuts: rank r passes chunk r. Sends `traffic("ring_all_gather", ...)` bytes, (N−1)/N · D for the gathered
     D, in N−1 steps. Raises ``ValueError`` before anything is sent for a chunk of the wrong length, a dtype it
-    cannot send, or a process outside of `group`.
+    cannot send, an `out` that is not contiguous or not of the result's dtype and length, or a process outside
+    of `group`.
     """
     _check.movable("chunk", chunk)
     peers = Peers(chunk.device, group)
@@ -67,9 +81,13 @@ def ring_all_gather(chunk: torch.Tensor, *, num_elements: int | None = None, gro
             f"chunk must have {stop - start} elements, rank {peers.rank}'s share of num_elements={num_elements} "
             f"over {peers.n} ranks, not {chunk.numel()}"
         )
-    full = chunk.new_empty(total)
+    if out is not None:
+        _check.receiving("out", out, chunk, total)
+    full = new_buffer(chunk, total) if out is None else flat(out)
     full[start:stop] = flat(chunk)
     all_gather_among(peers, range(peers.n), full)
+    if out is not None:
+        return out
     if num_elements is None and chunk.dim():
         return full.view(peers.n * chunk.shape[0], *chunk.shape[1:])
     return full

@@ -9,7 +9,7 @@ import torch
 from dtlib.theory.collectives import chunk_bounds
 
 from . import _check
-from ._peers import Peers, flat, write_back
+from ._peers import Peers, flat, new_buffer, write_back
 from ._rounds import run_schedule
 
 
@@ -101,7 +101,7 @@ def pairwise_all_to_all(tensor: torch.Tensor, *, group: Any = None) -> torch.Ten
     peers, buffer = Peers(tensor.device, group), flat(tensor)
     bounds = chunk_bounds(buffer.numel(), peers.n)
     own = buffer[bounds[peers.rank] : bounds[peers.rank + 1]]
-    second = buffer.new_empty(peers.n * own.numel())
+    second = new_buffer(buffer, peers.n * own.numel())
     second[peers.rank * own.numel() : (peers.rank + 1) * own.numel()] = own
     run_schedule(peers, "pairwise_all_to_all", buffer, second=second)
     if tensor.dim() > 1 and tensor.shape[0] % peers.n == 0:
