@@ -5,6 +5,7 @@ Everything here works on plain data (see `plain`) in the process that judges.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -40,12 +41,16 @@ def show(value: Any) -> str:
         return repr(value)[:80]
     if isinstance(value, int):
         return f"{value:,}" if abs(value) < 10**18 else f"{value:.6g}"
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
     if isinstance(value, float):
         return f"{value:,.0f}" if value == round(value) and 1000 <= abs(value) < 1e15 else f"{value:.6g}"
     if isinstance(value, np.ndarray):
         return show_array(value)
     if isinstance(value, dict) and "not_plain" in value:
-        return f"a {value['not_plain']}: {value['text'][:60]}" if value["text"] else f"a {value['not_plain']}"
+        name = value["not_plain"]
+        article = "an" if name[:1].lower() in "aeiou" else "a"
+        return f"{article} {name}: {value['text'][:60]}" if value["text"] else f"{article} {name}"
     if isinstance(value, list | tuple):
         inside = ", ".join(show(each) for each in value[:8]) + (", …" if len(value) > 8 else "")
         return f"[{inside}]"

@@ -33,6 +33,11 @@ class Trouble:
     text: str
     line: str = ""
 
+    def __str__(self) -> str:
+        if not self.line:
+            return self.text
+        return f"{self.text} ({self.line})" if self.kind == "hung" else f"{self.text}, in {self.line}"
+
 
 @dataclass(frozen=True)
 class Run:
@@ -49,7 +54,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found wrong in one run: what was seen, what was expected, and in which case."""
+    """What a check found wrong in one run: what was seen, what was expected ("" where nothing came), in which case."""
 
     seen: str
     expected: str
@@ -57,7 +62,18 @@ class Finding:
 
     def __str__(self) -> str:
         where = f" ({self.where})" if self.where else ""
+        if not self.expected:
+            return f"{self.seen[:1].upper()}{self.seen[1:]}{where}."
         return f"Saw {self.seen}; expected {self.expected}{where}."
+
+
+class FormError(ValueError):
+    """Raised while inspecting an answer of another form than the task asks for: what was seen, what was expected."""
+
+    def __init__(self, seen: str, expected: str) -> None:
+        super().__init__(f"{seen} instead of {expected}")
+        self.seen = seen
+        self.expected = expected
 
 
 Fits = Callable[[Sequence[Run], Sequence[Run]], bool]
@@ -130,10 +146,11 @@ class Check:
 
     def _look(self, run: Run) -> Finding | None:
         if run.trouble is not None:
-            line = f", {run.trouble.line}" if run.trouble.line else ""
-            return Finding(f"no result: {run.trouble.text}{line}", "a result", describe_case(run.case))
+            return Finding(f"no result: {run.trouble}", "", describe_case(run.case))
         try:
             return self.inspect(run)
+        except FormError as error:
+            return Finding(error.seen, error.expected, describe_case(run.case))
         except Exception as error:  # data of an unexpected form came back: never the judge's crash
             return Finding(
                 f"a result of another form ({type(error).__name__}: {error})",

@@ -33,7 +33,7 @@ class Drift(ReleaseError):
 
 
 def release(solutions_dir: Path | str, exercises_dir: Path | str, check: bool = False) -> list[Path]:
-    """Make ``exercises_dir/<stem>.ipynb`` from every ``solutions_dir/<stem>.ipynb``; return the paths that were written.
+    """Make ``exercises_dir/<stem>.ipynb`` from every ``solutions_dir/<stem>.ipynb``; return the paths written.
 
     Notebooks that are as they should be are left alone. With `check` nothing is written: `Drift` names what differs,
     what is missing, and what stands in `exercises_dir` without a solution. Raises `ReleaseError` for a notebook that

@@ -73,10 +73,10 @@ class Result:
     def __str__(self) -> str:
         lines = [self._heading()]
         if self.status == "fail" and self.checks:
-            for check in self.checks:
+            for check, message in self._told():
                 lines.append(f"  {check.sign} {check.description} ({check.points}/{check.max_points})")
-                if check.message:
-                    lines.append(f"      {check.message}")
+                if message:
+                    lines.append(f"      {message}")
         elif self.message:
             lines.append(f"  {self.message}")
         if self.withheld_points and self.status != "not attempted":
@@ -93,9 +93,9 @@ class Result:
         colour = _COLOURS[self.status]
         rows = []
         if self.status == "fail" and self.checks:
-            for check in self.checks:
+            for check, message in self._told():
                 shade = _COLOURS["not attempted" if not check.counted else "pass" if check.passed else "fail"]
-                reason = f'<div style="opacity:.85">{_prose(check.message)}</div>' if check.message else ""
+                reason = f'<div style="opacity:.85">{_prose(message)}</div>' if message else ""
                 rows.append(
                     f'<tr><td style="color:{shade};font-weight:bold;vertical-align:top">{check.sign}</td>'
                     f'<td style="text-align:left">{_prose(check.description)}{reason}</td>'
@@ -118,6 +118,15 @@ class Result:
         # nbgrader reads the number of points from the plain text of a grade cell's result.
         text = str(float(self.points)) if under_nbgrader() else str(self)
         return {"text/plain": text, "text/html": self._repr_html_()}
+
+    def _told(self) -> list[tuple[CheckResult, str]]:
+        """Each check with what to tell about it; what an earlier check said is not said again."""
+        said: set[str] = set()
+        told = []
+        for check in self.checks:
+            told.append((check, "As above." if check.message in said else check.message))
+            said.update([check.message] if check.message else [])
+        return told
 
     def _heading(self) -> str:
         name = f"{self.exercise} · {self.title}" if self.title else self.exercise

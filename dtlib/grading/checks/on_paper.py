@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dtlib.grading.compare import answer, compare, gives
-from dtlib.grading.exercise import Case, Finding, Mistake, Run, describe_case
+from dtlib.grading.compare import answer, compare, gives, show
+from dtlib.grading.exercise import Case, Finding, FormError, Mistake, Run, describe_case
 
 Part = str | int | None
 
@@ -17,7 +17,7 @@ def part_of(run: Run, part: Part, names: str) -> Any:
     if part is None:
         return value
     if isinstance(part, int) and (not isinstance(value, list) or len(value) != len(names.split(","))):
-        raise ValueError(f"the answer is not a tuple ({names})")
+        raise FormError(show(value), f"a tuple ({names})")
     return value[part]
 
 

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading import plain
 from dtlib.grading.checks.on_paper import mistake
-from dtlib.grading.compare import answer, any_of, compare
-from dtlib.grading.exercise import Check, Exercise, Finding, Run, describe_case
+from dtlib.grading.compare import answer, any_of, compare, show
+from dtlib.grading.exercise import Check, Exercise, Finding, FormError, Run, describe_case
 
 Rows = np.ndarray[Any, Any]
 
@@ -41,15 +40,13 @@ def _draw_rows(rng: np.random.Generator) -> list[dict[str, Any]]:
 def _held(run: Run) -> list[Any]:
     value = answer(run)
     if not isinstance(value, list | np.ndarray):
-        raise ValueError("a list with one array for each rank was asked for")
+        raise FormError(show(value), "a list with one array for each rank")
     return [np.asarray(row, np.float64) for row in value]
 
 
 def _inspect_rows(run: Run) -> Finding | None:
     collective, rows = run.case["arguments"]
     expected = VOCABULARY[collective](rows)
-    if not isinstance(answer(run), list) and not plain.is_array(answer(run)):
-        return Finding("an answer that is no list", "a list with one array for each rank", describe_case(run.case))
     seen = _held(run)
     if len(seen) != len(expected):
         return Finding(f"{len(seen)} arrays", f"{len(expected)}, one for each rank", describe_case(run.case))

@@ -12,8 +12,9 @@ from dtlib.grading.compare import (
     answer,
     any_of,
     compare,
+    show,
 )
-from dtlib.grading.exercise import Case, Check, Exercise, Finding, Run, describe_case
+from dtlib.grading.exercise import Case, Check, Exercise, Finding, FormError, Run, describe_case
 from dtlib.theory import collectives as theory
 
 # dp.1: one step of four workers
@@ -55,7 +56,7 @@ def _inspect_array(expected: Any, part: int) -> Any:
 def _array(run: Run, part: int) -> Any:
     value = answer(run)
     if not isinstance(value, list) or len(value) != 2:
-        raise ValueError(f"the answer is not a tuple ({_STEP})")
+        raise FormError(show(value), f"a tuple ({_STEP})")
     return np.asarray(value[part], np.float64) if isinstance(value[part], list) else value[part]
 
 

@@ -1,0 +1,36 @@
+"""The exercises of the chapter: the reference passes, the blank is not attempted, each known mistake is named."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from .answers import check_blank, check_reference, check_wrong, of_stem, wrong_of_stem
+from .bank import WrongAnswer
+
+STEM = "collectives"
+EXERCISES = of_stem(STEM)
+WRONG = wrong_of_stem(STEM)
+
+
+def test_there_are_five_exercises_and_three_mistakes_for_each():
+    assert len(EXERCISES) >= 5
+    counts = Counter(wrong.exercise for wrong in WRONG)
+    assert set(counts) == set(EXERCISES)
+    assert min(counts.values()) >= 3
+
+
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_reference_passes(exercise: str):
+    check_reference(exercise)
+
+
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_blank_is_not_attempted(exercise: str):
+    check_blank(exercise)
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=[f"{wrong.exercise}: {wrong.title}" for wrong in WRONG])
+def test_mistake_is_named(wrong: WrongAnswer):
+    check_wrong(wrong)
