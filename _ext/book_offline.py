@@ -9,6 +9,7 @@ weigh is asserted in ``tests/book``.
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +19,11 @@ import tinycss2
 from sphinx.application import Sphinx
 
 LARGE_SHEETS = ("styles/pydata-sphinx-theme.css", "sphinx-design.min.css", "mystnb.*.css")
-UNUSED_FILES = ("scripts/fontawesome.js", "scripts/*.map", "styles/*.map", "vendor/fontawesome/webfonts/*.ttf")
+UNUSED_FILES = (
+    "scripts/fontawesome.js", "scripts/*.map", "styles/*.map", "vendor/fontawesome/webfonts/*.ttf",
+    "locales", "images", "*webpack-macros.html",
+)  # fmt: skip
+SOURCE_MAP = re.compile(r"/[/*]# sourceMappingURL=\S+?(?:\s*\*/|$)", re.MULTILINE)
 _SCRIPT = r'\s*<(?:script|link)\b[^>]*\b(?:src|href)="[^"]*{name}[^"]*"[^>]*>(?:</script>)?'
 ICONS = re.compile(_SCRIPT.format(name=r"scripts/fontawesome\.js"))
 SEARCH = re.compile(_SCRIPT.format(name=r"(?:searchtools|language_data|searchindex)\.js"))
@@ -34,7 +39,7 @@ def slim(app: Sphinx, exception: Exception | None) -> None:
     static = out / "_static"
     for pattern in UNUSED_FILES:
         for file in static.glob(pattern):
-            file.unlink()
+            shutil.rmtree(file) if file.is_dir() else file.unlink()
     used: set[str] = set()
     for page in out.rglob("*.html"):
         html = page.read_text("utf-8")
@@ -44,8 +49,12 @@ def slim(app: Sphinx, exception: Exception | None) -> None:
         if lighter != html:
             page.write_text(lighter, "utf-8")
         used.update(name for classes in CLASSES.findall(lighter) for name in classes.split())
-    for script in static.rglob("*.js"):
-        used.update(WORD.findall(script.read_text("utf-8")))
+    for file in [*static.rglob("*.js"), *static.rglob("*.css")]:
+        text = file.read_text("utf-8")
+        if SOURCE_MAP.search(text):
+            file.write_text(SOURCE_MAP.sub("", text), "utf-8")
+        if file.suffix == ".js":
+            used.update(WORD.findall(text))
     for pattern in LARGE_SHEETS:
         for sheet in static.glob(pattern):
             sheet.write_text(purge(sheet.read_text("utf-8"), used), "utf-8")

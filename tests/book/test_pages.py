@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from bs4 import BeautifulSoup
 
-from .conftest import built_pages
+from .conftest import ROOT, built_pages
 
 PAGES = built_pages()
 MAX_PAGE_BYTES = 1_000_000  # without fonts
@@ -130,6 +130,17 @@ def test_each_notebook_can_be_downloaded(html):
         notebook = html / "_sources" / "chapters" / f"{page.stem}.ipynb"
         if notebook.is_file():
             assert soup(page).find("a", href=re.compile(rf"_sources/chapters/{page.stem}\.ipynb$")), page.name
+
+
+def test_the_launch_button_names_a_notebook_of_the_project(html):
+    """`make lab` serves the project's folder; the button's path is one in it."""
+    launched = {}
+    for page in (html / "chapters").glob("*.html"):
+        button = soup(page).select_one('a[href^="http://localhost:8888/lab/tree/"]')
+        if button:
+            launched[page.stem] = urlsplit(button["href"]).path.removeprefix("/lab/tree/")
+    assert all((ROOT / path).is_file() for path in launched.values()), launched
+    assert set(launched) == {path.stem for path in (html / "_sources" / "chapters").glob("*.ipynb")}
 
 
 @pytest.fixture
