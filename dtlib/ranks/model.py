@@ -176,12 +176,11 @@ IGNORED = -100  # a target that counts for nothing: padding
 def next_token_loss(logits_bsv: Tensor, targets_bs: Tensor, *, reduction: str = "mean") -> Tensor:
     """Cross-entropy in nats of `targets_bs` (b, s), leaving out those equal to ``IGNORED``.
 
-    ``reduction="mean"`` averages over the tokens that count and ``"sum"`` adds them up. The softmax is taken
-    in float32.
+    ``reduction="mean"`` averages over the tokens that count and ``"sum"`` adds them up. The softmax is taken in
+    float32 at least.
     """
-    return F.cross_entropy(
-        logits_bsv.flatten(0, 1).float(), targets_bs.flatten(), ignore_index=IGNORED, reduction=reduction
-    )
+    logits = logits_bsv.flatten(0, 1).to(torch.promote_types(logits_bsv.dtype, torch.float32))
+    return F.cross_entropy(logits, targets_bs.flatten(), ignore_index=IGNORED, reduction=reduction)
 
 
 def load_text() -> Tensor:

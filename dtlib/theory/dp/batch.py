@@ -12,9 +12,10 @@ from dtlib.theory.formula import formula
 
 @formula("dp.effective_batch", source="goyal2017", chapter="dp", equation=r"b \cdot N \cdot a")
 def effective_batch(micro_batch: int, n: int, accumulation: int = 1) -> int:
-    """Effective batch, samples behind one update.
+    """Effective batch.
 
-    `micro_batch` b samples go through each of the `n` ranks `accumulation` times before the weights move.
+    Samples behind one update: `micro_batch` b samples go through each of the `n` ranks `accumulation` times
+    before the weights move.
     """
     whole("micro_batch", micro_batch, 1)
     whole("accumulation", accumulation, 1)
@@ -23,10 +24,11 @@ def effective_batch(micro_batch: int, n: int, accumulation: int = 1) -> int:
 
 @formula("dp.averaged_gradient", source="derived here", chapter="dp", equation=r"\frac{1}{N}\sum_r g_r")
 def averaged_gradient(gradients: ArrayLike) -> NDArray[np.float64]:
-    """Averaged gradient, what every rank holds after the sync.
+    """Averaged gradient.
 
-    `gradients` has one row a rank, shape (N, ...); the result has shape (...). It is the gradient of the mean
-    loss over all samples if and only if each rank's loss is a mean over equally many of them.
+    What every rank holds after the sync. `gradients` has one row a rank, shape (N, ...); the result has shape
+    (...). It is the gradient of the mean loss over all samples if and only if each rank's loss is a mean over
+    equally many of them.
     """
     return _rows(gradients).mean(axis=0)
 
@@ -38,10 +40,11 @@ def averaged_gradient(gradients: ArrayLike) -> NDArray[np.float64]:
     equation=r"\sum_r t_r\,g_r \Big/ \sum_r t_r",
 )
 def token_weighted_gradient(gradients: ArrayLike, num_tokens: ArrayLike) -> NDArray[np.float64]:
-    """Token-weighted gradient, the full-batch gradient when ranks hold different numbers of tokens.
+    """Token-weighted gradient.
 
-    `gradients` (N, ...) are those of each rank's own mean loss, `num_tokens` (N,) the tokens t_r in it. A
-    rank without tokens counts for nothing, even where its gradient is NaN (a mean over nothing).
+    The full-batch gradient when ranks hold different numbers of tokens. `gradients` (N, ...) are those of
+    each rank's own mean loss, `num_tokens` (N,) the tokens t_r in it. A rank without tokens counts for
+    nothing, even where its gradient is NaN (a mean over nothing).
     """
     rows, tokens = _rows(gradients), np.asarray(num_tokens, dtype=np.float64)
     if tokens.shape != rows.shape[:1]:
@@ -55,10 +58,10 @@ def token_weighted_gradient(gradients: ArrayLike, num_tokens: ArrayLike) -> NDAr
 
 @formula("dp.sent_bytes_per_step", source="patarasuk2009", chapter="dp", equation=r"y\cdot 2\,\frac{N-1}{N}\,D")
 def sent_bytes_per_step(grad_bytes: float, n: int, syncs: int = 1) -> float:
-    """Gradient bytes that one rank sends for an update, with `syncs` y all-reduces of the whole gradient.
+    """Gradient bytes sent by a rank, an update.
 
-    With accumulation under ``no_sync`` there is one sync however many micro-batches there are; without it,
-    one for each.
+    There are `syncs` y all-reduces of the whole gradient. With accumulation under ``no_sync`` there is one
+    sync however many micro-batches there are; without it, one for each.
     """
     whole("syncs", syncs, 0)
     return syncs * ring_all_reduce_bytes(grad_bytes, n)
@@ -71,7 +74,10 @@ def sent_bytes_per_step(grad_bytes: float, n: int, syncs: int = 1) -> float:
     equation=r"2\,\frac{N-1}{N}\,\frac{D}{b\,a}",
 )
 def sent_bytes_per_sample(grad_bytes: float, n: int, micro_batch: int, accumulation: int = 1) -> float:
-    """Gradient bytes that one rank sends for each sample it works on, with one sync an update."""
+    """Gradient bytes sent by a rank, a sample.
+
+    Of its own samples, with one sync an update.
+    """
     samples = effective_batch(micro_batch, 1, accumulation)
     return sent_bytes_per_step(grad_bytes, n) / samples
 

@@ -22,7 +22,10 @@ from dtlib.theory.formula import formula
 def blocking_step_seconds(
     compute_seconds: float, grad_bytes: float, n: int, alpha_seconds: float, link_bytes_per_s: float
 ) -> float:
-    """Step time without overlap: compute, then one all-reduce of the whole gradient."""
+    """Step time without overlap.
+
+    Compute, then one all-reduce of the whole gradient.
+    """
     amount("compute_seconds", compute_seconds)
     return compute_seconds + ring_all_reduce_seconds(grad_bytes, n, alpha_seconds, link_bytes_per_s)
 
@@ -34,9 +37,10 @@ def blocking_step_seconds(
     equation=r"R_j = T_b \sum_{i \le j} w_i \Big/ \sum_i w_i",
 )
 def ready_seconds(backward_seconds: float, work: ArrayLike) -> NDArray[np.float64]:
-    """When each gradient is ready, in seconds after the backward pass began.
+    """When each gradient is ready.
 
-    `work` is the cost of the layers in the order of the backward pass (last layer first), in any unit.
+    Seconds after the backward pass began. `work` is the cost of the layers in the order of the backward pass
+    (last layer first), in any unit.
     """
     amount("backward_seconds", backward_seconds)
     costs = _vector("work", work)
@@ -71,7 +75,8 @@ class BucketSchedule:
 
 
 def overlap_schedule(backward_seconds: float, ready_seconds: ArrayLike, bucket_seconds: ArrayLike) -> BucketSchedule:
-    """Simulate one backward pass: the link takes the buckets in order, each when it is ready and the link free.
+    """Simulate one backward pass: the link takes the buckets in order, each when it is ready and the link
+    free.
 
     `ready_seconds` and `bucket_seconds` (how long each bucket travels) have one entry a bucket.
     """
@@ -90,10 +95,10 @@ def overlap_schedule(backward_seconds: float, ready_seconds: ArrayLike, bucket_s
     equation=r"\max\Bigl(0,\; \max_j\bigl(R_j + \sum_{i \ge j} c_i\bigr) - T_b\Bigr)",
 )
 def exposed_seconds(backward_seconds: float, ready_seconds: ArrayLike, bucket_seconds: ArrayLike) -> float:
-    """Exposed communication: what of the all-reduces sticks out of the backward pass.
+    """Exposed communication.
 
-    Bucket j is ready at R_j (`ready_seconds`) and travels for c_j (`bucket_seconds`); buckets go one at a
-    time.
+    What of the all-reduces sticks out of the backward pass. Bucket j is ready at R_j (`ready_seconds`) and
+    travels for c_j (`bucket_seconds`); buckets go one at a time.
     """
     ready, duration = _paired(backward_seconds, ready_seconds, bucket_seconds)
     if not len(ready):
@@ -104,10 +109,10 @@ def exposed_seconds(backward_seconds: float, ready_seconds: ArrayLike, bucket_se
 
 @formula("dp.hidden_share", source="derived here", chapter="dp", equation=r"1 - \frac{E}{C}")
 def hidden_share(exposed_seconds: float, communication_seconds: float) -> float:
-    """Hidden share of the communication: 1 is all of it, 0 is none.
+    """Hidden share of the communication.
 
-    `exposed_seconds` E sticks out of the backward pass, of `communication_seconds` C altogether. 1 without
-    communication.
+    1 is all of it, 0 is none: `exposed_seconds` E sticks out of the backward pass, of `communication_seconds`
+    C altogether. 1 without communication.
     """
     amount("exposed_seconds", exposed_seconds)
     amount("communication_seconds", communication_seconds)
@@ -129,10 +134,10 @@ def even_exposed_seconds(
     link_bytes_per_s: float,
     num_buckets: int,
 ) -> float:
-    """Exposed communication with k equal buckets, ready at equal distances.
+    """Exposed communication, equal buckets.
 
-    The first term is the last bucket, which nothing can hide; the second is a link that is busy from the
-    first bucket on.
+    The k buckets are ready at equal distances. The first term is the last bucket, which nothing can hide; the
+    second is a link that is busy from the first bucket on.
     """
     amount("backward_seconds", backward_seconds)
     k = whole("num_buckets", num_buckets, 1)
@@ -157,7 +162,10 @@ def overlapped_step_seconds(
     link_bytes_per_s: float,
     num_buckets: int,
 ) -> float:
-    """Step time with overlap: forward, backward, and what of k equal buckets sticks out."""
+    """Step time with overlap.
+
+    Forward, backward, and what of k equal buckets sticks out.
+    """
     amount("forward_seconds", forward_seconds)
     exposed = even_exposed_seconds(backward_seconds, grad_bytes, n, alpha_seconds, link_bytes_per_s, num_buckets)
     return forward_seconds + backward_seconds + exposed
@@ -172,10 +180,10 @@ def overlapped_step_seconds(
 def optimal_num_buckets(
     backward_seconds: float, grad_bytes: float, n: int, alpha_seconds: float, link_bytes_per_s: float
 ) -> int:
-    """Optimal number of buckets: the whole number next to k* that leaves least exposed, at least 1.
+    """Optimal number of buckets.
 
-    `alpha_seconds` must be positive: without latency more buckets are always better. With one rank nothing
-    travels and 1 is returned.
+    The whole number next to k* that leaves least exposed, at least 1. `alpha_seconds` must be positive:
+    without latency more buckets are always better. With one rank nothing travels and 1 is returned.
     """
     amount("alpha_seconds", alpha_seconds, positive=True)
     amount("backward_seconds", backward_seconds)

@@ -20,7 +20,10 @@ from .overlap import blocking_step_seconds
 def compute_to_communication_ratio(
     compute_seconds: float, grad_bytes: float, n: int, alpha_seconds: float, link_bytes_per_s: float
 ) -> float:
-    """Compute-to-communication ratio; infinite where nothing travels (one rank)."""
+    """Compute-to-communication ratio.
+
+    Infinite where nothing travels (one rank).
+    """
     amount("compute_seconds", compute_seconds)
     communication = ring_all_reduce_seconds(grad_bytes, n, alpha_seconds, link_bytes_per_s)
     return compute_seconds / communication if communication > 0 else math.inf
@@ -30,16 +33,20 @@ def compute_to_communication_ratio(
 def efficiency(
     compute_seconds: float, grad_bytes: float, n: int, alpha_seconds: float, link_bytes_per_s: float
 ) -> float:
-    """Efficiency: the share of a step that computes, when each rank keeps its own batch."""
+    """Efficiency, each rank keeping its batch.
+
+    The share of a step that computes.
+    """
     amount("compute_seconds", compute_seconds, positive=True)
     return compute_seconds / blocking_step_seconds(compute_seconds, grad_bytes, n, alpha_seconds, link_bytes_per_s)
 
 
 @formula("dp.speedup", source="derived here", chapter="dp", equation=r"\frac{N\,T}{T + C(N)}")
 def speedup(compute_seconds: float, grad_bytes: float, n: int, alpha_seconds: float, link_bytes_per_s: float) -> float:
-    """Speed-up in samples a second over one rank, when each rank keeps its own batch.
+    """Speed-up, each rank keeping its batch.
 
-    It approaches T/(2α) as N grows: beyond that only latency is bought.
+    Samples a second, over those of one rank. It approaches T/(2α) as N grows: beyond that only latency is
+    bought.
     """
     return ranks(n) * efficiency(compute_seconds, grad_bytes, n, alpha_seconds, link_bytes_per_s)
 
@@ -48,7 +55,10 @@ def speedup(compute_seconds: float, grad_bytes: float, n: int, alpha_seconds: fl
 def strong_step_seconds(
     total_compute_seconds: float, grad_bytes: float, n: int, alpha_seconds: float, link_bytes_per_s: float
 ) -> float:
-    """Step time when the ranks share one batch of fixed size, which takes one rank T₁."""
+    """Step time when ranks share a fixed batch.
+
+    Alone, one rank needs T₁ (`total_compute_seconds`) to compute it.
+    """
     amount("total_compute_seconds", total_compute_seconds)
     share = total_compute_seconds / ranks(n)
     return blocking_step_seconds(share, grad_bytes, n, alpha_seconds, link_bytes_per_s)
@@ -63,10 +73,10 @@ def strong_step_seconds(
 def best_world_size(
     total_compute_seconds: float, grad_bytes: float, alpha_seconds: float, link_bytes_per_s: float
 ) -> int:
-    """Best number of ranks for a batch of fixed size: the whole number next to N* with the shortest step.
+    """Best number of ranks for a fixed batch.
 
-    1 where T₁ ≤ 2D/B: then no number of ranks is faster than one. `alpha_seconds` must be positive, for
-    without latency more ranks are always better.
+    The whole number next to N* with the shortest step; 1 where T₁ ≤ 2D/B: then no number of ranks is faster
+    than one. `alpha_seconds` must be positive, for without latency more ranks are always better.
     """
     amount("alpha_seconds", alpha_seconds, positive=True)
     amount("link_bytes_per_s", link_bytes_per_s, positive=True)
@@ -96,11 +106,11 @@ def break_even_tokens(
     grad_bytes_per_param: float = 2,
     flops_per_param: float = 6,
 ) -> float:
-    """Tokens a rank must work on in a step for compute to last as long as the all-reduce; Ψ cancels.
+    """Tokens a rank at which compute equals communication.
 
-    A rank computes at `flops_per_s` F and spends `flops_per_param` f = 6 FLOPs a parameter and token (4 in
-    the backward pass alone, which is what overlap can use); each parameter sends `grad_bytes_per_param` g (2
-    for bf16, 4 for float32). Latency is left out.
+    The size of the model, Ψ, cancels. A rank computes at `flops_per_s` F and spends `flops_per_param` f = 6
+    FLOPs a parameter and token (4 in the backward pass alone, which is what overlap can use); each parameter
+    sends `grad_bytes_per_param` g (2 for bf16, 4 for float32). Latency is left out.
     """
     amount("flops_per_s", flops_per_s)
     amount("grad_bytes_per_param", grad_bytes_per_param)
