@@ -9,6 +9,7 @@ monotonic one.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -18,17 +19,21 @@ from typing import Any
 from .channel import anonymous_file, read_text
 from .classify import Event
 
+_KINETO = re.compile(r"[A-Z]+:\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \d+:\d+ \w+\.cpp:\d+\]")
+
 
 @contextmanager
 def recording(events: list[Event]) -> Iterator[None]:
     """Profile this process, all its threads, during the block; afterwards `events` holds what was seen."""
     import torch
-    from torch.profiler import ProfilerActivity, profile
+    from torch._C._profiler import _ExperimentalConfig
+    from torch.autograd.profiler import profile
 
-    activities = [ProfilerActivity.CPU]
-    if torch.cuda.is_available():
-        activities.append(ProfilerActivity.CUDA)
-    profiler = profile(activities=activities, experimental_config=_all_threads())
+    profiler = profile(
+        use_kineto=True,
+        use_device="cuda" if torch.cuda.is_available() else None,
+        experimental_config=_ExperimentalConfig(profile_all_threads=True),
+    )
     with _without_banner():
         profiler.__enter__()
     before = _clock_offset()
@@ -38,15 +43,9 @@ def recording(events: list[Event]) -> Iterator[None]:
         after = _clock_offset()
         with _without_banner():
             profiler.__exit__(None, None, None)
-        results = profiler.profiler.kineto_results
+        results = profiler.kineto_results
         if results is not None:
             events += (_event(raw, before, after) for raw in results.events() if not _is_copy_of_annotation(raw))
-
-
-def _all_threads() -> object:
-    from torch.profiler import _ExperimentalConfig
-
-    return _ExperimentalConfig(profile_all_threads=True)
 
 
 def _clock_offset() -> tuple[int, int]:
@@ -87,7 +86,7 @@ def _is_copy_of_annotation(raw: Any) -> bool:
 
 @contextmanager
 def _without_banner() -> Iterator[None]:
-    """Keep the profiler's own start and stop messages out of what the rank prints; pass on all else."""
+    """Keep the log lines of the profiler's start and stop out of what the rank prints; pass on all else."""
     sys.stderr.flush()
     caught, saved = anonymous_file("dtlib-profiler"), os.dup(2)
     os.dup2(caught, 2)
@@ -96,7 +95,7 @@ def _without_banner() -> Iterator[None]:
     finally:
         os.dup2(saved, 2)
         for line in read_text(caught).splitlines(keepends=True):
-            if "SyncActivityProfilerHandler" not in line:
+            if not _KINETO.match(line):
                 os.write(2, line.encode())
         os.close(saved)
         os.close(caught)

@@ -85,6 +85,8 @@ def test_agrees(theory, measured, rtol):
         (math.nan, math.nan, 0.5),
         (math.inf, math.inf, 0.5),
         (1.0, math.inf, 0.5),
+        (math.inf, 1.0, 0.5),
+        (100, 111, 0.105),  # the tolerance is a share of theory, not of what was measured
         ([1.0, 1.0], [1.0, math.nan], 0.5),
     ],
 )
@@ -243,6 +245,7 @@ def test_html_row_is_escaped_and_complete():
     assert "&lt;b&gt;x&lt;/b&gt; &amp; y" in page
     for part in ("1 KiB", "2 KiB", "wire", "±50 %", "predicted", "measured"):
         assert part in page
+    assert ">exact<" in lab.check("testing.num_steps", theory=3, measured=3, by="count")._repr_html_()
     assert "color:#" not in page  # colours come from the page, light or dark
 
 
@@ -393,6 +396,8 @@ def test_coverage_finds_what_was_not_measured():
     assert entry_of("testing.num_steps").worst_ratio is None
     shown = entry_of("testing.step_seconds")
     assert (shown.measured, shown.asserted, shown.worst_ratio) == (True, False, 3.0)
+    check(1.05, 1.0, rtol=0.1, by="clock", formula="testing.step_seconds")
+    assert entry_of("testing.step_seconds").worst_ratio == 1.05  # what was asserted counts, where there is any
     json.dumps([entry.as_dict() for entry in coverage.entries], allow_nan=False)
 
 
