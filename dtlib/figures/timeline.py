@@ -52,7 +52,7 @@ def timeline(rows: Any, *, unit: str | None = None, axes: Any = None, legend: bo
     strips = [_strips(own, last * _HAIRLINE) for own in labelled.values()]
     with style.context():
         if axes is None:
-            axes = _new_axes(sum(len(own) for own in strips) + 0.6 * len(strips))
+            axes = _new_axes(sum(max(len(own), 1) for own in strips) + _gap(strips) * len(strips))
         _draw(axes, list(labelled), strips, scale, [bar.name for bar in bars] if legend else [])
         axes.set_xlim(min(0.0, *(bar.start / scale for bar in bars)), last / scale)
         axes.set_xlabel(f"time ({name})")
@@ -116,6 +116,11 @@ def _new_axes(num_strips: float) -> Any:
     return Figure(figsize=(6.4, 1.0 + 0.24 * num_strips)).subplots()
 
 
+def _gap(strips: list[list[list[Bar]]]) -> float:
+    """The space between rows, in strips: little where every row is one strip, as in the grid of a schedule."""
+    return 0.15 if all(len(own) <= 1 for own in strips) else 0.6
+
+
 def _draw(axes: Any, labels: list[str], strips: list[list[list[Bar]]], scale: float, names: list[str]) -> None:
     from matplotlib.patches import Patch
 
@@ -131,8 +136,8 @@ def _draw(axes: Any, labels: list[str], strips: list[list[list[Bar]]], scale: fl
                         left + width / 2, top + 0.52, bar.text, ha="center", va="center", fontsize=8, color="white"
                     )
             top += 1
-        top += 0.6
-    axes.set_ylim(top - 0.6, 0)
+        top += _gap(strips)
+    axes.set_ylim(top - _gap(strips), 0)
     axes.set_yticks(ticks, labels)
     axes.tick_params(axis="y", length=0)
     axes.grid(False, axis="y")
