@@ -14,6 +14,7 @@ import numpy as np
 from . import plain
 from .exercise import Case, Finding, Run, describe_case
 
+_SHOWN_ELEMENTS = 4
 Expected = Callable[[Case], Any]
 
 
@@ -60,8 +61,8 @@ def show(value: Any) -> str:
 def show_array(array: np.ndarray[Any, Any], start: int = 0) -> str:
     """Up to four numbers of `array` from position `start` on."""
     flat = array.ravel()
-    few = ", ".join(f"{each:.5g}" for each in flat[start : start + 4])
-    return f"[{'…, ' if start else ''}{few}{', …' if flat.size > start + 4 else ''}]"
+    few = ", ".join(f"{each:.5g}" for each in flat[start : start + _SHOWN_ELEMENTS])
+    return f"[{'…, ' if start else ''}{few}{', …' if flat.size > start + _SHOWN_ELEMENTS else ''}]"
 
 
 def compare(seen: Any, expected: Any, where: str, rtol: float = 1e-6, atol: float = 0.0) -> Finding | None:
@@ -77,7 +78,9 @@ def compare(seen: Any, expected: Any, where: str, rtol: float = 1e-6, atol: floa
         off = ~(np.abs(seen.astype(np.float64) - wanted) <= atol + rtol * np.abs(wanted))
         start = int(np.argmax(off.ravel()))
         share = f"{int(off.sum())} of {off.size} elements differ, the first at position {start}"
-        return Finding(show_array(seen, start), show_array(expected, start), _join(where, share))
+        if off.size > _SHOWN_ELEMENTS:
+            where = f"{where}; {share}" if where else share
+        return Finding(show_array(seen, start), show_array(expected, start), where)
     if isinstance(expected, int | float) and not isinstance(expected, bool) and not plain.is_number(seen):
         return Finding(_kind(seen), "a finite number", where)
     return Finding(show(seen), show(expected), where)
@@ -88,7 +91,7 @@ def compare_ranks(run: Run, key: str, expected: Sequence[Any], rtol: float = 1e-
     if len(run.ranks) != len(expected):
         return Finding(f"results of {len(run.ranks)} ranks", f"{len(expected)}", describe_case(run.case))
     for rank, (data, wanted) in enumerate(zip(run.ranks, expected, strict=True)):
-        where = f"rank {rank}, {describe_case(run.case)}" if len(expected) > 1 else describe_case(run.case)
+        where = f"on rank {rank}; {describe_case(run.case)}" if len(expected) > 1 else describe_case(run.case)
         finding = compare(data[key], wanted, where, rtol, atol)
         if finding:
             return finding
@@ -151,7 +154,3 @@ def _kind(value: Any) -> str:
     if value is None:
         return "None (does the function return its answer?)"
     return show(value)
-
-
-def _join(*parts: str) -> str:
-    return ", ".join(part for part in parts if part)

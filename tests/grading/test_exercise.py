@@ -196,10 +196,12 @@ class TestCompare:
         assert not close(np.array([np.nan]), np.array([1.0]), atol=1e9)
 
     def test_first_difference_is_shown(self):
-        finding = compare(np.array([1.0, 2.0, 9.0, 4.0]), np.array([1.0, 2.0, 3.0, 4.0]), "rank 1")
-        assert str(finding) == (
-            "Saw […, 9, 4]; expected […, 3, 4] (rank 1, 1 of 4 elements differ, the first at position 2)."
+        seen, expected = np.arange(8.0), np.arange(8.0)
+        seen[5] = 9
+        assert str(compare(seen, expected, "on rank 1")) == (
+            "Saw […, 9, 6, 7]; expected […, 5, 6, 7] (on rank 1; 1 of 8 elements differ, the first at position 5)."
         )
+        assert str(compare(seen[5:6], expected[5:6], "")) == "Saw [9]; expected [5]."
 
     def test_shape_and_kind_are_told(self):
         assert "shape (2,)" in str(compare(np.zeros(2), np.zeros(3), ""))

@@ -11,14 +11,14 @@ from dtlib.grading import plain
 from dtlib.grading.checks.collectives.ring import (
     ATOL,
     DEADLOCK,
-    NOT_A_RING,
+    DIVISIBLE,
     NOT_IN_PLACE,
-    TURNS,
     TWO_RANKS,
     WHOLE_BUFFERS,
     cut,
     draw_ring,
     inspect_ring,
+    ring_mistakes,
     traffic,
 )
 from dtlib.grading.checks.on_paper import mistake
@@ -37,6 +37,7 @@ from dtlib.grading.compare import (
     compare_ranks,
     each_rank,
     gives,
+    right_only_if,
 )
 from dtlib.grading.drawn import all_values
 from dtlib.grading.exercise import Case, Check, Exercise, Finding, Run
@@ -151,23 +152,19 @@ ALL_REDUCE = Exercise(
             "any length",
             "value",
             2,
-            "the sum for lengths that the ranks do not divide",
+            "the sum for any length",
             _inspect_reduced,
             mistakes=(
-                mistake(
-                    "right for divisible lengths only",
-                    lambda failing, passing: not passing,
-                    "The ranks do not divide this length. What becomes of the elements that are left over, how long "
-                    "is the buffer that receives a longer chunk, and what if there are fewer elements than ranks?",
-                ),
+                TWO_RANKS,
+                DIVISIBLE,
                 mistake(
                     "too short to go round",
-                    lambda failing, passing: all(run.case["num_elements"] < run.case["world_size"] for run in failing),
-                    "Here are fewer elements than ranks, so some chunks are empty. Does every rank still send and "
-                    "receive as often as its neighbours expect?",
+                    right_only_if(lambda case: bool(case["num_elements"] >= case["world_size"])),
+                    "It goes wrong where there are fewer elements than ranks, so that some chunks are empty. Does "
+                    "every rank still send and receive as often as its neighbours expect?",
                 ),
             ),
-            applies=lambda case: case["op"] == "sum" and not is_divisible(case),
+            applies=lambda case: bool(case["op"] == "sum"),
         ),
         Check(
             "mean",
@@ -235,7 +232,7 @@ ALL_REDUCE = Exercise(
             2,
             "2(N−1) rounds, each rank sending to one neighbour",
             inspect_ring(theory.ring_all_reduce_steps),
-            (NOT_A_RING, TURNS),
+            ring_mistakes(theory.ring_all_reduce_steps),
             applies=is_large,
         ),
     ),

@@ -10,13 +10,12 @@ from dtlib.grading.checks.collectives.ring import (
     ATOL,
     DEADLOCK,
     DIVISIBLE,
-    NOT_A_RING,
-    TURNS,
     TWO_RANKS,
     WHOLE_BUFFERS,
     cut,
     draw_ring,
     inspect_ring,
+    ring_mistakes,
     traffic,
 )
 from dtlib.grading.checks.on_paper import mistake
@@ -145,7 +144,7 @@ REDUCE_SCATTER = Exercise(
             2,
             "N−1 rounds, each rank sending to one neighbour",
             inspect_ring(theory.ring_reduce_scatter_steps),
-            (NOT_A_RING, TURNS),
+            ring_mistakes(theory.ring_reduce_scatter_steps),
             applies=is_large,
         ),
     ),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,8 @@ from dtlib.grading.compare import (
     right_only_if,
     some_rank,
 )
-from dtlib.grading.exercise import Case, Finding, Run
+from dtlib.grading.exercise import Case, Finding, Mistake, Run
+from dtlib.grading.rounds import count_rounds
 from dtlib.theory import collectives as theory
 
 # Inputs are multiples of 1/8, so sums are exact; a mean rounds, by a few units in the last place of numbers up to 400.
@@ -80,11 +82,40 @@ def _one_neighbour(failing: Sequence[Run], passing: Sequence[Run]) -> bool:
     )
 
 
-TURNS = mistake(
-    "ranks take turns",
-    _one_neighbour,
+def _takes(comparison: Callable[[int, int], bool], steps: Callable[[int], int]) -> Any:
+    """Recognise by the rounds: in every failing run `comparison` holds between those seen and those of a ring."""
+
+    def fits(failing: Sequence[Run], passing: Sequence[Run]) -> bool:
+        seen = [(count_rounds([d["events"] for d in run.ranks]), run) for run in failing if run.trouble is None]
+        return bool(seen) and all(
+            number is not None and comparison(number, steps(run.case["world_size"])) for number, run in seen
+        )
+
+    return fits
+
+
+def ring_mistakes(steps: Callable[[int], int]) -> tuple[Mistake, ...]:
+    """Mistakes of a ring that should take ``steps(n)`` rounds."""
+    turns, fewer = _takes(operator.gt, steps), _takes(operator.lt, steps)
+    return (
+        NOT_A_RING,
+        mistake(
+            "ranks take turns",
+            lambda failing, passing: _one_neighbour(failing, passing) and turns(failing, passing),
+            TAKES_TURNS,
+        ),
+        mistake(
+            "too few rounds",
+            fewer,
+            "Fewer rounds than a ring with N chunks takes: either too much travels in a round, or something has not "
+            "travelled at all.",
+        ),
+    )
+
+
+TAKES_TURNS = (
     "The neighbours are the right ones, and they take turns: one sends while the other waits. Both directions of a "
-    "link work at once: start the send, receive, and only then wait for the send.",
+    "link work at once: start the send, receive, and only then wait for the send."
 )
 NOT_A_RING = mistake(
     "not a ring",

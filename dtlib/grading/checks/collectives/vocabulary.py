@@ -51,7 +51,7 @@ def _inspect_rows(run: Run) -> Finding | None:
     if len(seen) != len(expected):
         return Finding(f"{len(seen)} arrays", f"{len(expected)}, one for each rank", describe_case(run.case))
     findings = (
-        compare(one, two, f"rank {rank}, {describe_case(run.case)}")
+        compare(one, two, f"on rank {rank}; {describe_case(run.case)}")
         for rank, (one, two) in enumerate(zip(seen, expected, strict=True))
     )
     return next((finding for finding in findings if finding), None)

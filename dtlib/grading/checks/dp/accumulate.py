@@ -54,7 +54,7 @@ def _draw_accumulation(rng: np.random.Generator) -> list[dict[str, Any]]:
 def _inspect_accumulated(run: Run) -> Finding | None:
     expected = mean_gradients(run.case, range(run.case["micro_batches"]))
     for rank, data in enumerate(run.ranks):
-        finding = compare_gradients(data["gradients"], expected, run.case, f"rank {rank}, {describe_case(run.case)}")
+        finding = compare_gradients(data["gradients"], expected, run.case, f"on rank {rank}; {describe_case(run.case)}")
         if finding:
             return finding
     return None

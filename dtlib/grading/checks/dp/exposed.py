@@ -19,16 +19,16 @@ from dtlib.theory import units
 
 def _draw_overlap(rng: np.random.Generator) -> list[dict[str, Any]]:
     cases = []
-    for kind in ("slow link", "fast link", "hidden", "mixed", "mixed"):
+    for kind in ("slow link", "queue", "fast link", "hidden", "mixed"):
         buckets = int(rng.integers(3, 7))
         ready = np.cumsum(rng.integers(5, 20, buckets)) * units.ms
         backward = float(ready[-1])
-        scale = {"slow link": (20, 40), "fast link": (1, 5), "hidden": (1, 5), "mixed": (1, 40)}[kind]
+        scale = {"slow link": (20, 40), "fast link": (1, 5), "hidden": (1, 5), "mixed": (1, 40), "queue": (1, 10)}[kind]
         sync = rng.integers(*scale, buckets) * units.ms
         if kind == "hidden":
             backward += float(sync[-1]) + 1 * units.ms
-        if kind == "mixed":  # one slow bucket first, so that later ones queue behind it
-            sync[0] = (ready[1] - ready[0]) * 1.5
+        if kind == "queue":  # an early bucket is still under way when the last one is ready, and would be done after it
+            sync[0] = ready[-1] - ready[0] + sync[-1] + 5 * units.ms
         arguments = [ready.tolist(), sync.tolist(), backward]
         told = ", ".join(f"{1000 * r:g}+{1000 * s:g}" for r, s in zip(ready, sync, strict=True))
         cases.append(

@@ -75,7 +75,7 @@ def _position(events: Events, op: str) -> int:
 
 def _each_step(run: Run) -> list[tuple[str, list[Mapping[str, Any]]]]:
     return [
-        (f"rank {rank}, step {number + 1}, {describe_case(run.case)}", events)
+        (f"on rank {rank}, step {number + 1}, {describe_case(run.case)}", events)
         for rank, data in enumerate(run.ranks)
         for number, events in enumerate(steps_of(data["events"]))
     ]
@@ -129,7 +129,7 @@ _OWN = Check(
 def _inspect_gradients(run: Run) -> Finding | None:
     for rank, data in enumerate(run.ranks):
         for step in range(run.case["steps"]):
-            where = f"rank {rank}, step {step + 1}, {describe_case(run.case)}"
+            where = f"on rank {rank}, step {step + 1}, {describe_case(run.case)}"
             finding = compare_gradients(data["gradients"][step], mean_gradients(run.case, [step]), run.case, where)
             if finding:
                 return finding
