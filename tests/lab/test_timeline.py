@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dtlib import lab
 from dtlib.lab.classify import COMMUNICATION, COMPUTE, PHASE, Event, Interval, Span, classify, communication_name
 from dtlib.lab.intervals import difference, intersection, length, pack, union
-from dtlib.lab.timeline import Timeline, Timelines
+from dtlib.lab.timeline import Timeline, Timelines, _clip
 
 # --- arithmetic of intervals: held to sets of unit cells
 
@@ -465,13 +465,9 @@ def test_spans_are_checked():
         timeline.span("late").__enter__()
 
 
-def test_what_is_cut_by_the_end_of_the_block_is_clipped():
-    with lab.timeline() as timeline:
-        span = timeline.span("long", kind="compute")
-        span.__enter__()
-        span.__exit__(None, None, None)
-    (interval,) = timeline.intervals
-    assert timeline.start_seconds <= interval.start_seconds <= interval.end_seconds <= timeline.end_seconds
+def test_what_reaches_beyond_the_block_is_clipped():
+    seen = [Interval(COMPUTE, "x", start, end) for start, end in ((0, 5), (8, 12), (20, 21), (-3, 1))]
+    assert [(i.start_seconds, i.end_seconds) for i in _clip(seen, 1, 10)] == [(1, 5), (8, 10)]
 
 
 # --- the file for Perfetto
