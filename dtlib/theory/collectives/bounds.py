@@ -15,7 +15,7 @@ from .chunks import ceil_log2
     equation=r"2\,\frac{N-1}{N}\,D",
 )
 def all_reduce_lower_bound_bytes(full_bytes: Size, n: int) -> Size:
-    """All-reduce, the fewest bytes that the busiest rank can send.
+    """All-reduce, the fewest bytes of the busiest rank.
 
     Holds when a word on the wire says something about one element only (no coding across elements).
     """
@@ -30,14 +30,14 @@ def all_reduce_lower_bound_bytes(full_bytes: Size, n: int) -> Size:
     equation=r"\frac{N-1}{N}\,D",
 )
 def half_lower_bound_bytes(full_bytes: Size, n: int) -> Size:
-    """Reduce-scatter or all-gather alone, the fewest bytes that the busiest rank can send."""
+    """Reduce-scatter or all-gather, the fewest bytes of the busiest rank."""
     n = sized(full_bytes, n)
     return (n - 1) * full_bytes / n
 
 
 @formula("collectives.lower_bound_steps", source="chan2007", chapter="collectives", equation=r"\lceil\log_2 N\rceil")
 def lower_bound_steps(n: int) -> int:
-    """All-reduce, all-gather, reduce-scatter, broadcast or reduce, the fewest steps.
+    """All-reduce, either of its halves, broadcast or reduce: the fewest steps.
 
     In a step a rank hears from one other at most, so the number of ranks it can know about at most doubles.
     """
@@ -51,7 +51,10 @@ def lower_bound_steps(n: int) -> int:
     equation=r"\max\left(\lceil\log_2 N\rceil\,\alpha,\ 2\,\frac{N-1}{N}\,\frac{D}{B}\right)",
 )
 def all_reduce_lower_bound_seconds(full_bytes: float, n: int, alpha_seconds: float, link_bytes_per_s: float) -> float:
-    """All-reduce, the least time under the α–β model: neither term can be avoided."""
+    """All-reduce, the fewest seconds under the α–β model.
+
+    Neither term can be avoided.
+    """
     n = timed(full_bytes, n, alpha_seconds, link_bytes_per_s)
     return max(ceil_log2(n) * alpha_seconds, 2 * (n - 1) * full_bytes / n / link_bytes_per_s)
 
@@ -63,7 +66,7 @@ def all_reduce_lower_bound_seconds(full_bytes: float, n: int, alpha_seconds: flo
     equation=r"D^{*} = \alpha B\,\frac{N-1-\lceil\log_2 N\rceil}{\lceil\log_2 N\rceil - (N-1)/N}\quad(N > 1)",
 )
 def ring_tree_crossover_bytes(n: int, alpha_seconds: float, link_bytes_per_s: float) -> float:
-    """Ring against tree, the buffer size at which both all-reduces take equally long.
+    """Ring against tree, bytes at which both take equally long.
 
     Below it the binomial tree is faster, above it the ring. 0 for up to three ranks, where the ring is never
     slower.
@@ -77,7 +80,10 @@ def ring_tree_crossover_bytes(n: int, alpha_seconds: float, link_bytes_per_s: fl
 
 @formula("collectives.algbw_bytes_per_s", source="nccltests", chapter="collectives", equation=r"\frac{D}{t}")
 def algbw_bytes_per_s(full_bytes: Size, seconds: Size) -> Size:
-    """Algorithm bandwidth, bytes a second: the buffer over the time, as the caller sees it."""
+    """Algorithm bandwidth (algbw), bytes a second.
+
+    The buffer over the time, as the caller sees it.
+    """
     amount("full_bytes", full_bytes)
     amount("seconds", seconds, positive=True)
     return full_bytes / seconds
@@ -91,7 +97,9 @@ def algbw_bytes_per_s(full_bytes: Size, seconds: Size) -> Size:
     r"(N-1)/N & \text{all-gather, reduce-scatter, all-to-all}\\1 & \text{broadcast, reduce}\end{cases}",
 )
 def busbw_bytes_per_s(full_bytes: Size, seconds: Size, n: int, collective: str = "all_reduce") -> Size:
-    """Bus bandwidth, bytes a second: what each link must have carried, whatever the number of ranks.
+    """Bus bandwidth (busbw), bytes a second.
+
+    What each link must have carried, whatever the number of ranks.
 
     `collective` is one of all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce. Comparable
     with the rate of the hardware in one direction; it may exceed it when a switch does the adding. Raises

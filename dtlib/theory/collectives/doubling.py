@@ -20,7 +20,10 @@ from .chunks import ceil_log2, floor_log2, is_power_of_two
     equation=r"\lceil\log_2 N\rceil\,D",
 )
 def recursive_doubling_all_reduce_bytes(full_bytes: Size, n: int) -> Size:
-    """Recursive-doubling all-reduce, bytes sent by the busiest rank (by all, when N is a power of two)."""
+    """Recursive-doubling all-reduce, bytes sent by the busiest rank.
+
+    All ranks send as much when N is a power of two.
+    """
     n = sized(full_bytes, n)
     return ceil_log2(n) * full_bytes
 
@@ -32,7 +35,10 @@ def recursive_doubling_all_reduce_bytes(full_bytes: Size, n: int) -> Size:
     equation=r"\lfloor\log_2 N\rfloor + 2e",
 )
 def recursive_doubling_all_reduce_steps(n: int) -> int:
-    """Recursive-doubling all-reduce, steps: one a power of two, and two more to fold in the ranks beyond."""
+    """Recursive-doubling all-reduce, steps.
+
+    One a power of two, and two more to fold in the ranks beyond.
+    """
     n = ranks(n)
     return floor_log2(n) + 2 * (not is_power_of_two(n))
 
@@ -46,7 +52,10 @@ def recursive_doubling_all_reduce_steps(n: int) -> int:
 def recursive_doubling_all_reduce_seconds(
     full_bytes: Size, n: int, alpha_seconds: float, link_bytes_per_s: float
 ) -> Size:
-    """Recursive-doubling all-reduce, seconds: the fewest steps there can be, each with the full buffer."""
+    """Recursive-doubling all-reduce, seconds.
+
+    The fewest steps there can be, each with the full buffer.
+    """
     n = timed(full_bytes, n, alpha_seconds, link_bytes_per_s)
     return recursive_doubling_all_reduce_steps(n) * (alpha_seconds + full_bytes / link_bytes_per_s)
 
@@ -58,7 +67,10 @@ def recursive_doubling_all_reduce_seconds(
     equation=r"2\,\frac{P-1}{P}\,D + e\,D",
 )
 def halving_doubling_all_reduce_bytes(full_bytes: Size, n: int) -> Size:
-    """Halving–doubling (Rabenseifner) all-reduce, bytes sent by the busiest rank."""
+    """Halving–doubling all-reduce, bytes sent by the busiest rank.
+
+    The algorithm is Rabenseifner's.
+    """
     n = sized(full_bytes, n)
     power = 1 << floor_log2(n)
     return 2 * (power - 1) * full_bytes / power + (not is_power_of_two(n)) * full_bytes
@@ -71,7 +83,10 @@ def halving_doubling_all_reduce_bytes(full_bytes: Size, n: int) -> Size:
     equation=r"2\lfloor\log_2 N\rfloor + 2e",
 )
 def halving_doubling_all_reduce_steps(n: int) -> int:
-    """Halving–doubling all-reduce, steps: the exchanged part halves each time, then doubles back."""
+    """Halving–doubling all-reduce, steps.
+
+    The exchanged part halves each time, then doubles back.
+    """
     n = ranks(n)
     return 2 * floor_log2(n) + 2 * (not is_power_of_two(n))
 
@@ -85,7 +100,10 @@ def halving_doubling_all_reduce_steps(n: int) -> int:
 def halving_doubling_all_reduce_seconds(
     full_bytes: Size, n: int, alpha_seconds: float, link_bytes_per_s: float
 ) -> Size:
-    """Halving–doubling all-reduce, seconds: a tree's steps with a ring's bytes, if N is a power of two."""
+    """Halving–doubling all-reduce, seconds.
+
+    A tree's steps with a ring's bytes, if N is a power of two.
+    """
     n = timed(full_bytes, n, alpha_seconds, link_bytes_per_s)
     power = 1 << floor_log2(n)
     crossings = 2 * (power - 1) / power + 2 * (not is_power_of_two(n))

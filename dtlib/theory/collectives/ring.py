@@ -12,14 +12,20 @@ from ._valid import Size, ranks, sized, timed
 
 @formula("collectives.naive_all_reduce_bytes", source="chan2007", chapter="collectives", equation=r"(N-1)\,D")
 def naive_all_reduce_bytes(full_bytes: Size, n: int) -> Size:
-    """Naive all-reduce, bytes sent by rank 0, the busiest; every other rank sends D."""
+    """Naive all-reduce, bytes sent by rank 0, the busiest.
+
+    Every other rank sends D.
+    """
     n = sized(full_bytes, n)
     return (n - 1) * full_bytes
 
 
 @formula("collectives.naive_all_reduce_steps", source="chan2007", chapter="collectives", equation=r"2(N-1)")
 def naive_all_reduce_steps(n: int) -> int:
-    """Naive all-reduce, steps: N−1 buffers arrive at rank 0 one after another, N−1 leave."""
+    """Naive all-reduce, steps.
+
+    N−1 buffers arrive at rank 0 one after another, N−1 leave.
+    """
     return 2 * (ranks(n) - 1)
 
 
@@ -30,7 +36,10 @@ def naive_all_reduce_steps(n: int) -> int:
     equation=r"2(N-1)\left(\alpha + \frac{D}{B}\right)",
 )
 def naive_all_reduce_seconds(full_bytes: Size, n: int, alpha_seconds: float, link_bytes_per_s: float) -> Size:
-    """Naive all-reduce, seconds: rank 0's link carries the full buffer 2(N−1) times."""
+    """Naive all-reduce, seconds.
+
+    Rank 0's link carries the full buffer 2(N−1) times.
+    """
     n = timed(full_bytes, n, alpha_seconds, link_bytes_per_s)
     return 2 * (n - 1) * (alpha_seconds + full_bytes / link_bytes_per_s)
 
@@ -42,14 +51,20 @@ def naive_all_reduce_seconds(full_bytes: Size, n: int, alpha_seconds: float, lin
     equation=r"\frac{N-1}{N}\,D",
 )
 def ring_reduce_scatter_bytes(full_bytes: Size, n: int) -> Size:
-    """Ring reduce-scatter, bytes sent by each rank: every chunk but the one it keeps."""
+    """Ring reduce-scatter, bytes sent by each rank.
+
+    Every chunk but the one it keeps.
+    """
     n = sized(full_bytes, n)
     return (n - 1) * full_bytes / n
 
 
 @formula("collectives.ring_reduce_scatter_steps", source="patarasuk2009", chapter="collectives", equation=r"N-1")
 def ring_reduce_scatter_steps(n: int) -> int:
-    """Ring reduce-scatter, steps: a chunk visits every other rank on its way home."""
+    """Ring reduce-scatter, steps.
+
+    A chunk visits every other rank on its way home.
+    """
     return ranks(n) - 1
 
 
@@ -60,7 +75,10 @@ def ring_reduce_scatter_steps(n: int) -> int:
     equation=r"(N-1)\,\alpha + \frac{N-1}{N}\,\frac{D}{B}",
 )
 def ring_reduce_scatter_seconds(full_bytes: Size, n: int, alpha_seconds: float, link_bytes_per_s: float) -> Size:
-    """Ring reduce-scatter, seconds: N−1 steps of one chunk each."""
+    """Ring reduce-scatter, seconds.
+
+    N−1 steps of one chunk each.
+    """
     n = timed(full_bytes, n, alpha_seconds, link_bytes_per_s)
     return (n - 1) * (alpha_seconds + full_bytes / n / link_bytes_per_s)
 
@@ -72,14 +90,20 @@ def ring_reduce_scatter_seconds(full_bytes: Size, n: int, alpha_seconds: float, 
     equation=r"\frac{N-1}{N}\,D",
 )
 def ring_all_gather_bytes(full_bytes: Size, n: int) -> Size:
-    """Ring all-gather, bytes sent by each rank, where D is the gathered buffer and not the shard."""
+    """Ring all-gather, bytes sent by each rank.
+
+    D is the gathered buffer, not the shard.
+    """
     n = sized(full_bytes, n)
     return (n - 1) * full_bytes / n
 
 
 @formula("collectives.ring_all_gather_steps", source="patarasuk2009", chapter="collectives", equation=r"N-1")
 def ring_all_gather_steps(n: int) -> int:
-    """Ring all-gather, steps: the chunk from the farthest rank takes N−1 hops."""
+    """Ring all-gather, steps.
+
+    The chunk from the farthest rank takes N−1 hops.
+    """
     return ranks(n) - 1
 
 
@@ -90,7 +114,10 @@ def ring_all_gather_steps(n: int) -> int:
     equation=r"(N-1)\,\alpha + \frac{N-1}{N}\,\frac{D}{B}",
 )
 def ring_all_gather_seconds(full_bytes: Size, n: int, alpha_seconds: float, link_bytes_per_s: float) -> Size:
-    """Ring all-gather, seconds: N−1 steps of one chunk each."""
+    """Ring all-gather, seconds.
+
+    N−1 steps of one chunk each.
+    """
     n = timed(full_bytes, n, alpha_seconds, link_bytes_per_s)
     return (n - 1) * (alpha_seconds + full_bytes / n / link_bytes_per_s)
 
@@ -102,14 +129,20 @@ def ring_all_gather_seconds(full_bytes: Size, n: int, alpha_seconds: float, link
     equation=r"2\,\frac{N-1}{N}\,D",
 )
 def ring_all_reduce_bytes(full_bytes: Size, n: int) -> Size:
-    """Ring all-reduce, bytes sent by each rank: a reduce-scatter, then an all-gather."""
+    """Ring all-reduce, bytes sent by each rank.
+
+    A reduce-scatter, then an all-gather.
+    """
     n = sized(full_bytes, n)
     return 2 * (n - 1) * full_bytes / n
 
 
 @formula("collectives.ring_all_reduce_steps", source="patarasuk2009", chapter="collectives", equation=r"2(N-1)")
 def ring_all_reduce_steps(n: int) -> int:
-    """Ring all-reduce, steps: N−1 to add up, N−1 to hand out."""
+    """Ring all-reduce, steps.
+
+    N−1 to add up, N−1 to hand out.
+    """
     return 2 * (ranks(n) - 1)
 
 
@@ -120,7 +153,10 @@ def ring_all_reduce_steps(n: int) -> int:
     equation=r"2(N-1)\,\alpha + 2\,\frac{N-1}{N}\,\frac{D}{B}",
 )
 def ring_all_reduce_seconds(full_bytes: Size, n: int, alpha_seconds: float, link_bytes_per_s: float) -> Size:
-    """Ring all-reduce, seconds: the α term grows with N, the D/B term stops growing."""
+    """Ring all-reduce, seconds.
+
+    The α term grows with N, the D/B term stops growing.
+    """
     n = timed(full_bytes, n, alpha_seconds, link_bytes_per_s)
     return 2 * (n - 1) * (alpha_seconds + full_bytes / n / link_bytes_per_s)
 
@@ -132,14 +168,20 @@ def ring_all_reduce_seconds(full_bytes: Size, n: int, alpha_seconds: float, link
     equation=r"\frac{N-1}{N}\,D",
 )
 def pairwise_all_to_all_bytes(full_bytes: Size, n: int) -> Size:
-    """Pairwise all-to-all, bytes sent by each rank: all it holds but the chunk for itself."""
+    """Pairwise all-to-all, bytes sent by each rank.
+
+    All it holds but the chunk for itself.
+    """
     n = sized(full_bytes, n)
     return (n - 1) * full_bytes / n
 
 
 @formula("collectives.pairwise_all_to_all_steps", source="thakur2005", chapter="collectives", equation=r"N-1")
 def pairwise_all_to_all_steps(n: int) -> int:
-    """Pairwise all-to-all, steps: a different partner in each."""
+    """Pairwise all-to-all, steps.
+
+    A different partner in each.
+    """
     return ranks(n) - 1
 
 
@@ -150,6 +192,9 @@ def pairwise_all_to_all_steps(n: int) -> int:
     equation=r"(N-1)\,\alpha + \frac{N-1}{N}\,\frac{D}{B}",
 )
 def pairwise_all_to_all_seconds(full_bytes: Size, n: int, alpha_seconds: float, link_bytes_per_s: float) -> Size:
-    """Pairwise all-to-all, seconds: N−1 steps of one chunk each."""
+    """Pairwise all-to-all, seconds.
+
+    N−1 steps of one chunk each.
+    """
     n = timed(full_bytes, n, alpha_seconds, link_bytes_per_s)
     return (n - 1) * (alpha_seconds + full_bytes / n / link_bytes_per_s)

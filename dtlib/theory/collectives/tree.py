@@ -18,7 +18,7 @@ from .chunks import ceil_log2
     equation=r"\lceil\log_2 N\rceil\,D",
 )
 def tree_broadcast_bytes(full_bytes: Size, n: int) -> Size:
-    """Binomial-tree broadcast, bytes sent by the root, the busiest rank."""
+    """Binomial-tree broadcast, bytes sent by the root, the busiest."""
     n = sized(full_bytes, n)
     return ceil_log2(n) * full_bytes
 
@@ -30,7 +30,10 @@ def tree_broadcast_bytes(full_bytes: Size, n: int) -> Size:
     equation=r"\lceil\log_2 N\rceil",
 )
 def tree_broadcast_steps(n: int) -> int:
-    """Binomial-tree broadcast, steps: the ranks that know it double each time."""
+    """Binomial-tree broadcast, steps.
+
+    The ranks that know it double each time.
+    """
     return ceil_log2(ranks(n))
 
 
@@ -41,21 +44,30 @@ def tree_broadcast_steps(n: int) -> int:
     equation=r"\lceil\log_2 N\rceil\left(\alpha + \frac{D}{B}\right)",
 )
 def tree_broadcast_seconds(full_bytes: Size, n: int, alpha_seconds: float, link_bytes_per_s: float) -> Size:
-    """Binomial-tree broadcast, seconds: each step carries the full buffer."""
+    """Binomial-tree broadcast, seconds.
+
+    Each step carries the full buffer.
+    """
     n = timed(full_bytes, n, alpha_seconds, link_bytes_per_s)
     return ceil_log2(n) * (alpha_seconds + full_bytes / link_bytes_per_s)
 
 
 @formula("collectives.tree_reduce_bytes", source="thakur2005", chapter="collectives", equation="D")
 def tree_reduce_bytes(full_bytes: Size, n: int) -> Size:
-    """Binomial-tree reduce, bytes sent by each rank but the root, which sends nothing."""
+    """Binomial-tree reduce, bytes sent by each rank but the root.
+
+    The root sends nothing.
+    """
     n = sized(full_bytes, n)
     return (n > 1) * full_bytes
 
 
 @formula("collectives.tree_reduce_steps", source="thakur2005", chapter="collectives", equation=r"\lceil\log_2 N\rceil")
 def tree_reduce_steps(n: int) -> int:
-    """Binomial-tree reduce, steps: the buffers still to be added halve each time."""
+    """Binomial-tree reduce, steps.
+
+    The buffers still to be added halve each time.
+    """
     return ceil_log2(ranks(n))
 
 
@@ -66,7 +78,10 @@ def tree_reduce_steps(n: int) -> int:
     equation=r"\lceil\log_2 N\rceil\left(\alpha + \frac{D}{B}\right)",
 )
 def tree_reduce_seconds(full_bytes: Size, n: int, alpha_seconds: float, link_bytes_per_s: float) -> Size:
-    """Binomial-tree reduce, seconds: a broadcast run backwards."""
+    """Binomial-tree reduce, seconds.
+
+    A broadcast run backwards.
+    """
     return tree_broadcast_seconds(full_bytes, n, alpha_seconds, link_bytes_per_s)
 
 
@@ -77,7 +92,7 @@ def tree_reduce_seconds(full_bytes: Size, n: int, alpha_seconds: float, link_byt
     equation=r"\lceil\log_2 N\rceil\,D",
 )
 def tree_all_reduce_bytes(full_bytes: Size, n: int) -> Size:
-    """Binomial-tree all-reduce, bytes sent by the root, which no other rank exceeds."""
+    """Binomial-tree all-reduce, bytes sent by the root, the busiest."""
     n = sized(full_bytes, n)
     return ceil_log2(n) * full_bytes
 
@@ -89,7 +104,10 @@ def tree_all_reduce_bytes(full_bytes: Size, n: int) -> Size:
     equation=r"2\lceil\log_2 N\rceil",
 )
 def tree_all_reduce_steps(n: int) -> int:
-    """Binomial-tree all-reduce, steps: up the tree, then down."""
+    """Binomial-tree all-reduce, steps.
+
+    Up the tree, then down.
+    """
     return 2 * ceil_log2(ranks(n))
 
 
@@ -100,6 +118,9 @@ def tree_all_reduce_steps(n: int) -> int:
     equation=r"2\lceil\log_2 N\rceil\left(\alpha + \frac{D}{B}\right)",
 )
 def tree_all_reduce_seconds(full_bytes: Size, n: int, alpha_seconds: float, link_bytes_per_s: float) -> Size:
-    """Binomial-tree all-reduce, seconds: few steps, each with the full buffer."""
+    """Binomial-tree all-reduce, seconds.
+
+    Few steps, each with the full buffer.
+    """
     n = timed(full_bytes, n, alpha_seconds, link_bytes_per_s)
     return 2 * ceil_log2(n) * (alpha_seconds + full_bytes / link_bytes_per_s)

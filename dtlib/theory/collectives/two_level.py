@@ -19,7 +19,9 @@ from ._valid import Size, amount, node_size, ranks, sized, timed
     equation=r"2\,\frac{g-1}{g}\,D + 2\,\frac{m-1}{m}\,\frac{D}{g} = 2\,\frac{N-1}{N}\,D",
 )
 def two_level_all_reduce_bytes(full_bytes: Size, n: int, *, ranks_per_node: int) -> Size:
-    """Two-level all-reduce, bytes sent by each rank over both kinds of link: as many as in one ring.
+    """Two-level all-reduce, bytes sent by each rank.
+
+    Over both kinds of link together, as many as in one ring.
 
     Raises ``ValueError`` unless `ranks_per_node` divides `n`.
     """
@@ -52,7 +54,10 @@ def two_level_slow_link_bytes(full_bytes: Size, n: int, *, ranks_per_node: int) 
     equation=r"2(g-1) + 2(m-1)",
 )
 def two_level_all_reduce_steps(n: int, *, ranks_per_node: int) -> int:
-    """Two-level all-reduce, steps: two short rings in place of a long one."""
+    """Two-level all-reduce, steps.
+
+    Two short rings in place of a long one.
+    """
     n = ranks(n)
     per_node = node_size(n, ranks_per_node)
     return 2 * (per_node - 1) + 2 * (n // per_node - 1)
@@ -77,7 +82,9 @@ def two_level_all_reduce_seconds(
     slow_alpha_seconds: float | None = None,
     slow_link_bytes_per_s: float | None = None,
 ) -> Size:
-    """Two-level all-reduce, seconds: the slow links carry a g-th of the buffer.
+    """Two-level all-reduce, seconds.
+
+    The slow links carry a g-th of the buffer.
 
     `slow_alpha_seconds` and `slow_link_bytes_per_s` describe the links between nodes, one for each rank; left
     out, they are like those inside. Raises ``ValueError`` unless `ranks_per_node` divides `n`.
