@@ -264,6 +264,17 @@ class TestUnderNbgrader:
             answer("collectives.2", ring("return 1.0, 1.0"))
 
 
+def test_harnesses_bring_no_answers_along():
+    """The process of a submission needs the harnesses, and they import neither checks nor the judge."""
+    script = (
+        "import sys, dtlib.grading.harness as h\n"
+        "[h.resolve(name) for name in ('paper.call', 'collectives.all_reduce', 'dp.overlap')]\n"
+        "print([name for name in sys.modules if name.startswith('dtlib.grading.') and 'harness' not in name])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "['dtlib.grading.plain', 'dtlib.grading.drawn']", done.stdout + done.stderr
+
+
 def test_importing_grading_does_not_import_torch():
     script = "import sys, dtlib.grading, dtlib.grading.release; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)

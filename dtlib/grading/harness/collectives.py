@@ -8,25 +8,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dtlib import lab
 from dtlib.grading.drawn import rank_values
 
-from .recorder import Recorder
+from .meter import metered
 
 
 def _measured(case: Mapping[str, Any], call: Callable[[torch.Tensor], Any]) -> dict[str, Any]:
     tensor = torch.from_numpy(rank_values(case, dist.get_rank()))
-    recorder = Recorder()
-    with lab.wire() as wire, recorder.recording():
+    with metered() as meter:
         returned = call(tensor)
-    return {
-        "tensor": tensor,
-        "returned": returned,
-        "sent_bytes": wire.sent_bytes,
-        "wire_bytes": wire.total_bytes,
-        "events": recorder.events,
-        "library": sorted(recorder.library),
-    }
+    return {"tensor": tensor, "returned": returned, **meter.counts}
 
 
 def broadcast(function: Callable[..., Any], case: Mapping[str, Any]) -> dict[str, Any]:

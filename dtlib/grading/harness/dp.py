@@ -8,40 +8,37 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dtlib import lab
 from dtlib.grading.drawn import batch, is_frozen, layers, rank_values
 
-from .recorder import Recorder
+from .meter import metered
 
 
 def token_weighted(function: Callable[..., Any], case: Mapping[str, Any]) -> dict[str, Any]:
     """``function(gradient, num_tokens)``, in place."""
     rank = dist.get_rank()
     gradient = torch.from_numpy(rank_values(case, rank))
-    recorder = Recorder()
-    with lab.wire() as wire, recorder.recording():
+    with metered() as meter:
         returned = function(gradient, case["num_tokens"][rank])
-    return {"tensor": gradient, "returned": returned, **_counted(wire, recorder)}
+    return {"tensor": gradient, "returned": returned, **meter.counts}
 
 
 def accumulate(function: Callable[..., Any], case: Mapping[str, Any]) -> dict[str, Any]:
     """``function(model, micro_batches, loss_fn)``, which leaves the gradients in ``parameter.grad``."""
     model = network(case)
     micro_batches = [_tensors(case, number) for number in range(case["micro_batches"])]
-    recorder = Recorder()
-    with lab.wire() as wire, recorder.recording():
+    with metered() as meter:
         function(model, micro_batches, loss_fn)
-    return {"gradients": _gradients(model), **_counted(wire, recorder)}
+    return {"gradients": _gradients(model), **meter.counts}
 
 
 def overlap(function: Callable[..., Any], case: Mapping[str, Any]) -> dict[str, Any]:
     """``finish = function(model, bucket_bytes)``, then two steps of backward and ``finish()``."""
     model = network(case)
-    recorder = Recorder()
-    for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(lambda _: recorder.mark("ready"))
     gradients = []
-    with lab.wire() as wire, recorder.recording():
+    with metered() as meter:
+        recorder = meter.recorder
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(lambda _: recorder.mark("ready"))
         finish = function(model, case["bucket_bytes"])
         for step in range(case["steps"]):
             model.zero_grad(set_to_none=True)
@@ -51,7 +48,7 @@ def overlap(function: Callable[..., Any], case: Mapping[str, Any]) -> dict[str, 
             finish()
             recorder.mark("finished")
             gradients.append(_gradients(model))
-    return {"gradients": gradients, **_counted(wire, recorder)}
+    return {"gradients": gradients, **meter.counts}
 
 
 def network(case: Mapping[str, Any]) -> torch.nn.Sequential:
@@ -81,12 +78,3 @@ def _tensors(case: Mapping[str, Any], number: int) -> tuple[torch.Tensor, torch.
 
 def _gradients(model: torch.nn.Module) -> list[Any]:
     return [None if each.grad is None else each.grad.detach().clone() for each in model.parameters()]
-
-
-def _counted(wire: Any, recorder: Recorder) -> dict[str, Any]:
-    return {
-        "sent_bytes": wire.sent_bytes,
-        "wire_bytes": wire.total_bytes,
-        "events": recorder.events,
-        "library": sorted(recorder.library),
-    }

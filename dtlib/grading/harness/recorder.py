@@ -7,6 +7,7 @@ that records. A learner's own function can avoid it; the bytes that the kernel c
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -47,7 +48,7 @@ _OPERATIONS = {
     "recv_anysource": "receive",
 }
 _MAX_EVENTS = 4000  # a record that goes on for ever is cut here
-_LIBRARY = Path(__file__).resolve().parents[2] / "ranks"
+_LIBRARY = str(Path(__file__).resolve().parents[2] / "ranks") + os.sep
 
 
 class Recorder:
@@ -124,10 +125,11 @@ class Recorder:
         return wrapper
 
     def _profile(self, frame: Any, event: str, arg: Any) -> None:
-        if event == "call":
-            path = Path(frame.f_code.co_filename)
-            if "ranks" in path.parts and path.is_relative_to(_LIBRARY) and not frame.f_code.co_name.startswith("<"):
-                self.library.add(f"{'.'.join(path.relative_to(_LIBRARY).with_suffix('').parts)}.{frame.f_code.co_name}")
+        # Called for every function call, so it must be quick.
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(_LIBRARY) and not code.co_name.startswith("<"):
+            module = code.co_filename[len(_LIBRARY) :].removesuffix(".py").replace(os.sep, ".")
+            self.library.add(f"{module}.{code.co_name}")
 
 
 class _FromCpp(TorchDispatchMode):

@@ -1,0 +1,49 @@
+"""What a rank reports about its communication: the kernel's counts beside the recorded calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.distributed as dist
+
+from dtlib import lab
+from dtlib.lab.wire import kernel_counts_connections
+
+from .recorder import Recorder
+
+
+@dataclass
+class Meter:
+    """The recorder of a block, and, once the block has ended, what it counted."""
+
+    recorder: Recorder = field(default_factory=Recorder)
+    counts: dict[str, Any] = field(default_factory=dict)
+
+
+@contextmanager
+def metered() -> Iterator[Meter]:
+    """Count and record what this rank communicates in the block; every rank of the run enters it.
+
+    ``meter.counts`` then holds ``sent_bytes`` of this rank, ``wire_bytes`` of all together, ``events`` and ``library``
+    (see `Recorder`). Where the kernel does not tell what a connection carried, ``sent_bytes`` is what the recorded calls
+    send at the least, and ``wire_bytes`` is missing.
+    """
+    meter = Meter()
+    with lab.wire() as wire, meter.recorder.recording():
+        yield meter
+    events = meter.recorder.events
+    if kernel_counts_connections():
+        meter.counts = {"sent_bytes": wire.sent_bytes, "wire_bytes": wire.total_bytes}
+    else:
+        meter.counts = {"sent_bytes": least_bytes(events, dist.get_world_size())}
+    meter.counts |= {"events": events, "library": sorted(meter.recorder.library)}
+
+
+def least_bytes(events: Sequence[Mapping[str, Any]], world_size: int) -> float:
+    """What a rank sends in the recorded calls, when each collective meets its lower bound."""
+    share = (world_size - 1) / world_size
+    factors = {"send": 1.0, "receive": 0.0, "all_reduce": 2 * share, "all_gather": world_size - 1.0}
+    return sum(event["bytes"] * factors.get(event["op"], share) for event in events if "bytes" in event)
