@@ -28,7 +28,7 @@ def metered() -> Iterator[Meter]:
     """Count and record what this rank communicates in the block; every rank of the run enters it.
 
     ``meter.counts`` then holds ``sent_bytes`` of this rank, ``wire_bytes`` of all together, ``events`` and ``library``
-    (see `Recorder`). Where the kernel does not tell what a connection carried, ``sent_bytes`` is what the recorded calls
+    (see `Recorder`). Where the kernel does not tell what was carried, ``sent_bytes`` is what the recorded calls
     send at the least, and ``wire_bytes`` is missing.
     """
     meter = Meter()
