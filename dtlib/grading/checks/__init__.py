@@ -1,4 +1,9 @@
-"""The exercises of every chapter, as data. Nothing here is needed, or should be seen, where submissions run."""
+"""The exercises of every chapter, as data. Nothing here is needed, or should be seen, where submissions run.
+
+To add an exercise: a harness in ``dtlib/grading/harness/<stem>.py`` that runs the learner's function and returns plain
+data, an `Exercise` with its checks here, its three cells in ``solutions/<stem>.ipynb`` (task, answer, check), and its
+wrong answers in ``tests/grading/wrong/<id>.md``. A new chapter also stands in `STEMS`. Then ``dtlib release``.
+"""
 
 from __future__ import annotations
 
