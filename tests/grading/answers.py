@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dtlib.grading import Result, all_exercises, check
 
-from .bank import WrongAnswer, cells, namespace, reference_namespace, wrong_answers
+from .bank import RightAnswer, WrongAnswer, cells, namespace, reference_namespace, right_answers, wrong_answers
 
 SEED = 20261
 HANG_S = 6  # for answers that hang: the cases before the one that hangs need a fraction of that
@@ -16,6 +16,16 @@ def of_stem(stem: str) -> list[str]:
 
 def wrong_of_stem(stem: str) -> list[WrongAnswer]:
     return [wrong for wrong in wrong_answers() if wrong.exercise.startswith(f"{stem}.")]
+
+
+def right_of_stem(stem: str) -> list[RightAnswer]:
+    return [right for right in right_answers() if right.exercise.startswith(f"{stem}.")]
+
+
+def check_right(right: RightAnswer) -> None:
+    setup = cells(right.exercise.partition(".")[0])["setup"]
+    result = check(right.exercise, seed=SEED, namespace=namespace(setup, right.source))
+    assert result.status == "pass", str(result)
 
 
 def check_reference(exercise: str) -> None:

@@ -35,9 +35,33 @@ def wrong_answers() -> list[WrongAnswer]:
     for path in sorted(BANK.glob("*.*.md")):
         text = path.read_text(encoding="utf-8")
         sections = [WrongAnswer(exercise=path.stem, **match.groupdict()) for match in _SECTION.finditer(text)]
-        assert len(sections) == text.count("\n## ") + text.startswith("## "), f"a section of {path.name} cannot be read"
+        assert len(sections) == _num_headings(text), f"a section of {path.name} cannot be read"
         found += sections
     return found
+
+
+@dataclass(frozen=True)
+class RightAnswer:
+    """An answer that must earn all points, though it differs from the reference."""
+
+    exercise: str
+    title: str
+    source: str
+
+
+def right_answers() -> list[RightAnswer]:
+    """All answers that are right in another way."""
+    found = []
+    for path in sorted((Path(__file__).parent / "right").glob("*.*.md")):
+        text = path.read_text(encoding="utf-8")
+        sections = re.findall(r"^## ([^\n]+)\n\n```python\n(.*?)^```$", text, re.M | re.S)
+        assert len(sections) == _num_headings(text), f"a section of {path.name} cannot be read"
+        found += [RightAnswer(path.stem, title, source) for title, source in sections]
+    return found
+
+
+def _num_headings(text: str) -> int:
+    return len(re.findall(r"^## ", text, re.M))
 
 
 def cells(stem: str, folder: str = "solutions") -> dict[str, str]:

@@ -140,6 +140,11 @@ ALL_REDUCE = Exercise(
                     "journey.",
                 ),
                 mistake(
+                    "mean for sum",
+                    _mean_gives(lambda rows: rows.mean(0)),
+                    "This is the mean, and `op` says sum. When is it time to divide?",
+                ),
+                mistake(
                     "nothing happened",
                     gives(each_rank("tensor"), lambda case: list(all_values(case))),
                     "Each rank still holds what it started with. Do the received chunks reach the caller's tensor?",

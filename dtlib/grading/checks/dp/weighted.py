@@ -58,6 +58,11 @@ def _everywhere(formula: Callable[[Any, Any], Any]) -> Callable[[Case], list[Any
 _weighted = _everywhere(lambda rows, tokens: (tokens * rows).sum(0) / tokens.sum())
 
 
+def _by_own_tokens(case: Case) -> list[Any]:
+    total = (_tokens(case) * all_values(case)).sum(0)
+    return [total / max(tokens, 1) for tokens in case["num_tokens"]]
+
+
 def _weighted_gives(formula: Callable[[Any, Any], Any]) -> Any:
     return gives(each_rank("tensor"), _everywhere(formula), rtol=1e-4, atol=1e-2)
 
@@ -97,6 +102,12 @@ WEIGHTED = Exercise(
                     _weighted_gives(lambda rows, tokens: (tokens * rows).sum(0) / len(rows)),
                     "A weighted sum was divided by the number of ranks. The weights do not add up to that number: to "
                     "what do they add up?",
+                ),
+                mistake(
+                    "divided by the own tokens",
+                    gives(each_rank("tensor"), _by_own_tokens, rtol=1e-4, atol=1e-1),
+                    "Every rank divides the same sum by its own number of tokens, so the ranks end up with different "
+                    "gradients. Whose tokens are in the sum?",
                 ),
                 mistake(
                     "divided twice",

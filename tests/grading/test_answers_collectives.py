@@ -1,4 +1,4 @@
-"""The exercises of the chapter: the reference passes, the blank is not attempted, each known mistake is named."""
+"""The exercises of the chapter: the reference passes, other right answers too, each known mistake is named."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections import Counter
 
 import pytest
 
-from .answers import check_blank, check_reference, check_wrong, of_stem, wrong_of_stem
-from .bank import WrongAnswer
+from .answers import check_blank, check_reference, check_right, check_wrong, of_stem, right_of_stem, wrong_of_stem
+from .bank import RightAnswer, WrongAnswer
 
 STEM = "collectives"
 EXERCISES = of_stem(STEM)
 WRONG = wrong_of_stem(STEM)
+RIGHT = right_of_stem(STEM)
 
 
 def test_there_are_five_exercises_and_three_mistakes_for_each():
@@ -24,6 +25,11 @@ def test_there_are_five_exercises_and_three_mistakes_for_each():
 @pytest.mark.parametrize("exercise", EXERCISES)
 def test_reference_passes(exercise: str):
     check_reference(exercise)
+
+
+@pytest.mark.parametrize("right", RIGHT, ids=[f"{right.exercise}: {right.title}" for right in RIGHT])
+def test_right_in_another_way_passes(right: RightAnswer):
+    check_right(right)
 
 
 @pytest.mark.parametrize("exercise", EXERCISES)
