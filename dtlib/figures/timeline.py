@@ -89,8 +89,7 @@ def _unit(unit: str | None, last: float) -> tuple[str, float]:
 
 
 def _strips(bars: Sequence[Bar], hairline: float) -> list[list[Bar]]:
-    """The bars of a row in strips, top to bottom: lanes in order, each with as many strips as overlaps
-    need."""
+    """The bars of a row in strips, top to bottom: lanes in order, each with a strip for what overlaps."""
     strips: list[list[Bar]] = []
     for lane in dict.fromkeys(bar.lane for bar in bars):
         own: list[list[Bar]] = []

@@ -31,8 +31,7 @@ _PHASES = ("forward", "backward", "weight gradient", "input gradient", "optimize
 
 @dataclass(frozen=True)
 class Event:
-    """What the profiler saw: `start` and `end` in seconds of the monotonic clock, `thread` as the system
-    numbers it.
+    """What the profiler saw: times in seconds of the monotonic clock, `thread` as the system numbers it.
 
     `annotation` marks what a program (not torch's dispatcher) named, `is_async` work that no thread waits in,
     `device` a kernel of a GPU.
@@ -135,8 +134,7 @@ def _marks(thread: int, events: list[Event], spans: list[Span]) -> list[Interval
 
 
 def _spell(text: str) -> str:
-    """``"all_reduce bucket 3"`` as ``"all-reduce, bucket 3"``; of another sentence only the collective's
-    name."""
+    """``"all_reduce bucket 3"`` as ``"all-reduce, bucket 3"``; of another sentence the collective's name."""
     name = communication_name(text) or text
     start = re.match(r"[\s_-]?".join(name.split("-")) + r"\b[\s,:]*", text, re.IGNORECASE)
     detail = text[start.end() :] if start else ""
@@ -216,8 +214,7 @@ def _outermost(operators: list[Event]) -> list[Event]:
 
 
 def _label(operators: list[Event], own: list[Event], spans: list[Span]) -> list[tuple[float, float, str]]:
-    """Each operator with the name of the phase that it belongs to: what a span says, an annotation, the
-    engine."""
+    """Each operator with the name of its phase: what a span says, else an annotation, else the engine."""
     phases: list[tuple[float, float, int, str]] = [(s.start, s.end, 2, s.name) for s in spans if s.kind == PHASE]
     for event in own:
         if event.name.startswith((_ENGINE, *_REDUCER)):
@@ -245,8 +242,7 @@ def _phase_name(text: str) -> str | None:
 
 
 def _bridge(pieces: list[tuple[float, float, str]], blockers: list[Piece]) -> list[tuple[float, float, str]]:
-    """Join neighbours of one name over pauses that are the interpreter's, unless a call to communicate lies
-    between."""
+    """Join neighbours of one name over the interpreter's pauses, unless a call to communicate lies between."""
     starts = [start for start, _ in blockers]
     joined: list[tuple[float, float, str]] = []
     for start, end, name in pieces:

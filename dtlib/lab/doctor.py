@@ -61,8 +61,7 @@ class Examination:
 
 
 def examine() -> Examination:
-    """Probe this machine; takes a few seconds, most of them to import torch. Nothing it probes can make it
-    raise."""
+    """Probe this machine: a few seconds, most of them to import torch. Nothing it probes can make it raise."""
     probes: tuple[tuple[str, Callable[[], list[Finding]], bool], ...] = (
         ("python", _python, True),
         ("torch", _torch, True),

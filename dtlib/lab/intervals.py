@@ -69,8 +69,7 @@ def length(pieces: Iterable[Piece]) -> float:
 
 
 def pack(pieces: Iterable[Piece]) -> list[int]:
-    """A lane for each piece, in the order given, so that pieces in one lane never overlap; as few lanes as
-    can be.
+    """A lane for each piece, in the order given: no two of a lane overlap, and there are as few as can be.
 
     Lanes are numbered from 0.
     """

@@ -26,8 +26,7 @@ class LedgerWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the ledger: a predicted number, the measured one, and how, where and on what it was
-    measured.
+    """One line of the ledger: a predicted number, the measured one, and how and where it was measured.
 
     `ratio` is measured over theory. `rtol` is the relative difference that was allowed, None where the number
     was shown without being asserted. `where` names the notebook, test or script. `run` tells apart the
@@ -118,14 +117,12 @@ class Coverage:
 
     @property
     def unmeasured(self) -> tuple[str, ...]:
-        """The names of the registered formulas that no line measures. The course promises that there are
-        none."""
+        """The registered formulas that no line measures. The course promises that there are none."""
         return tuple(entry.formula.name for entry in self.entries if not entry.measured)
 
 
 def default_path() -> Path:
-    """The file that `lab.check` appends to now: ``$DTLIB_LEDGER``, else ``ledger.jsonl`` in the user's state
-    folder."""
+    """The file that `lab.check` appends to: ``$DTLIB_LEDGER``, else ``ledger.jsonl`` in the user's state folder."""
     named = os.environ.get("DTLIB_LEDGER")
     if named:
         return Path(named)

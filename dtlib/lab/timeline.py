@@ -100,8 +100,7 @@ class Timeline:
 
     @property
     def hidden_share(self) -> float:
-        """The share of the communication time that hides behind computing, 0 to 1; NaN without
-        communication."""
+        """The share of the communication time that hides behind computing, 0 to 1; NaN where nothing is sent."""
         total = self.communication_seconds
         return self.hidden_seconds / total if total else math.nan
 
