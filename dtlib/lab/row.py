@@ -118,6 +118,8 @@ def format_ratio(ratio: float) -> str:
     """`ratio` with four digits, or as many as it takes to tell it from 1."""
     if ratio == 1.0:
         return "1"
+    if _is_rounding(ratio):
+        return f"1 {'+' if ratio > 1 else '−'} {abs(ratio - 1):.0e}"
     for digits in (4, 7, 10, 17):
         text = f"{ratio:.{digits}g}"
         if float(text) != 1.0:
@@ -125,8 +127,15 @@ def format_ratio(ratio: float) -> str:
     return repr(ratio)
 
 
+def _is_rounding(ratio: float) -> bool:
+    """Whether two floating-point numbers of this ratio may differ by the order of their additions alone."""
+    return abs(ratio - 1) < 1e-12
+
+
 def format_pair(formula: str, theory: Number, measured: Number) -> tuple[str, str]:
     """Both numbers in the unit that the formula's name ends in, with digits enough to tell them apart."""
+    if isinstance(theory, float) and theory and _is_rounding(measured / theory):
+        return _format(formula, theory, 6), _format(formula, measured, 6)  # the ratio tells them apart
     for digits in (4, 6, 9, 17):
         pair = _format(formula, theory, digits), _format(formula, measured, digits)
         if theory == measured or pair[0] != pair[1]:

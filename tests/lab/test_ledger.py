@@ -229,6 +229,7 @@ def test_the_row_is_printed_once_and_reads_well(capsys):
             ("predicted 1 GiB, measured 1.00000000", "ratio 1.000000001"),
         ),
         ("testing.step_seconds", 0.001, 0.0010000001, ("predicted 1 ms, measured 1.0000001 ms",)),
+        ("testing.step_seconds", 0.1, 0.1 + 2e-16, ("predicted 100 ms, measured 100 ms", "ratio 1 + 2e-15")),
         ("testing.num_steps", 123456, 123456, ("predicted 123,456",)),
         ("testing.num_steps", 0.1, 0.1, ("predicted 0.1",)),
     ],
