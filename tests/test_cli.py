@@ -159,3 +159,13 @@ def test_release_refuses_folders_without_solutions(tmp_path):
     result = invoke("release", "empty")
     assert result.exit_code == 1
     assert "holds no notebook" in result.output
+
+
+def test_no_formula_hides_in_a_module_that_the_package_does_not_import():
+    code = (
+        "import pkgutil, sys, dtlib.theory as theory\n"
+        "names = {found.name for found in pkgutil.walk_packages(theory.__path__, 'dtlib.theory.')}\n"
+        "loaded = set(sys.modules)\nassert names and names <= loaded, names - loaded"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
