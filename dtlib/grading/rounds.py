@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 Events = Sequence[Mapping[str, Any]]
@@ -18,39 +19,64 @@ def count_rounds(ranks: Sequence[Events]) -> int | None:
     """The rounds that the recorded events of all ranks take; None where they do not fit together or a peer is unknown.
 
     Events are those of `harness.recorder.Recorder`: ``send`` and ``receive`` with a ``peer``, ``wait`` with the index
-    of what was waited for. Other events cost nothing.
+    of what was waited for. Other events cost nothing. Threads of a rank share its link and wait each for itself.
     """
     arrivals: dict[tuple[int, int], list[int]] = defaultdict(list)  # (from, to) -> when each message has arrived
     received = [_receives(events) for events in ranks]
     if any(source is None for each in received for source, _ in each.values()):
         return None
-    clock = [0] * len(ranks)
-    port_free = [0] * len(ranks)
     sent_at: list[dict[int, int]] = [{} for _ in ranks]
-    position = [0] * len(ranks)
-    progress = True
-    while progress:
-        progress = False
-        for rank, events in enumerate(ranks):
-            while position[rank] < len(events):
-                index = position[rank]
-                event = events[index]
-                if event["op"] == "send":
-                    end = max(clock[rank], port_free[rank]) + 1
-                    port_free[rank] = sent_at[rank][index] = end
-                    arrivals[rank, event["peer"]].append(end)
-                elif event["op"] == "wait" and event["of"] in received[rank]:
-                    source, number = received[rank][event["of"]]
-                    if len(arrivals[source, rank]) <= number:
-                        break
-                    clock[rank] = max(clock[rank], arrivals[source, rank][number])
-                elif event["op"] == "wait" and event["of"] in sent_at[rank]:
-                    clock[rank] = max(clock[rank], sent_at[rank][event["of"]])
-                position[rank] += 1
-                progress = True
-    if any(position[rank] < len(events) for rank, events in enumerate(ranks)):
+    port_free = [0] * len(ranks)
+    tracks = [track for rank, events in enumerate(ranks) for track in _tracks(rank, events)]
+    while any(_advance(track, ranks, arrivals, received, sent_at, port_free) for track in tracks):
+        pass
+    if any(track.left for track in tracks):
         return None
-    return max(clock + port_free, default=0)
+    return max([track.clock for track in tracks] + port_free, default=0)
+
+
+@dataclass
+class _Track:
+    """What one thread of a rank did: the indices of its events that are left, the next one last, and its time."""
+
+    rank: int
+    left: list[int]
+    clock: int = 0
+
+
+def _tracks(rank: int, events: Events) -> list[_Track]:
+    by_thread: dict[int, list[int]] = defaultdict(list)
+    for index, event in enumerate(events):
+        by_thread[event.get("thread", 0)].append(index)
+    return [_Track(rank, indices[::-1]) for indices in by_thread.values()]
+
+
+def _advance(
+    track: _Track,
+    ranks: Sequence[Events],
+    arrivals: dict[tuple[int, int], list[int]],
+    received: list[dict[int, tuple[Any, int]]],
+    sent_at: list[dict[int, int]],
+    port_free: list[int],
+) -> bool:
+    """Go on with a track until it waits for a message that is not sent yet; whether it got anywhere."""
+    rank, before = track.rank, len(track.left)
+    while track.left:
+        index = track.left[-1]
+        event = ranks[rank][index]
+        if event["op"] == "send":
+            end = max(track.clock, port_free[rank]) + 1
+            port_free[rank] = sent_at[rank][index] = end
+            arrivals[rank, event["peer"]].append(end)
+        elif event["op"] == "wait" and event["of"] in received[rank]:
+            source, number = received[rank][event["of"]]
+            if len(arrivals[source, rank]) <= number:
+                break
+            track.clock = max(track.clock, arrivals[source, rank][number])
+        elif event["op"] == "wait":
+            track.clock = max(track.clock, sent_at[rank].get(event["of"], 0))
+        track.left.pop()
+    return len(track.left) < before
 
 
 def _receives(events: Events) -> dict[int, tuple[Any, int]]:

@@ -253,6 +253,14 @@ class TestRounds:
         both = [[message("send", 1 - r), message("receive", 1 - r), wait(1), wait(0)] for r in range(2)]
         assert count_rounds(both) == 1
 
+    def test_thread_that_sends_late_costs_no_round(self):
+        def rank(me: int) -> list[dict]:
+            other = 1 - me
+            first = [message("receive", other), wait(0), message("send", other) | {"thread": 1}]
+            return [*first, message("receive", other), wait(3), message("send", other) | {"thread": 2}]
+
+        assert count_rounds([rank(0), rank(1)]) == 2
+
     def test_messages_that_do_not_meet(self):
         assert count_rounds([[message("receive", 1), wait(0)], []]) is None
         assert count_rounds([[message("receive", -1), wait(0)], [message("send", 0)]]) is None

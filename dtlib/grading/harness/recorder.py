@@ -55,19 +55,22 @@ class Recorder:
     """The events of one rank in the order in which they happened, as plain data.
 
     An event is ``{"op": ..., "bytes": ..., "peer": ...}``; ``{"op": "wait", "of": i}`` says that event `i` was waited
-    for. `mark` adds events of the harness. `library` names the functions of ``dtlib.ranks`` that were called.
+    for. Events of other threads than the first carry a ``thread``. `mark` adds events of the harness. `library` names
+    the functions of ``dtlib.ranks`` that were called.
     """
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
         self.library: set[str] = set()
+        self._threads = {threading.get_ident(): 0}
         self._works: dict[int, tuple[int, Any]] = {}
         self._inside = threading.local()
 
     def mark(self, op: str, **details: Any) -> None:
         """Add an event of the harness's own."""
         if len(self.events) < _MAX_EVENTS:
-            self.events.append({"op": op, **details})
+            thread = self._threads.setdefault(threading.get_ident(), len(self._threads))
+            self.events.append({"op": op, **details} | ({"thread": thread} if thread else {}))
 
     @contextmanager
     def recording(self) -> Iterator[None]:
