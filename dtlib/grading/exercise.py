@@ -122,26 +122,26 @@ class Check:
 
         A gate looks at the runs that came back: what a run that did not come back would have done, nobody knows.
         """
-        failing: list[Run] = []
+        failing: list[tuple[Run, Finding]] = []
         passing: list[Run] = []
-        first: Finding | None = None
         for run in runs:
             if not self.applies(run.case) or (self.gate and run.trouble is not None):
                 continue
             finding = self._look(run)
             if finding is None:
                 passing.append(run)
-                continue
-            failing.append(run)
-            if first is None or (failing[0].trouble and not run.trouble):
-                first = finding
-        if first is None:
+            else:
+                failing.append((run, finding))
+        if not failing:
             return self._result(passed=bool(passing))
-        known = next((mistake for mistake in self.mistakes if _fits(mistake, failing, passing)), None)
+        runs_that_failed = [run for run, _ in failing]
+        known = next((mistake for mistake in self.mistakes if _fits(mistake, runs_that_failed, passing)), None)
+        # A wrong result says more than none; among equals, the first and easiest case says most.
+        told = min(failing, key=lambda pair: pair[0].trouble is not None)[1]
         return self._result(
             passed=False,
             mistake=known.name if known else "",
-            message=f"{first} {known.feedback}" if known else str(first),
+            message=f"{told} {known.feedback}" if known else str(told),
         )
 
     def _look(self, run: Run) -> Finding | None:

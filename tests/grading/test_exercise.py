@@ -58,7 +58,7 @@ class TestJudge:
         assert check.message == "No result: rank 1 raised ValueError: x, in line 3 of `f`: `boom()` (case a)."
 
     def test_wrong_value_is_told_before_trouble(self):
-        (check,) = exercise(seven()).judge([run(trouble=Trouble("hung", "late")), run(9)]).checks
+        (check,) = exercise(seven()).judge([run(trouble=Trouble("hung", "late")), run(9), run(10)]).checks
         assert "Saw 9" in check.message
 
     def test_data_of_another_form_fail_the_check_only(self):

@@ -62,15 +62,19 @@ class Recorder:
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
         self.library: set[str] = set()
+        self._lock = threading.Lock()
         self._threads = {threading.get_ident(): 0}
         self._works: dict[int, tuple[int, Any]] = {}
         self._inside = threading.local()
 
-    def mark(self, op: str, **details: Any) -> None:
-        """Add an event of the harness's own."""
-        if len(self.events) < _MAX_EVENTS:
+    def mark(self, op: str, **details: Any) -> int:
+        """Add an event, one of the harness's own for example; its index, or -1 where the record is full."""
+        with self._lock:
+            if len(self.events) >= _MAX_EVENTS:
+                return -1
             thread = self._threads.setdefault(threading.get_ident(), len(self._threads))
             self.events.append({"op": op, **details} | ({"thread": thread} if thread else {}))
+            return len(self.events) - 1
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -102,9 +106,8 @@ class Recorder:
             def wrapper(group: Any, *args: Any, **kwargs: Any) -> Any:
                 if getattr(self._inside, "call", False):
                     return original(group, *args, **kwargs)
-                index = len(self.events)
                 peer = {"peer": _peer(name, group, args, kwargs)} if op in ("send", "receive") else {}
-                self.mark(op, bytes=_num_bytes(args), **peer)
+                index = self.mark(op, bytes=_num_bytes(args), **peer)
                 self._inside.call = True
                 try:
                     work = original(group, *args, **kwargs)
@@ -152,7 +155,7 @@ class _FromCpp(TorchDispatchMode):
 
 
 def _num_bytes(args: tuple[Any, ...]) -> int:
-    """The bytes of the tensors in the last list (or tensor) among the first two arguments: the input of the call."""
+    """The bytes that a rank puts into a call: of the smaller of its first two tensors or lists of tensors."""
     sizes = []
     for each in args[:2]:
         tensors = each if isinstance(each, list | tuple) else [each]
