@@ -67,3 +67,34 @@ def test_points_in_the_text_are_those_of_the_checks(stem: str):
         (total,) = re.findall(r"\*\*Checked\*\* \((\d+) points\)", task)
         assert int(total) == exercise.points, name
         assert f"## {name.partition('.')[2]}. {exercise.title} ★" in task
+
+
+def checked(name: str) -> str:
+    """What a task says about its checks."""
+    stem, _, number = name.partition(".")
+    return cells(stem)[f"{stem}-{number}-task"].partition("**Checked**")[2].partition("<details>")[0]
+
+
+@pytest.mark.parametrize("name", [name for name in all_exercises() if name != "collectives.1"])
+def test_points_of_each_check_stand_in_the_text(name: str):
+    told = [int(points) for points in re.findall(r"\((\d+)(?:; [^)]*)?\)", checked(name))]
+    assert told == [check.points for check in all_exercises()[name].checks]
+
+
+@pytest.mark.parametrize("name", all_exercises())
+def test_numbers_of_ranks_in_the_text_are_those_that_are_drawn(name: str):
+    exercise, text = all_exercises()[name], checked(name)
+    cases = [case for seed in range(200) for case in exercise.cases(seed)]
+    listed = re.search(r"with ([\d, and]+) ranks", text)
+    spanned = re.search(r"(\d+) to (\d+) (?:ranks|workers)", text)
+    if "world_size" in cases[0]:
+        assert {int(n) for n in re.findall(r"\d+", listed[1])} == {case["world_size"] for case in cases}
+    elif spanned:
+        position = {"holds_after": 1, "sgd_step": 0, "ring_on_paper": 1}[exercise.function]
+        drawn = [case["arguments"][position] for case in cases]
+        sizes = [each if isinstance(each, int) else len(each) for each in drawn]
+        assert (min(sizes), max(sizes)) == (int(spanned[1]), int(spanned[2]))
+    micro = re.search(r"(\d+) to (\d+) micro-batches", text)
+    if micro:
+        counts = [case["micro_batches"] for case in cases]
+        assert (min(counts), max(counts)) == (int(micro[1]), int(micro[2]))
