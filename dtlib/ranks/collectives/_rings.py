@@ -21,32 +21,30 @@ AHEAD = 2
 
 def all_reduce_among(peers: Peers, members: Sequence[int], buffer: torch.Tensor, op: str) -> None:
     """Ring all-reduce of a flat `buffer` in place among `members`, ranks of the group in ring order."""
-    here, bounds = members.index(peers.rank), chunk_bounds(buffer.numel(), len(members))
-    reduce_scatter_among(peers, members, buffer, op, out=buffer[bounds[here] : bounds[here + 1]])
+    reduce_scatter_among(peers, members, buffer, op)
     all_gather_among(peers, members, buffer)
 
 
 def reduce_scatter_among(
     peers: Peers, members: Sequence[int], buffer: torch.Tensor, op: str, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Ring reduce-scatter of a flat `buffer` among `members`; this rank's chunk of the result goes to `out`.
+    """Ring reduce-scatter of a flat `buffer` among `members`; returns this rank's chunk of the result.
 
-    `out` may be the rank's own chunk of `buffer`, which is otherwise only read. What travels is the partial
-    sum: it arrives in a scratch buffer, this rank's part is added there, and it goes on to the right from the
-    same memory.
+    With `out` that is where the result goes, and `buffer` is only read: each partial sum grows in the scratch
+    buffer that it arrived in. Without, partial sums grow in `buffer`, whose own chunk is the result: fewer
+    scratch buffers are needed and stay in the cache, so it is the faster way where `buffer` is to be
+    overwritten anyway.
     """
     n, here = len(members), members.index(peers.rank)
     bounds = chunk_bounds(buffer.numel(), n)
     own = buffer[bounds[here] : bounds[here + 1]]
-    out = new_buffer(own, own.numel()) if out is None else out
     if n == 1:
-        if out.data_ptr() != own.data_ptr():
-            out.copy_(own)
-    elif peers.pipelined:
-        _scatter_in_segments(peers, members, buffer, op, out)
+        result = own if out is None else out.copy_(own)
     else:
-        _scatter_in_batches(peers, members, buffer, op, out)
-    return out.div_(n) if op == "mean" else out
+        scatter = _scatter_in_segments if peers.pipelined else _scatter_in_batches
+        scatter(peers, members, buffer, op, out)
+        result = own if out is None else out
+    return result.div_(n) if op == "mean" else result
 
 
 def all_gather_among(peers: Peers, members: Sequence[int], buffer: torch.Tensor) -> None:
@@ -62,7 +60,7 @@ def _neighbours(peers: Peers, members: Sequence[int]) -> tuple[int, int, int, in
 
 
 def _scatter_in_segments(
-    peers: Peers, members: Sequence[int], buffer: torch.Tensor, op: str, out: torch.Tensor
+    peers: Peers, members: Sequence[int], buffer: torch.Tensor, op: str, out: torch.Tensor | None
 ) -> None:
     n, here, left, right = _neighbours(peers, members)
     bounds = chunk_bounds(buffer.numel(), n)
@@ -72,10 +70,11 @@ def _scatter_in_segments(
 
     incoming = [piece for step in range(n - 1) for piece in pieces(here - 2 - step)]
     first_own = len(incoming) - len(pieces(here))
-    # A scratch buffer is free for a new receive once its send is done. The right neighbour needs a chunk's
-    # pieces from here before it comes to that one, so with a chunk's worth of buffers beyond those posted
-    # ahead nobody waits in a circle.
-    num_buffers = min(len(incoming), len(pieces(0)) + AHEAD)
+    # Where sums grow in scratch buffers, one is free for a new receive once its send is done. The right
+    # neighbour needs a chunk's pieces from here before it comes to that one, so with a chunk's worth of
+    # buffers beyond those posted ahead nobody waits in a circle.
+    from_scratch = out is not None and n > 2
+    num_buffers = min(len(incoming), AHEAD + (len(pieces(0)) if from_scratch else 0))
     longest = max((stop - start for start, stop in incoming), default=0)
     scratch = new_buffer(buffer, num_buffers * longest).view(num_buffers, longest)
     sends: dict[int, Any] = {}
@@ -83,7 +82,8 @@ def _scatter_in_segments(
 
     def post(index: int) -> None:
         if index < len(incoming):
-            wait_for([sends.pop(index - num_buffers)] if index - num_buffers in sends else [])
+            if from_scratch and index - num_buffers in sends:
+                sends.pop(index - num_buffers).wait()
             start, stop = incoming[index]
             receives[index] = peers.receive(scratch[index % num_buffers, : stop - start], left)
 
@@ -92,12 +92,13 @@ def _scatter_in_segments(
     started = [peers.send(buffer[start:stop], right) for start, stop in pieces(here - 1)]
     for index, (start, stop) in enumerate(incoming):
         receives.pop(index).wait()
-        partial = scratch[index % num_buffers, : stop - start]
+        mine, partial = buffer[start:stop], scratch[index % num_buffers, : stop - start]
         if index < first_own:
-            combine(buffer[start:stop], partial, op, out=partial)
-            sends[index] = peers.send(partial, right)
+            total = mine if out is None else partial
+            combine(mine, partial, op, out=total)
+            sends[index] = peers.send(total, right)
         else:
-            combine(buffer[start:stop], partial, op, out=out[start - bounds[here] : stop - bounds[here]])
+            combine(mine, partial, op, out=mine if out is None else out[start - bounds[here] : stop - bounds[here]])
         post(index + AHEAD)
     wait_for([*started, *sends.values()])
 
@@ -120,7 +121,9 @@ def _gather_in_segments(peers: Peers, members: Sequence[int], buffer: torch.Tens
     wait_for(sends)
 
 
-def _scatter_in_batches(peers: Peers, members: Sequence[int], buffer: torch.Tensor, op: str, out: torch.Tensor) -> None:
+def _scatter_in_batches(
+    peers: Peers, members: Sequence[int], buffer: torch.Tensor, op: str, out: torch.Tensor | None
+) -> None:
     n, here, left, right = _neighbours(peers, members)
     chunks = buffer.tensor_split(n)
     leaving = chunks[here - 1]
@@ -128,7 +131,7 @@ def _scatter_in_batches(peers: Peers, members: Sequence[int], buffer: torch.Tens
         mine = chunks[(here - 2 - step) % n]
         partial = torch.empty_like(mine)
         wait_for(peers.exchange(leaving, right, partial, left))
-        leaving = out if step == n - 2 else partial
+        leaving = mine if out is None else out if step == n - 2 else partial
         combine(mine, partial, op, out=leaving)
 
 

@@ -44,9 +44,11 @@ def ring_reduce_scatter(
     _check.reducible("tensor", tensor, op)
     peers, buffer = Peers(tensor.device, group), flat(tensor)
     bounds = chunk_bounds(buffer.numel(), peers.n)
+    own = bounds[peers.rank + 1] - bounds[peers.rank]
     if out is not None:
-        _check.receiving("out", out, tensor, bounds[peers.rank + 1] - bounds[peers.rank])
-    chunk = reduce_scatter_among(peers, range(peers.n), buffer, op, None if out is None else flat(out))
+        _check.receiving("out", out, tensor, own)
+    chunk = new_buffer(buffer, own) if out is None else flat(out)
+    reduce_scatter_among(peers, range(peers.n), buffer, op, chunk)
     if out is not None:
         return out
     if tensor.dim() > 1 and tensor.shape[0] % peers.n == 0:
@@ -118,7 +120,7 @@ def two_level_all_reduce(
     across = range(place, peers.n, ranks_per_node)
     bounds = chunk_bounds(buffer.numel(), ranks_per_node)
     own = buffer[bounds[place] : bounds[place + 1]]
-    reduce_scatter_among(peers, inside, buffer, "max" if op == "max" else "sum", out=own)
+    reduce_scatter_among(peers, inside, buffer, "max" if op == "max" else "sum")
     all_reduce_among(peers, across, own, "max" if op == "max" else "sum")
     if op == "mean":
         own.div_(peers.n)
