@@ -9,13 +9,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-SEGMENT_BYTES = 2 * 1024 * 1024
+SEGMENT_BYTES = 4 * 1024 * 1024
 """Long messages travel in pieces of this size, so that one is added up while the next is on its way.
 
-Smaller pieces overlap better and stay in the cache, but each costs a handshake and two changes of thread
-(about 60 µs over TCP); 1 to 4 MiB are equally fast on two cores.
+Smaller pieces overlap better and stay in the cache, but each costs a handshake and two changes of thread: about 60 µs
+of processor time over TCP, the time of a hundred kilobytes. Where two cores serve two or four ranks, pieces of 2 MiB
+cost a tenth more than these, and pieces of 8 MiB no less.
 """
-
 
 HUGE_PAGE_BYTES = 2 * 1024 * 1024
 """From here on a new buffer on the CPU asks for huge pages."""
