@@ -36,7 +36,7 @@ lint: $(READY)  ## check style and types
 	@$(BIN)/mypy
 
 unit: $(READY)  ## run the tests of the library
-	@$(BIN)/pytest -q -n 2 --dist loadscope tests --ignore=tests/book
+	@DTLIB_LEDGER=$(CURDIR)/_build/unit-ledger.jsonl $(BIN)/pytest -q -n 2 --dist loadscope tests --ignore=tests/book
 
 notebooks: $(READY)  ## execute chapters, exercises and solutions with nbval
 	@DTLIB_LEDGER=$(CURDIR)/_build/nbval-ledger.jsonl $(BIN)/pytest $(NBVAL) chapters exercises solutions

@@ -11,7 +11,7 @@ import sys
 import threading
 import warnings
 
-from .channel import anonymous_file, read_text, send_frame
+from .channel import anonymous_file, read_text, recv_frame, send_frame
 
 START_METHOD_VARIABLE = "DTLIB_START_METHOD"
 _START_SECONDS = 120.0
@@ -30,12 +30,12 @@ def start_method() -> str:
 
 def start_supervisor(job_fd: int) -> socket.socket:
     """Start a process that runs the job in `job_fd`; the channel on which it will report."""
+    if start_method() == "fork":
+        return _ask_server(job_fd)
     here, there = socket.socketpair()
     with there:
-        if start_method() == "fork":
-            _ask_server(there.fileno(), job_fd)
-        else:
-            _spawn(there.fileno(), job_fd)
+        _spawn(there.fileno(), job_fd)
+    recv_frame(here)
     return here
 
 
@@ -81,19 +81,28 @@ _server: _Server | None = None
 _lock = threading.Lock()
 
 
-def _ask_server(control_fd: int, job_fd: int) -> None:
+def _ask_server(job_fd: int) -> socket.socket:
     global _server
     with _lock:
-        for attempt in range(2):
-            if _server is None or _server.process.poll() is not None:
+        while True:
+            fresh = _server is None or _server.process.poll() is not None
+            if fresh:
                 stop_server(locked=True)
-                _server = _Server()
+            server = _server = _server or _Server()
+            here, there = socket.socketpair()
             try:
-                return _server.ask([control_fd, job_fd])
-            except OSError:
-                if attempt:
-                    raise
+                with there:
+                    server.ask([there.fileno(), job_fd])
+                recv_frame(here)  # a supervisor lives: a server that was killed may still have taken the request
+                return here
+            except (OSError, EOFError):
+                here.close()
                 stop_server(locked=True)
+                if fresh:
+                    raise
+            except BaseException:
+                here.close()
+                raise
 
 
 def stop_server(*, locked: bool = False) -> None:

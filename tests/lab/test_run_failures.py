@@ -209,7 +209,7 @@ def test_the_next_run_works_after_each_failure():
 def test_the_next_run_works_after_the_fork_server_was_killed():
     from dtlib.lab import starter
 
-    lab.run(lambda: 1, 1)
-    starter._server.process.kill()
-    time.sleep(0.1)
-    assert lab.run(lambda: "fine", 2) == ["fine", "fine"]
+    for _ in range(5):
+        lab.run(lambda: 1, 1)
+        starter._server.process.kill()  # it may be dying, not dead, when the next request comes
+        assert lab.run(lambda: "fine", 2) == ["fine", "fine"]
