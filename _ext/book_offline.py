@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections import Counter
 from collections.abc import Iterator
+from html import unescape
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,11 @@ _SCRIPT = r'\s*<(?:script|link)\b[^>]*\b(?:src|href)="[^"]*{name}[^"]*"[^>]*>(?:
 ICONS = re.compile(_SCRIPT.format(name=r"scripts/fontawesome\.js"))
 SEARCH = re.compile(_SCRIPT.format(name=r"(?:searchtools|language_data|searchindex)\.js"))
 CLASSES = re.compile(r'\bclass="([^"]*)"')
+BASE_COLOR = re.compile(r'html\[data-theme="(\w+)"\] \.highlight \{[^}]*\bcolor: (#\w+)')
+TOKEN_RULE = re.compile(r'html\[data-theme="(\w+)"\] \.highlight \.(\w+) \{([^}]*)\}')
+STYLE = re.compile(r'\bstyle="([^"]*)"')
+TAG = re.compile(r"<[a-zA-Z][^<>]*>")
+TOKEN = re.compile(r'<span class="(\w{1,3})">([^<]*)</span>')
 WORD = re.compile(r"-?[A-Za-z_][\w-]*")
 
 
@@ -40,10 +47,11 @@ def slim(app: Sphinx, exception: Exception | None) -> None:
     for pattern in UNUSED_FILES:
         for file in static.glob(pattern):
             shutil.rmtree(file) if file.is_dir() else file.unlink()
+    colored = token_colors((static / "pygments.css").read_text("utf-8"))
     used: set[str] = set()
     for page in out.rglob("*.html"):
         html = page.read_text("utf-8")
-        lighter = ICONS.sub("", html)
+        lighter = share_styles(plain(ICONS.sub("", html), colored))
         if page != out / "search.html":
             lighter = SEARCH.sub("", lighter)
         if lighter != html:
@@ -58,6 +66,43 @@ def slim(app: Sphinx, exception: Exception | None) -> None:
     for pattern in LARGE_SHEETS:
         for sheet in static.glob(pattern):
             sheet.write_text(purge(sheet.read_text("utf-8"), used), "utf-8")
+
+
+def token_colors(css: str) -> set[str]:
+    """The classes of code tokens that some theme shows in another way than the code around them."""
+    usual = dict(BASE_COLOR.findall(css))
+    return {name for theme, name, rule in TOKEN_RULE.findall(css) if rule.strip() != f"color: {usual[theme]}"}
+
+
+def plain(html: str, colored: set[str]) -> str:
+    """`html` without the spans around tokens of code that look like the code around them anyway."""
+    return TOKEN.sub(lambda span: span[0] if span[1] in colored else span[2], html)
+
+
+def share_styles(html: str) -> str:
+    """`html` with style attributes that recur often written once, as classes."""
+    counts = Counter(style for style in STYLE.findall(html) if len(style) > 24)
+    names = {style: f"z{number}" for number, (style, count) in enumerate(counts.most_common(60)) if count > 4}
+    if not names:
+        return html
+
+    def rename(tag: re.Match[str]) -> str:
+        found = STYLE.search(tag[0])
+        if found is None or found[1] not in names:
+            return tag[0]
+        name, rest = names[found[1]], tag[0].replace(f" {found[0]}", "", 1)
+        if ' class="' in rest:
+            return rest.replace(' class="', f' class="{name} ', 1)
+        return re.sub(r"^<[\w:-]+", lambda start: f'{start[0]} class="{name}"', rest)
+
+    rules = "".join(f".{name}{{{important(style)}}}" for style, name in names.items())
+    return TAG.sub(rename, html).replace("</head>", f"<style>{rules}</style></head>", 1)
+
+
+def important(style: str) -> str:
+    """The declarations of a style attribute with the weight that an attribute has over a style sheet."""
+    declarations = [part.strip() for part in unescape(style).split(";") if part.strip()]
+    return ";".join(f"{part}!important" for part in declarations)
 
 
 def purge(css: str, used: set[str]) -> str:

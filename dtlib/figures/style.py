@@ -208,6 +208,8 @@ def svg(figure: Any, *, alt: str = "") -> str:
     ):
         text = re.sub(noise, "", text, flags=re.DOTALL)
     text = re.sub(r' (d|x|y|points|transform|x1|x2|y1|y2)="[^"]*"', _shorter, text)
+    text = re.sub(r' transform="rotate\(-?0 [^"]*"|<defs>\s*</defs>|fill-opacity: 1;? ?', "", text)
+    text = _without_bare_groups(text)
     text = _unique_ids(text.replace(INK, "currentColor"))
     width = float(text.split('width="')[1].split("pt")[0])
     text = re.sub(r' (?:width|height)="[\d.]+pt"', "", text, count=2)
@@ -220,6 +222,19 @@ def svg(figure: Any, *, alt: str = "") -> str:
 def _shorter(attribute: re.Match[str]) -> str:
     """Two decimals of a point are plenty; line breaks inside a path are none."""
     return re.sub(r"(\.\d\d)\d+", r"\1", attribute[0].replace("\n", ""))
+
+
+def _without_bare_groups(text: str) -> str:
+    """Drop ``<g>`` elements that say nothing; matplotlib wraps each artist in several."""
+    open_groups: list[bool] = []
+
+    def keep(tag: re.Match[str]) -> str:
+        if tag[0] != "</g>":
+            open_groups.append(not tag[1] or re.fullmatch(r' id="[^"]*"', tag[1]) is not None)
+            return "" if open_groups[-1] else tag[0]
+        return "" if open_groups.pop() else "</g>"
+
+    return re.sub(r"<g( [^>]*)?>|</g>", keep, text)
 
 
 _pictures = itertools.count(1)

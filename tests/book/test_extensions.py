@@ -41,6 +41,13 @@ def test_only_rules_for_missing_classes_are_purged(css, kept):
     assert extension("book_offline").purge(css, {"used"}) == kept
 
 
+def test_only_tokens_without_a_colour_lose_their_span():
+    code = '<span class="k">def</span><span class="w"> </span><span class="nf">f</span><span class="o">&lt;</span>'
+    assert extension("book_offline").plain(code, {"k", "o"}) == (
+        '<span class="k">def</span> f<span class="o">&lt;</span>'
+    )
+
+
 @pytest.mark.parametrize(
     ("latex", "shown"),
     [

@@ -53,6 +53,7 @@ def test_in_jupyterlab_the_slider_recomputes(browser, jupyterlab):
     page = browser.new_page()
     page.set_default_timeout(90_000)
     page.goto(f"{jupyterlab}lab/tree/slider.ipynb")
+    page.locator("#jp-main-statusbar", has_text="Idle").wait_for()  # earlier, a cell would run into the void
     page.locator(".jp-CodeCell .cm-content").first.click()
     page.keyboard.press("Shift+Enter")
     widget = page.locator(".jp-OutputArea-output .widget-hslider")
