@@ -110,10 +110,7 @@ def two_level_all_reduce(
     _check.reducible("tensor", tensor, op)
     _check.writable("tensor", tensor)
     peers = Peers(tensor.device, group)
-    if isinstance(ranks_per_node, bool) or not isinstance(ranks_per_node, int) or ranks_per_node < 1:
-        raise ValueError(f"ranks_per_node must be a whole number of at least 1, not {ranks_per_node!r}")
-    if peers.n % ranks_per_node:
-        raise ValueError(f"ranks_per_node must divide the number of ranks, {peers.n}; {ranks_per_node} does not")
+    ranks_per_node = _check.node_size(ranks_per_node, peers.n)
     buffer = flat(tensor)
     node, place = divmod(peers.rank, ranks_per_node)
     inside = range(node * ranks_per_node, (node + 1) * ranks_per_node)

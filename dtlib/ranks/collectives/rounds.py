@@ -64,7 +64,7 @@ def tree_reduce(tensor: torch.Tensor, op: str = "sum", *, dst: int = 0, group: A
     _check.reducible("tensor", tensor, op)
     _check.writable("tensor", tensor)
     peers, buffer = Peers(tensor.device, group), flat(tensor)
-    _check.rank_of("dst", dst, peers.n)
+    dst = _check.rank_of("dst", dst, peers.n)
     run_schedule(peers, "tree_reduce", buffer, op, src=dst)
     if op == "mean" and peers.rank == dst:
         buffer.div_(peers.n)
@@ -82,7 +82,7 @@ def tree_broadcast(tensor: torch.Tensor, *, src: int = 0, group: Any = None) -> 
     _check.movable("tensor", tensor)
     _check.writable("tensor", tensor)
     peers, buffer = Peers(tensor.device, group), flat(tensor)
-    _check.rank_of("src", src, peers.n)
+    src = _check.rank_of("src", src, peers.n)
     run_schedule(peers, "tree_broadcast", buffer, src=src)
     return write_back(tensor, buffer)
 
