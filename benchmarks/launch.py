@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable
 
 import torch.multiprocessing as mp
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from benchmarks._ranks import elastic, spawned, work
@@ -40,17 +41,19 @@ def with_spawn() -> list[float]:
 
 def with_elastic() -> list[float]:
     """`torch.distributed.launcher.api.elastic_launch`, torchrun's own."""
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=WORLD_SIZE,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        max_restarts=0,
-        start_method="spawn",
-    )
-    by_rank = elastic_launch(config, elastic)()
+    with tempfile.TemporaryDirectory() as folder:
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=WORLD_SIZE,
+            run_id=uuid.uuid4().hex,
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            max_restarts=0,
+            start_method="spawn",
+            logs_specs=DefaultLogsSpecs(log_dir=folder),
+        )
+        by_rank = elastic_launch(config, elastic)()
     return [by_rank[rank] for rank in range(WORLD_SIZE)]
 
 

@@ -1,6 +1,7 @@
 """The same script alone and under torchrun: same results."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -27,10 +28,13 @@ with open(f"{sys.argv[2]}/{os.environ.get('RANK', 'alone')}", "w") as file:
 """
 
 
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+
+
 def start(command, script, *arguments):
-    done = subprocess.run([*command, str(script), *map(str, arguments)], capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
-    return done
+    environment = dict(os.environ, TMPDIR=str(script.parent))  # torchrun leaves a folder of logs
+    command = [*command, str(script), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
@@ -39,9 +43,9 @@ def test_results_are_identical(world_size, tmp_path):
     script.write_text(SCRIPT)
     out = tmp_path / "out"
     out.mkdir()
-    start([sys.executable], script, world_size, out)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world_size)]
-    start(torchrun, script, world_size, out)
+    for command in ([sys.executable], [*TORCHRUN, str(world_size)]):
+        done = start(command, script, world_size, out)
+        assert done.returncode == 0, done.stderr
     results = {file.name: json.loads(file.read_text()) for file in out.iterdir()}
     assert set(results) == {"alone", *map(str, range(world_size))}
     first, second = results["alone"]
@@ -57,8 +61,7 @@ def test_torchrun_decides_how_many_ranks_there_are(tmp_path):
     script.write_text(
         "from dtlib import lab\nimport torch.distributed as dist\nprint(lab.run(dist.get_world_size, 4))\n"
     )
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    assert start(torchrun, script).stdout.count("[2, 2]") == 2
+    assert start([*TORCHRUN, "2"], script).stdout.count("[2, 2]") == 2
 
 
 def test_a_rank_that_raises_under_torchrun_ends_the_job(tmp_path):
@@ -68,7 +71,6 @@ def test_a_rank_that_raises_under_torchrun_ends_the_job(tmp_path):
         "def main():\n    if dist.get_rank() == 1:\n        raise ValueError('under torchrun')\n    dist.barrier()\n"
         "lab.run(main, 2)\n"
     )
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run([*torchrun, str(script)], capture_output=True, text=True, timeout=200)
+    done = start([*TORCHRUN, "2"], script)
     assert done.returncode != 0
     assert "ValueError: under torchrun" in done.stderr
