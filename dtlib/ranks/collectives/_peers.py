@@ -12,13 +12,14 @@ import torch.distributed as dist
 SEGMENT_BYTES = 4 * 1024 * 1024
 """Long messages travel in pieces of this size, so that one is added up while the next is on its way.
 
-Smaller pieces overlap better and stay in the cache, but each costs a handshake and two changes of thread: about 60 µs
-of processor time over TCP, the time of a hundred kilobytes. Where two cores serve two or four ranks, pieces of 2 MiB
-cost a tenth more than these, and pieces of 8 MiB no less.
+Smaller pieces overlap better and stay in the cache, but each costs a handshake and two changes of thread:
+about 60 µs of processor time over TCP, the time of a hundred kilobytes. Where two cores serve two or four
+ranks, pieces of 2 MiB cost a tenth more than these, and pieces of 8 MiB no less.
 """
 
 HUGE_PAGE_BYTES = 2 * 1024 * 1024
-"""From here on a new buffer on the CPU asks for huge pages."""
+KEPT_BYTES = 32 * 1024 * 1024
+"""A new result asks for huge pages from the first size on, scratch memory from the second."""
 
 
 class Peers:
@@ -76,7 +77,7 @@ def segments(start: int, stop: int, itemsize: int) -> list[tuple[int, int]]:
 
 
 def new_buffer(like: torch.Tensor, num_elements: int) -> torch.Tensor:
-    """An uninitialised flat tensor of `like`'s dtype and device.
+    """An uninitialised flat tensor of `like`'s dtype and device, for a result.
 
     Memory that is new to the process costs a page fault for every 4 KiB when it is first written: 30 ms for
     64 MiB on a small virtual machine, as much as sending them. Huge pages of 2 MiB make that 3 ms where the
@@ -88,6 +89,16 @@ def new_buffer(like: torch.Tensor, num_elements: int) -> torch.Tensor:
     memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=like.dtype)
+
+
+def new_scratch(like: torch.Tensor, num_elements: int) -> torch.Tensor:
+    """An uninitialised flat tensor of `like`'s dtype and device, to be thrown away soon.
+
+    The C library hands the same memory out again and again, except for sizes that it maps anew each time.
+    """
+    if num_elements * like.element_size() < KEPT_BYTES:
+        return like.new_empty(num_elements)
+    return new_buffer(like, num_elements)
 
 
 def combine(here: torch.Tensor, arrived: torch.Tensor, op: str, out: torch.Tensor) -> None:

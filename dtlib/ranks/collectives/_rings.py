@@ -1,7 +1,9 @@
 """Ring reduce-scatter and all-gather among some of a group's ranks, on flat buffers.
 
-On the CPU a chunk travels in pieces: while one is being added, the next is on its way. Receives are posted
-ahead of the sends that fill them. On an accelerator each step is one batch of a send and a receive.
+On the CPU a chunk travels in pieces: while one is being added, the next is on its way. The first sends are
+started before the receives are posted: a send whose receiver is not ready yet is left to the library's own
+thread, and that thread is not kept waiting by this one where both neighbours are the same rank. On an
+accelerator each step is one batch of a send and a receive.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import torch
 
 from dtlib.theory.collectives import chunk_bounds
 
-from ._peers import Peers, combine, new_buffer, segments, wait_for
+from ._peers import Peers, combine, new_scratch, segments, wait_for
 
 AHEAD = 2
 """How many receives are posted beyond the piece that is being added up."""
@@ -76,7 +78,7 @@ def _scatter_in_segments(
     from_scratch = out is not None and n > 2
     num_buffers = min(len(incoming), AHEAD + (len(pieces(0)) if from_scratch else 0))
     longest = max((stop - start for start, stop in incoming), default=0)
-    scratch = new_buffer(buffer, num_buffers * longest).view(num_buffers, longest)
+    scratch = new_scratch(buffer, num_buffers * longest).view(num_buffers, longest)
     sends: dict[int, Any] = {}
     receives: dict[int, Any] = {}
 
@@ -87,9 +89,9 @@ def _scatter_in_segments(
             start, stop = incoming[index]
             receives[index] = peers.receive(scratch[index % num_buffers, : stop - start], left)
 
+    started = [peers.send(buffer[start:stop], right) for start, stop in pieces(here - 1)]
     for index in range(AHEAD):
         post(index)
-    started = [peers.send(buffer[start:stop], right) for start, stop in pieces(here - 1)]
     for index, (start, stop) in enumerate(incoming):
         receives.pop(index).wait()
         mine, partial = buffer[start:stop], scratch[index % num_buffers, : stop - start]
@@ -112,8 +114,8 @@ def _gather_in_segments(peers: Peers, members: Sequence[int], buffer: torch.Tens
 
     incoming = [piece for step in range(n - 1) for piece in pieces(here - 1 - step)]
     not_passed_on = len(pieces(here + 1))  # the right neighbour's own chunk ends its way here
-    receives = [peers.receive(buffer[start:stop], left) for start, stop in incoming]
     sends = [peers.send(buffer[start:stop], right) for start, stop in pieces(here)]
+    receives = [peers.receive(buffer[start:stop], left) for start, stop in incoming]
     for index, (start, stop) in enumerate(incoming):
         receives[index].wait()
         if index < len(incoming) - not_passed_on:

@@ -8,7 +8,7 @@ import torch
 
 from dtlib.theory.collectives import Round, Transfer, schedule
 
-from ._peers import Peers, combine, new_buffer, segments, wait_for
+from ._peers import Peers, combine, new_scratch, segments, wait_for
 
 AHEAD = 2
 """How many receives are posted beyond the piece that is being added up."""
@@ -46,7 +46,7 @@ def run_round(
     elif peers.pipelined:
         _combine_in_segments(peers, leaving, to, landing, source, op)
     else:
-        arrived = new_buffer(landing, landing.numel())
+        arrived = new_scratch(landing, landing.numel())
         wait_for(peers.exchange(leaving, to, arrived, source))
         combine(landing, arrived, op, out=landing)
 
@@ -63,8 +63,8 @@ def _replace(peers: Peers, leaving: torch.Tensor, to: int, landing: torch.Tensor
     """What arrives is the new value, and goes straight into place."""
     if not peers.pipelined:
         return wait_for(peers.exchange(leaving, to, landing, source))
-    receives = [peers.receive(piece, source) for piece in _cut(landing)]
     sends = [peers.send(piece, to) for piece in _cut(leaving)]
+    receives = [peers.receive(piece, source) for piece in _cut(landing)]
     return wait_for([*receives, *sends])
 
 
@@ -77,16 +77,16 @@ def _combine_in_segments(
 ) -> None:
     """What arrives is added to what is there, a piece while the next one travels."""
     pieces = _cut(landing)
-    scratch = [new_buffer(piece, piece.numel()) for piece in pieces[:AHEAD]]
+    scratch = [new_scratch(piece, piece.numel()) for piece in pieces[:AHEAD]]
     receives: list[Any] = []
 
     def post(index: int) -> None:
         if index < len(pieces):
             receives.append(peers.receive(scratch[index % AHEAD][: pieces[index].numel()], source))
 
+    sends = [peers.send(piece, to) for piece in _cut(leaving)]
     for index in range(AHEAD):
         post(index)
-    sends = [peers.send(piece, to) for piece in _cut(leaving)]
     overwrites_leaving = landing.data_ptr() == leaving.data_ptr()
     for index, here in enumerate(pieces):
         receives[index].wait()
