@@ -145,6 +145,16 @@ def some_rank(predicate: Callable[[Any, Case], bool]) -> Any:
     return fits
 
 
+def every_run(predicate: Callable[[Run], bool]) -> Any:
+    """Recognise a mistake by whole runs: ``predicate(run)`` in every failing run that came back, and one did."""
+
+    def fits(failing: Sequence[Run], passing: Sequence[Run]) -> bool:
+        back = [run for run in failing if run.trouble is None]
+        return bool(back) and all(predicate(run) for run in back)
+
+    return fits
+
+
 def any_of(*recognisers: Any) -> Any:
     """Recognise a mistake by any of several signs."""
     return lambda failing, passing: any(each(failing, passing) for each in recognisers)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from dtlib.grading.drawn import batch, is_frozen, layers, rank_values
 
 from .meter import metered
+from .recorder import Recorder
 
 
 def token_weighted(function: Callable[..., Any], case: Mapping[str, Any]) -> dict[str, Any]:
@@ -38,7 +39,7 @@ def overlap(function: Callable[..., Any], case: Mapping[str, Any]) -> dict[str, 
     with metered() as meter:
         recorder = meter.recorder
         for parameter in model.parameters():
-            parameter.register_post_accumulate_grad_hook(lambda _: recorder.mark("ready"))
+            parameter.register_post_accumulate_grad_hook(lambda _: _ready(recorder))
         finish = function(model, case["bucket_bytes"])
         for step in range(case["steps"]):
             model.zero_grad(set_to_none=True)
@@ -49,6 +50,10 @@ def overlap(function: Callable[..., Any], case: Mapping[str, Any]) -> dict[str, 
             recorder.mark("finished")
             gradients.append(_gradients(model))
     return {"gradients": gradients, **meter.counts}
+
+
+def _ready(recorder: Recorder) -> None:
+    recorder.mark("ready")  # a hook must return None
 
 
 def network(case: Mapping[str, Any]) -> torch.nn.Sequential:

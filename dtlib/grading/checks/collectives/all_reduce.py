@@ -12,12 +12,12 @@ from dtlib.grading.checks.collectives.ring import (
     ATOL,
     DEADLOCK,
     DIVISIBLE,
-    NOT_IN_PLACE,
     TWO_RANKS,
     WHOLE_BUFFERS,
     cut,
     draw_ring,
     inspect_ring,
+    not_in_place,
     ring_mistakes,
     traffic,
 )
@@ -36,6 +36,7 @@ from dtlib.grading.compare import (
     close,
     compare_ranks,
     each_rank,
+    every_run,
     gives,
     right_only_if,
 )
@@ -50,10 +51,24 @@ def _draw_all_reduce(rng: np.random.Generator) -> list[dict[str, Any]]:
     return [*cases, ranks_case(n, length, seed, op="mean")]
 
 
+def _reduced(case: Case) -> list[Any]:
+    rows = all_values(case)
+    return [rows.sum(0) if case["op"] == "sum" else rows.mean(0)] * len(rows)
+
+
 def _inspect_reduced(run: Run) -> Finding | None:
-    rows = all_values(run.case)
-    expected = rows.sum(0) if run.case["op"] == "sum" else rows.mean(0)
-    return compare_ranks(run, "tensor", [expected] * len(rows), atol=ATOL)
+    return compare_ranks(run, "tensor", _reduced(run.case), atol=ATOL)
+
+
+def _one_sends_most(failing: Sequence[Run], passing: Sequence[Run]) -> bool:
+    """Whether, wherever there are more than two ranks, one sends half as much again as another."""
+    several = [run for run in failing if run.case["world_size"] > 2]
+    uneven = every_run(lambda run: max(map(_sent, run.ranks)) > 1.5 * min(map(_sent, run.ranks)))
+    return bool(uneven(several, passing))
+
+
+def _sent(data: Any) -> float:
+    return float(data["sent_bytes"])
 
 
 def _num_right(data: Any, case: Case) -> int:
@@ -126,7 +141,7 @@ ALL_REDUCE = Exercise(
             _inspect_reduced,
             mistakes=(
                 TWO_RANKS,
-                NOT_IN_PLACE,
+                not_in_place(_reduced),
                 mistake(
                     "reduce-scatter only",
                     _chunks_right(lambda n: 1),
@@ -212,14 +227,7 @@ ALL_REDUCE = Exercise(
                 ),
                 mistake(
                     "one rank does the work",
-                    lambda failing, passing: (
-                        any(run.case["world_size"] > 2 for run in failing)
-                        and all(
-                            max(d["sent_bytes"] for d in run.ranks) > 1.5 * min(d["sent_bytes"] for d in run.ranks)
-                            for run in failing
-                            if run.trouble is None and run.case["world_size"] > 2
-                        )
-                    ),
+                    _one_sends_most,
                     "One rank sends far more than the others: it collects, adds and hands out, while their links "
                     "stand idle. Could each rank do that for a part of the buffer?",
                 ),

@@ -10,8 +10,8 @@ import numpy as np
 from dtlib.grading import rounds
 from dtlib.grading.checks.collectives.ring import (
     DEADLOCK,
-    NOT_IN_PLACE,
     TWO_RANKS,
+    not_in_place,
 )
 from dtlib.grading.checks.on_paper import mistake
 from dtlib.grading.checks.on_ranks import (
@@ -22,11 +22,13 @@ from dtlib.grading.checks.on_ranks import (
     peers,
     ranks_case,
     total_like,
+    total_sent,
 )
 from dtlib.grading.compare import (
     close,
     compare_ranks,
     each_rank,
+    every_run,
     gives,
     right_only_if,
     some_rank,
@@ -47,8 +49,16 @@ def _draw_broadcast(rng: np.random.Generator) -> list[dict[str, Any]]:
 
 
 def _inspect_broadcast(run: Run) -> Finding | None:
-    expected = all_values(run.case)[run.case["src"]]
-    return compare_ranks(run, "tensor", [expected] * run.case["world_size"])
+    return compare_ranks(run, "tensor", _spoken(run.case))
+
+
+def _spoken(case: Case) -> list[Any]:
+    return [all_values(case)[case["src"]]] * case["world_size"]
+
+
+def _some_heard(run: Run) -> bool:
+    """Whether another rank than `src` holds what `src` said."""
+    return sum(close(data["tensor"], expected) for data, expected in zip(run.ranks, _spoken(run.case), strict=True)) > 1
 
 
 def _root_sends_all(data: Any, case: Case) -> bool:
@@ -56,9 +66,9 @@ def _root_sends_all(data: Any, case: Case) -> bool:
 
 
 def _is_chain(failing: Sequence[Run], passing: Sequence[Run]) -> bool:
-    return all(
-        all(len(rounds.sends(data["events"])) <= 1 for data in run.ranks) for run in failing if run.trouble is None
-    ) and any(run.case["world_size"] > 3 and run.trouble is None for run in failing)
+    """Whether each rank sends once at most, among four ranks or more."""
+    one_each = every_run(lambda run: all(len(rounds.sends(data["events"])) <= 1 for data in run.ranks))
+    return one_each(failing, passing) and any(run.case["world_size"] > 3 for run in failing)
 
 
 BROADCAST = Exercise(
@@ -77,7 +87,7 @@ BROADCAST = Exercise(
             _inspect_broadcast,
             mistakes=(
                 TWO_RANKS,
-                NOT_IN_PLACE,
+                not_in_place(_spoken),
                 mistake(
                     "rank 0 for src",
                     gives(each_rank("tensor"), lambda case: list(all_values(case)[[0] * case["world_size"]])),
@@ -98,11 +108,7 @@ BROADCAST = Exercise(
                 ),
                 mistake(
                     "first round only",
-                    lambda failing, passing: all(
-                        run.trouble is None
-                        and sum(close(d["tensor"], all_values(run.case)[run.case["src"]]) for d in run.ranks) > 0
-                        for run in failing
-                    ),
+                    every_run(_some_heard),
                     "Some ranks have heard, others have not. How many know after one round, after two, after three?",
                 ),
                 DEADLOCK,
@@ -123,11 +129,7 @@ BROADCAST = Exercise(
                 ),
                 mistake(
                     "sent to ranks that know",
-                    lambda failing, passing: all(
-                        sum(d["sent_bytes"] for d in run.ranks) > (run.case["world_size"] - 1) * full_bytes(run.case)
-                        for run in failing
-                        if run.trouble is None
-                    ),
+                    every_run(lambda run: total_sent(run) > (run.case["world_size"] - 1) * full_bytes(run.case)),
                     "Somebody receives the buffer twice. Each rank needs to hear it once.",
                 ),
             ),
@@ -153,7 +155,7 @@ BROADCAST = Exercise(
                 ),
                 mistake(
                     "everybody waits for everybody",
-                    lambda failing, passing: all(run.trouble is None for run in failing),
+                    every_run(lambda run: True),
                     "Each round should double the number of ranks that know. Draw who sends to whom in each round.",
                 ),
             ),

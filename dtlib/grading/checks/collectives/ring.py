@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from dtlib.grading import plain
 from dtlib.grading.checks.on_paper import mistake
 from dtlib.grading.checks.on_ranks import (
     FLOAT_BYTES,
@@ -17,10 +17,12 @@ from dtlib.grading.checks.on_ranks import (
     peers,
 )
 from dtlib.grading.compare import (
+    each_rank,
+    gives,
     right_only_if,
     some_rank,
 )
-from dtlib.grading.exercise import Case, Finding, Mistake, Run
+from dtlib.grading.exercise import Case, Finding, Mistake, Run, Trouble
 from dtlib.grading.rounds import count_rounds
 from dtlib.theory import collectives as theory
 
@@ -38,6 +40,21 @@ def traffic(algorithm: str, case: Case, **options: int) -> theory.Traffic:
     return theory.traffic(algorithm, case["num_elements"], FLOAT_BYTES, case["world_size"], **options)
 
 
+def _waits(trouble: Trouble) -> bool:
+    """Whether the learner's line at which a rank hung sends, receives or waits."""
+    return trouble.kind == "hung" and re.search(r"recv|send|wait|batch|barrier", trouble.line) is not None
+
+
+def not_in_place(expected: Callable[[Case], Sequence[Any]]) -> Mistake:
+    """The mistake of returning what should have been written into the tensor."""
+    return mistake(
+        "returned, not in place",
+        gives(each_rank("returned"), lambda case: list(expected(case)), atol=ATOL),
+        "What the function returns is right, and the tensor it was given is not. The task asks to change it in place: "
+        "what does `tensor = something` do to the caller's tensor, and what does `tensor.copy_(something)`?",
+    )
+
+
 TWO_RANKS = mistake(
     "right for two ranks only",
     right_only_if(lambda case: bool(case["world_size"] <= 2)),
@@ -50,17 +67,9 @@ DIVISIBLE = mistake(
     "It is right where the ranks divide the length, and only there. What becomes of the elements that are left over, "
     "and how long is the buffer that receives a longer chunk?",
 )
-NOT_IN_PLACE = mistake(
-    "returned, not in place",
-    lambda failing, passing: all(
-        run.trouble is None and all(plain.is_array(data["returned"]) for data in run.ranks) for run in failing
-    ),
-    "The function returns a tensor, and the one it was given is not what it should be. The task asks to change it in "
-    "place: what does `tensor = something` do to the caller's tensor, and what does `tensor.copy_(something)`?",
-)
 DEADLOCK = mistake(
     "everybody waits",
-    lambda failing, passing: any(run.trouble is not None and run.trouble.kind == "hung" for run in failing),
+    lambda failing, passing: any(run.trouble is not None and _waits(run.trouble) for run in failing),
     "Nobody moves: every rank waits for a message that another would send only later. Write down the first call of "
     "each rank: who can finish it? Which call starts a message without waiting for it?",
 )

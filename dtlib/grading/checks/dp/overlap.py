@@ -15,6 +15,7 @@ from dtlib.grading.checks.on_ranks import (
     total_like,
 )
 from dtlib.grading.compare import (
+    every_run,
     right_only_if,
     some_rank,
 )
@@ -115,7 +116,7 @@ _OWN = Check(
         ),
         mistake(
             "nothing sent",
-            lambda failing, passing: all(run.trouble is None for run in failing),
+            every_run(lambda run: True),
             "Nothing was sent. Do the hooks fire, and does `finish` send what is left?",
         ),
     ),
@@ -216,6 +217,11 @@ _GRADIENTS = Check(
 # traffic
 
 
+def _sends_more_each_step(run: Run) -> bool:
+    first, *_, last = (sum(_sent_sizes(events)) for events in steps_of(run.ranks[0]["events"]))
+    return last > first
+
+
 def _total(case: Case) -> float:
     return case["steps"] * all_reduce_total(case, sum(_sizes(case)))
 
@@ -234,13 +240,7 @@ _TRAFFIC = Check(
         ),
         mistake(
             "grows with the steps",
-            lambda failing, passing: all(
-                sum(event["bytes"] for event in last if event["op"] == "all_reduce")
-                > sum(event["bytes"] for event in first if event["op"] == "all_reduce")
-                for run in failing
-                if run.trouble is None
-                for first, *_, last in [steps_of(run.ranks[0]["events"])]
-            ),
+            every_run(_sends_more_each_step),
             "The second step sends more than the first. What do your lists still hold when it begins?",
         ),
         mistake(
@@ -266,6 +266,11 @@ def _inspect_buckets(run: Run) -> Finding | None:
         if seen != wanted:
             return Finding(f"all-reduces of {_listed(seen)} B", f"{_listed(wanted)} B", where)
     return None
+
+
+def _overflows(run: Run) -> bool:
+    longest = max(run.case["bucket_bytes"], *_sizes(run.case))
+    return all(any(size > longest for size in _sent_sizes(events)) for _, events in _each_step(run))
 
 
 def _listed(sizes: Sequence[int]) -> str:
@@ -307,12 +312,7 @@ _BUCKETS = Check(
         ),
         mistake(
             "buckets that overflow",
-            lambda failing, passing: all(
-                any(size > max(run.case["bucket_bytes"], *_sizes(run.case)) for size in _sent_sizes(events))
-                for run in failing
-                if run.trouble is None
-                for _, events in _each_step(run)
-            ),
+            every_run(_overflows),
             "Some buckets are longer than `bucket_bytes`: they close after they are full, not before they would "
             "overflow.",
         ),
@@ -386,7 +386,7 @@ _OVERLAP = Check(
         ),
         mistake(
             "launched late",
-            lambda failing, passing: all(run.trouble is None for run in failing),
+            every_run(lambda run: True),
             "A bucket waits although all of its gradients are there. What does its launch depend on that it need not?",
         ),
     ),
