@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,19 +21,17 @@ from dtlib.grading.compare import (
 )
 from dtlib.grading.exercise import Case, Check, Exercise, Finding, Run, describe_case
 
+from .buckets import BUCKETS, HIDES
 from .network import (
     Gradients,
     all_reduce_total,
     combine,
     compare_gradients,
-    greedy_buckets,
     local_gradients,
     mean_gradients,
     same_gradients,
-    trainable_elements,
 )
-
-Events = Sequence[Mapping[str, Any]]
+from .steps import expected_buckets, parameter_bytes, sent_sizes, steps_of
 
 
 def _draw(rng: np.random.Generator) -> list[dict[str, Any]]:
@@ -53,33 +51,6 @@ def _draw(rng: np.random.Generator) -> list[dict[str, Any]]:
             }
         )
     return cases
-
-
-def _sizes(case: Case) -> list[int]:
-    """Bytes of each parameter in the order in which backward finishes them: the last first."""
-    return [FLOAT_BYTES * elements for elements in reversed(trainable_elements(case))]
-
-
-def _buckets(case: Case) -> list[list[int]]:
-    return greedy_buckets(_sizes(case), case["bucket_bytes"])
-
-
-def steps_of(events: Events) -> list[list[Mapping[str, Any]]]:
-    """The events of each step: from its mark to the next."""
-    starts = [index for index, event in enumerate(events) if event["op"] == "step"]
-    return [list(events[start:end]) for start, end in zip(starts, [*starts[1:], len(events)], strict=True)]
-
-
-def _position(events: Events, op: str) -> int:
-    return next((index for index, event in enumerate(events) if event["op"] == op), len(events))
-
-
-def _each_step(run: Run) -> list[tuple[str, list[Mapping[str, Any]]]]:
-    return [
-        (f"on rank {rank}, step {number + 1}, {describe_case(run.case)}", events)
-        for rank, data in enumerate(run.ranks)
-        for number, events in enumerate(steps_of(data["events"]))
-    ]
 
 
 # gate: by hooks, not by DDP
@@ -208,7 +179,7 @@ _GRADIENTS = Check(
         ),
         mistake(
             "right for one bucket size only",
-            right_only_if(lambda case: len(_buckets(case)) == 1),
+            right_only_if(lambda case: len(expected_buckets(case)) == 1),
             "It is right where everything fits into one bucket, and only there.",
         ),
     ),
@@ -218,12 +189,12 @@ _GRADIENTS = Check(
 
 
 def _sends_more_each_step(run: Run) -> bool:
-    first, *_, last = (sum(_sent_sizes(events)) for events in steps_of(run.ranks[0]["events"]))
+    first, *_, last = (sum(sent_sizes(events)) for events in steps_of(run.ranks[0]["events"]))
     return last > first
 
 
 def _total(case: Case) -> float:
-    return case["steps"] * all_reduce_total(case, sum(_sizes(case)))
+    return case["steps"] * all_reduce_total(case, sum(parameter_bytes(case)))
 
 
 _TRAFFIC = Check(
@@ -252,152 +223,11 @@ _TRAFFIC = Check(
 )
 
 
-# buckets
-
-
-def _sent_sizes(events: Events) -> list[int]:
-    return [event["bytes"] for event in events if event["op"] == "all_reduce"]
-
-
-def _inspect_buckets(run: Run) -> Finding | None:
-    wanted = [sum(bucket) for bucket in _buckets(run.case)]
-    for where, events in _each_step(run):
-        seen = _sent_sizes(events)
-        if seen != wanted:
-            return Finding(f"all-reduces of {_listed(seen)} B", f"{_listed(wanted)} B", where)
-    return None
-
-
-def _overflows(run: Run) -> bool:
-    longest = max(run.case["bucket_bytes"], *_sizes(run.case))
-    return all(any(size > longest for size in _sent_sizes(events)) for _, events in _each_step(run))
-
-
-def _listed(sizes: Sequence[int]) -> str:
-    return ", ".join(map(str, sizes[:8])) + (", …" if len(sizes) > 8 else "") if sizes else "0"
-
-
-def _sizes_are(wrong: Callable[[Case], Sequence[int]]) -> Any:
-    def fits(failing: Sequence[Run], passing: Sequence[Run]) -> bool:
-        back = [run for run in failing if run.trouble is None]
-        return bool(back) and all(
-            sorted(_sent_sizes(events)) == sorted(wrong(run.case)) for run in back for _, events in _each_step(run)
-        )
-
-    return fits
-
-
-_BUCKETS = Check(
-    "buckets",
-    "schedule",
-    2,
-    "the buckets are cut greedily, from the last parameter to the first",
-    _inspect_buckets,
-    mistakes=(
-        mistake(
-            "a bucket for each parameter",
-            _sizes_are(_sizes),
-            "Every parameter travels by itself: each pays the latency of an all-reduce. What is `bucket_bytes` for?",
-        ),
-        mistake(
-            "one bucket for all",
-            _sizes_are(lambda case: [sum(_sizes(case))]),
-            "Everything travels in one bucket, so nothing can leave before the last gradient is there. What is "
-            "`bucket_bytes` for?",
-        ),
-        mistake(
-            "from the first parameter",
-            _sizes_are(lambda case: [sum(b) for b in greedy_buckets(_sizes(case)[::-1], case["bucket_bytes"])]),
-            "The buckets are cut from the first parameter to the last. Which gradients does backward finish first?",
-        ),
-        mistake(
-            "buckets that overflow",
-            every_run(_overflows),
-            "Some buckets are longer than `bucket_bytes`: they close after they are full, not before they would "
-            "overflow.",
-        ),
-    ),
-)
-
-
-# overlap
-
-
-def _launches(events: Events) -> list[int]:
-    return [index for index, event in enumerate(events) if event["op"] == "all_reduce"]
-
-
-def _inspect_overlap(run: Run) -> Finding | None:
-    counts = np.cumsum([len(bucket) for bucket in _buckets(run.case)])
-    for where, events in _each_step(run):
-        end = _position(events, "backward done")
-        waits = sum(event["op"] == "wait" for event in events[:end])
-        if waits:
-            return Finding(f"{waits} waits for a collective during backward", "none before it ends", where)
-        launches = _launches(events)
-        if len(launches) < 2:
-            return Finding(f"{len(launches)} all-reduces", f"{len(counts)}", where)
-        for number, (index, count) in enumerate(zip(launches, counts, strict=False)):
-            ready = sum(event["op"] == "ready" for event in events[:index])
-            # A layer's weight and bias become ready together, in either order: hence one gradient of slack.
-            if ready > count + 1:
-                return Finding(
-                    f"bucket {number + 1} launched when {ready} gradients were ready", f"{count} at that moment", where
-                )
-    return None
-
-
-def _all_launched_late(data: Mapping[str, Any], case: Case) -> bool:
-    return all(
-        min(_launches(events), default=0) > _position(events, "backward done") for events in steps_of(data["events"])
-    )
-
-
-def _waits_early(data: Mapping[str, Any], case: Case) -> bool:
-    return any(
-        any(event["op"] == "wait" for event in events[: _position(events, "backward done")])
-        for events in steps_of(data["events"])
-    )
-
-
-_OVERLAP = Check(
-    "overlap",
-    "overlap",
-    3,
-    "each bucket leaves when its last gradient is ready, and nobody waits before backward ends",
-    _inspect_overlap,
-    mistakes=(
-        mistake(
-            "blocking in the hook",
-            some_rank(_waits_early),
-            "Backward stops at a bucket until it has arrived: the hook is there, the overlap is not. What does "
-            "`async_op` change, and where is the right place to wait?",
-        ),
-        mistake(
-            "launched after backward",
-            some_rank(_all_launched_late),
-            "Every all-reduce starts after backward has ended: there is nothing left to hide behind. Who could tell "
-            "you, during backward, that a gradient is ready?",
-        ),
-        mistake(
-            "one bucket for all",
-            some_rank(lambda data, case: any(len(_launches(events)) < 2 for events in steps_of(data["events"]))),
-            "With a single all-reduce there is nothing to overlap: it starts when the last gradient is there.",
-        ),
-        mistake(
-            "launched late",
-            every_run(lambda run: True),
-            "A bucket waits although all of its gradients are there. What does its launch depend on that it need not?",
-        ),
-    ),
-    applies=lambda case: len(_buckets(case)) > 1,
-)
-
 OVERLAP = Exercise(
     id="dp.6",
     function="overlap_gradients",
     title="Buckets that hide behind backward",
     harness="dp.overlap",
     draw=_draw,
-    checks=(_OWN, _GRADIENTS, _TRAFFIC, _BUCKETS, _OVERLAP),
+    checks=(_OWN, _GRADIENTS, _TRAFFIC, BUCKETS, HIDES),
 )
