@@ -31,15 +31,7 @@ from dtlib.grading.checks.on_ranks import (
     ranks_case,
     sent_like,
 )
-from dtlib.grading.compare import (
-    any_of,
-    close,
-    compare_ranks,
-    each_rank,
-    every_run,
-    gives,
-    right_only_if,
-)
+from dtlib.grading.compare import any_of, close, compare_ranks, each_rank, every_run, gives, right_only_if
 from dtlib.grading.drawn import all_values
 from dtlib.grading.exercise import Case, Check, Exercise, Finding, Run
 from dtlib.theory import collectives as theory

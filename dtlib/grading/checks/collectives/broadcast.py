@@ -8,11 +8,7 @@ from typing import Any
 import numpy as np
 
 from dtlib.grading import rounds
-from dtlib.grading.checks.collectives.ring import (
-    DEADLOCK,
-    TWO_RANKS,
-    not_in_place,
-)
+from dtlib.grading.checks.collectives.ring import DEADLOCK, TWO_RANKS, not_in_place
 from dtlib.grading.checks.on_paper import mistake
 from dtlib.grading.checks.on_ranks import (
     full_bytes,
@@ -24,15 +20,7 @@ from dtlib.grading.checks.on_ranks import (
     total_like,
     total_sent,
 )
-from dtlib.grading.compare import (
-    close,
-    compare_ranks,
-    each_rank,
-    every_run,
-    gives,
-    right_only_if,
-    some_rank,
-)
+from dtlib.grading.compare import close, compare_ranks, each_rank, every_run, gives, right_only_if, some_rank
 from dtlib.grading.drawn import all_values
 from dtlib.grading.exercise import Case, Check, Exercise, Finding, Run
 from dtlib.theory import collectives as theory

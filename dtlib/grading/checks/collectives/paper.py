@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 
 from dtlib.grading.checks.on_paper import factor_off, gives_part, inspect_part, mistake
-from dtlib.grading.compare import (
-    answer,
-)
+from dtlib.grading.compare import answer
 from dtlib.grading.exercise import Case, Check, Exercise, Run
 from dtlib.theory import collectives as theory
 from dtlib.theory import units

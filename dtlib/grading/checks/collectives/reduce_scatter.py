@@ -28,14 +28,7 @@ from dtlib.grading.checks.on_ranks import (
     sent_like,
     total_like,
 )
-from dtlib.grading.compare import (
-    any_of,
-    close,
-    compare_ranks,
-    each_rank,
-    gives,
-    some_rank,
-)
+from dtlib.grading.compare import any_of, close, compare_ranks, each_rank, gives, some_rank
 from dtlib.grading.drawn import all_values
 from dtlib.grading.exercise import Case, Check, Exercise, Finding, Run
 from dtlib.theory import collectives as theory

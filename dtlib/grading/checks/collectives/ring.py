@@ -10,18 +10,8 @@ from typing import Any
 import numpy as np
 
 from dtlib.grading.checks.on_paper import mistake
-from dtlib.grading.checks.on_ranks import (
-    FLOAT_BYTES,
-    inspect_rounds,
-    is_divisible,
-    peers,
-)
-from dtlib.grading.compare import (
-    each_rank,
-    gives,
-    right_only_if,
-    some_rank,
-)
+from dtlib.grading.checks.on_ranks import FLOAT_BYTES, inspect_rounds, is_divisible, peers
+from dtlib.grading.compare import each_rank, gives, right_only_if, some_rank
 from dtlib.grading.exercise import Case, Finding, Mistake, Run, Trouble
 from dtlib.grading.rounds import count_rounds
 from dtlib.theory import collectives as theory

@@ -8,15 +8,10 @@ from typing import Any
 import numpy as np
 
 from dtlib.grading.checks.on_paper import mistake
-from dtlib.grading.compare import (
-    every_run,
-    some_rank,
-)
+from dtlib.grading.compare import every_run, some_rank
 from dtlib.grading.exercise import Case, Check, Finding, Run
 
-from .network import (
-    greedy_buckets,
-)
+from .network import greedy_buckets
 from .steps import each_step, expected_buckets, launches, parameter_bytes, position_of, sent_sizes, steps_of
 
 

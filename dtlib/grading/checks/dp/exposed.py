@@ -9,10 +9,7 @@ import numpy as np
 
 from dtlib.grading import plain
 from dtlib.grading.checks.on_paper import mistake
-from dtlib.grading.compare import (
-    answer,
-    compare,
-)
+from dtlib.grading.compare import answer, compare
 from dtlib.grading.exercise import Case, Check, Exercise, Finding, Run, describe_case
 from dtlib.theory import units
 

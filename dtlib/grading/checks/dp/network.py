@@ -7,10 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading.compare import (
-    close,
-    compare,
-)
+from dtlib.grading.compare import close, compare
 from dtlib.grading.drawn import batch, is_frozen, layers
 from dtlib.grading.exercise import Case, Finding
 

@@ -9,16 +9,8 @@ import numpy as np
 
 from dtlib.grading import rounds
 from dtlib.grading.checks.on_paper import mistake
-from dtlib.grading.checks.on_ranks import (
-    FLOAT_BYTES,
-    inspect_total,
-    total_like,
-)
-from dtlib.grading.compare import (
-    every_run,
-    right_only_if,
-    some_rank,
-)
+from dtlib.grading.checks.on_ranks import FLOAT_BYTES, inspect_total, total_like
+from dtlib.grading.compare import every_run, right_only_if, some_rank
 from dtlib.grading.exercise import Case, Check, Exercise, Finding, Run, describe_case
 
 from .buckets import BUCKETS, HIDES

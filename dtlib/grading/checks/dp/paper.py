@@ -8,12 +8,7 @@ from typing import Any
 import numpy as np
 
 from dtlib.grading.checks.on_paper import factor_off, gives_part, inspect_part, mistake
-from dtlib.grading.compare import (
-    answer,
-    any_of,
-    compare,
-    show,
-)
+from dtlib.grading.compare import answer, any_of, compare, show
 from dtlib.grading.exercise import Case, Check, Exercise, Finding, FormError, Run, describe_case
 from dtlib.theory import collectives as theory
 

@@ -5,15 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dtlib.grading.checks.on_ranks import (
-    FLOAT_BYTES,
-)
+from dtlib.grading.checks.on_ranks import FLOAT_BYTES
 from dtlib.grading.exercise import Case, Run, describe_case
 
-from .network import (
-    greedy_buckets,
-    trainable_elements,
-)
+from .network import greedy_buckets, trainable_elements
 
 Events = Sequence[Mapping[str, Any]]
 

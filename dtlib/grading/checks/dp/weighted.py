@@ -9,20 +9,8 @@ import numpy as np
 
 from dtlib.grading import rounds
 from dtlib.grading.checks.on_paper import mistake
-from dtlib.grading.checks.on_ranks import (
-    full_bytes,
-    inspect_total,
-    ranks_case,
-    total_like,
-)
-from dtlib.grading.compare import (
-    any_of,
-    compare_ranks,
-    each_rank,
-    gives,
-    right_only_if,
-    some_rank,
-)
+from dtlib.grading.checks.on_ranks import full_bytes, inspect_total, ranks_case, total_like
+from dtlib.grading.compare import any_of, compare_ranks, each_rank, gives, right_only_if, some_rank
 from dtlib.grading.drawn import all_values
 from dtlib.grading.exercise import Case, Check, Exercise, Finding, Run
 
