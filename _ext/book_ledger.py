@@ -54,7 +54,7 @@ class LedgerDirective(SphinxDirective):
         known_chapters = {known.chapter for known in theory.formulas().values()}
         if self.arguments[0] not in known_chapters:
             raise self.error(f"no formula belongs to chapter {self.arguments[0]!r}, only to {known_chapters}")
-        lines = [":::::{list-table}", ":header-rows: 1", ":class: ledger", ":widths: 48 18 15 8 11", ""]
+        lines = [":::::{list-table}", ":header-rows: 1", ":class: ledger", ":widths: 46 17 14 11 12", ""]
         lines += ["* - formula", "  - source", "  - measured on", "  - by", "  - worst ratio"]
         for name, known in theory.formulas(self.arguments[0]).items():
             lines += [f"* - {known.title}", "", f"    `{name}`"]

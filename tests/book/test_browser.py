@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
@@ -219,3 +222,20 @@ def test_without_javascript_the_slider_is_a_table(visit, html):
         wanted = [list(expected(2**k).values()) for k in range(1, 11)]
         assert rows == wanted
         assert figure.locator("path.curve").first.is_visible()
+
+
+def test_served_over_http_nothing_is_missing_either(visit, html):
+    """`make serve` and a published copy: the browser asks for an icon too."""
+    handler = partial(QuietHandler, directory=str(html))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, visit() as tab:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        home = f"http://127.0.0.1:{server.server_port}/"
+        tab.page.goto(home + "chapters/intro.html", wait_until="networkidle")
+        assert tab.complaints == []
+        assert [url for url in tab.requests if not url.startswith((home, "data:"))] == []
+        server.shutdown()
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
