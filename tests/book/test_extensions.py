@@ -48,6 +48,16 @@ def test_only_tokens_without_a_colour_lose_their_span():
     )
 
 
+def test_recurring_styles_are_written_once_and_weigh_as_much_as_before():
+    style = "padding:.1rem .6rem;color:&quot;x&quot;"
+    rows = "".join(f'<td{klass} style="{style}">{n}</td>' for n, klass in enumerate(["", ' class="a"'] * 3))
+    page = extension("book_offline").share_styles(f'<head></head>{rows}<p style="color:red">')
+    assert style not in page
+    assert '<style>.z0{padding:.1rem .6rem!important;color:"x"!important}</style></head>' in page
+    assert page.count('<td class="z0">') == page.count('<td class="z0 a">') == 3
+    assert page.endswith('<p style="color:red">')
+
+
 @pytest.mark.parametrize(
     ("latex", "shown"),
     [
