@@ -360,6 +360,21 @@ def test_global_mean_loss_is_the_mean_over_all_tokens(kept):
         assert_close(grads, [p.grad for p in whole.parameters()], rtol=1e-4, atol=1e-7)
 
 
+def test_global_mean_loss_over_micro_batches_of_different_lengths():
+    x = torch.arange(6.0, dtype=torch.float64)
+    pieces = [[x[:1], x[1:3]], [x[3:4], x[4:]]]  # by rank, by micro-batch
+
+    def accumulate():
+        model = dp.BucketedDataParallel(nn.Linear(1, 1, bias=False, dtype=torch.float64))
+        mine = pieces[dist.get_rank()]
+        for last, piece in enumerate(mine):
+            with nullcontext() if last else model.no_sync():
+                dp.global_mean_loss(model(piece[:, None]).sum(), sum(map(len, mine))).backward()
+        return model.weight.grad.item()
+
+    assert lab.run(accumulate, 2) == [pytest.approx(x.mean().item())] * 2
+
+
 # --- bad input ----------------------------------------------------------------------------------------------
 
 

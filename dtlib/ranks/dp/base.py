@@ -18,17 +18,19 @@ from torch.utils.weak import WeakTensorKeyDictionary
 class DataParallel(nn.Module, ABC):
     """Base of the wrappers: every rank computes on its own samples, all end with the same mean gradient.
 
-    - **start**: parameters and buffers are sent from the group's rank 0 to all, once. ``ValueError`` if the ranks'
-      modules are not alike (names, shapes, dtypes, what is frozen), before they are sent.
-    - **forward**: the module's own; in between, buffers follow rank 0 (`broadcast_buffers`), as running statistics
-      otherwise drift apart. It is therefore a call that all ranks make; evaluate on one rank with ``.module``.
+    - **start**: parameters and buffers are sent from the group's rank 0 to all, once. ``ValueError`` before that if
+      the ranks' modules are not alike (names, shapes, dtypes, what is frozen).
+    - **forward**: the module's own. Before it, buffers follow rank 0 (`broadcast_buffers`), as running statistics
+      would drift apart; so all ranks must make the call. Evaluate on one rank with ``.module``.
     - **backward**: local gradients; a hook on each parameter tells when its gradient is final.
     - **end of backward**: ``parameter.grad`` is the mean over the ranks of `group`; nothing needs to be called.
 
-    A parameter that takes no part in a backward pass is an error that names it, unless `find_unused_parameters`: then
-    a rank that did not use it counts as zero, and where no rank used it ``.grad`` stays None. That costs one more
-    all-reduce, of four bytes a parameter. Frozen parameters are never sent; tied ones once. To freeze, unfreeze or
-    replace parameters, do it first and wrap then: a change afterwards is refused in the next forward pass.
+    A parameter that takes no part in a backward pass is an error that names it, unless
+    `find_unused_parameters`: then a rank that did not use it counts as zero, and where no rank used it
+    ``.grad`` stays None. That costs one more all-reduce, of four bytes a parameter. Some parameter must be
+    used on every rank, or that rank never joins. Frozen parameters are never sent; tied ones once. To freeze,
+    unfreeze or replace parameters, do it first and wrap then: a change afterwards is refused in the next
+    forward pass.
 
     ``state_dict`` and ``load_state_dict`` are the module's own, and so is any attribute that the wrapper lacks.
     """
@@ -52,7 +54,7 @@ class DataParallel(nn.Module, ABC):
         self._as_wrapped = _signature(module)
         self._sync = True
         self._running = False  # inside a backward pass that ends with a sync
-        self._arrived: list[int] = []
+        self._arrived: dict[int, None] = {}  # in the order of arrival
         if self.world_size == 1:
             return
         _refuse_unlike_ranks(module, self._params[0].device, group)
@@ -75,7 +77,8 @@ class DataParallel(nn.Module, ABC):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Inside the block nothing is sent: gradients add up on each rank until a backward pass outside of it.
+        """Inside the block nothing is sent: gradients add up on each rank until a backward pass outside of
+        it.
 
         What counts is where ``backward()`` is called (torch's DDP looks at the forward pass).
         """
@@ -101,18 +104,17 @@ class DataParallel(nn.Module, ABC):
         if not self._sync:
             return
         if not self._running:
-            self._running, self._arrived = True, []
+            self._running, self._arrived = True, {}
             Variable._execution_engine.queue_callback(self._end_of_backward)
         if index in self._arrived:
             raise RuntimeError(f"the gradient of {self._names[index]!r} arrived twice in one backward pass")
-        self._arrived.append(index)
+        self._arrived[index] = None
         self._ready(index)
 
     def _end_of_backward(self) -> None:
         self._running = False
-        arrived = set(self._arrived)
         # A gradient left by an earlier backward pass (under no_sync, say) waits for its mean like all others.
-        unused = [i for i, p in enumerate(self._params) if i not in arrived and p.grad is None]
+        unused = [i for i, p in enumerate(self._params) if i not in self._arrived and p.grad is None]
         if unused and not self.find_unused_parameters:
             self._abandon()
             names = ", ".join(repr(self._names[i]) for i in unused)
@@ -161,9 +163,10 @@ class DataParallel(nn.Module, ABC):
 def global_mean_loss(loss_sum: Tensor, num_tokens: int, *, group: dist.ProcessGroup | None = None) -> Tensor:
     """The loss whose mean gradient over the ranks is that of the mean over all tokens of all ranks.
 
-    `loss_sum` is this rank's loss summed over its `num_tokens` tokens (0 is allowed). Returns N · `loss_sum` / Σ
-    tokens, which needs one all-reduce of 8 bytes. With accumulation, pass the tokens of all the micro-batches of the
-    step to the first call and keep the factor. ``ValueError`` if no rank has a token.
+    `loss_sum` is this rank's loss summed over its tokens, `num_tokens` how many these are (0 is allowed).
+    Returns N · `loss_sum` / (tokens of all ranks), which takes one all-reduce of 8 bytes. With accumulation,
+    `num_tokens` is the rank's number of tokens in the whole step, the same in each call. ``ValueError`` if no
+    rank has a token.
     """
     total = torch.tensor(num_tokens, dtype=torch.int64, device=loss_sum.device)
     dist.all_reduce(total, group=group)
@@ -227,4 +230,6 @@ def _broadcast(tensors: Sequence[Tensor], group: dist.ProcessGroup | None) -> No
         dist.broadcast(flat, src=root, group=group)
         if dist.get_rank() != root:
             for tensor, part in zip(alike, flat.split([tensor.numel() for tensor in alike]), strict=True):
-                tensor.copy_(part.view(tensor.shape))
+                # Through `.data`: a forward pass whose backward is still to come may have saved the tensor, and
+                # autograd would refuse it as modified (batch norm's statistics, in two forward passes on end).
+                tensor.data.copy_(part.view(tensor.shape))

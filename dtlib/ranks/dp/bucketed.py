@@ -123,9 +123,8 @@ class BucketedDataParallel(DataParallel):
 
     @torch.no_grad()
     def _average(self, unused: Sequence[int]) -> None:
-        arrived = set(self._arrived)
         for index in range(len(self._params)):
-            if index not in arrived:
+            if index not in self._arrived:
                 self._pack(index)
         self._start_full_buckets()
         self._wait()
@@ -149,8 +148,7 @@ class BucketedDataParallel(DataParallel):
 
     def _follow_rank_0(self) -> None:
         """Fill the buckets anew, in the order in which gradients became ready on rank 0."""
-        arrived = set(self._arrived)
-        order = self._arrived + [i for i in range(len(self._params)) if i not in arrived]
+        order = [*self._arrived, *(i for i in range(len(self._params)) if i not in self._arrived)]
         observed = torch.tensor(order, dtype=torch.int32, device=self._params[0].device)
         dist.broadcast(observed, src=0 if self.group is None else dist.get_global_rank(self.group, 0), group=self.group)
         if observed.tolist() != [i for bucket in self._buckets for i in bucket.indices]:
