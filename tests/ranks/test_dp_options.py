@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from contextlib import nullcontext
 
 import pytest
@@ -236,6 +237,36 @@ def test_a_second_backward_pass_adds_its_mean_to_the_first(wrap):
         return model.weight.grad.item()
 
     assert lab.run(twice, 3) == [pytest.approx(22.0)] * 3  # mean of 1, 2, 3 and mean of 10, 20, 30
+
+
+def two_forwards_then_backward(wrap):
+    torch.manual_seed(dist.get_rank())
+    model = wrap(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)))
+    x_bh = torch.randn(8, 4)
+    (model(x_bh) - model(2 * x_bh)).square().mean().backward()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("wrap", ALL)
+def test_two_forward_passes_before_one_backward_pass(wrap):
+    # Between the passes rank 0's statistics arrive in buffers that the first pass has saved for its backward.
+    ours = lab.run(two_forwards_then_backward, 2, args=(wrap,))
+    torchs = lab.run(two_forwards_then_backward, 2, args=(DistributedDataParallel,))
+    # float32: the same numbers, added in another order (see the test of the tiny GPT).
+    assert_close(ours, torchs, rtol=1e-5, atol=1e-6)
+
+
+def gradients_of_a_copy(wrap):
+    copied = copy.deepcopy(wrap(nn.Linear(2, 1)))
+    copied(torch.full((1, 2), float(dist.get_rank()))).sum().backward()
+    return [parameter.grad for parameter in copied.parameters()]
+
+
+@pytest.mark.parametrize("wrap", ALL)
+def test_a_copied_wrapper_still_averages(wrap):
+    for weight, bias in lab.run(gradients_of_a_copy, 2, args=(wrap,)):
+        assert_close(weight, torch.full((1, 2), 0.5), rtol=0, atol=0)  # the mean of 0 and 1: exact
+        assert_close(bias, torch.ones(1), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("wrap", ALL)

@@ -30,7 +30,7 @@ class DataParallel(nn.Module, ABC):
     ``.grad`` stays None. That costs one more all-reduce, of four bytes a parameter. Some parameter must be
     used on every rank, or that rank never joins. Frozen parameters are never sent; tied ones once. To freeze,
     unfreeze or replace parameters, do it first and wrap then: a change afterwards is refused in the next
-    forward pass.
+    forward pass. Activation checkpoints must be the kind that torch recommends, ``use_reentrant=False``.
 
     ``state_dict`` and ``load_state_dict`` are the module's own, and so is any attribute that the wrapper lacks.
     """
@@ -59,10 +59,19 @@ class DataParallel(nn.Module, ABC):
             return
         _refuse_unlike_ranks(module, self._params[0].device, group)
         _broadcast([tensor.detach() for tensor in (*module.parameters(), *module.buffers())], group)
+        self._listen()
+
+    def _listen(self) -> None:
         for index, parameter in enumerate(self._params):
             if parameter in _hooks:  # the module is wrapped anew: its gradients are averaged once, by the last wrapper
                 _hooks[parameter].remove()
             _hooks[parameter] = parameter.register_post_accumulate_grad_hook(_hook(self, index))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._as_wrapped = _signature(self.module)
+        if self.world_size > 1:
+            self._listen()  # hooks do not come along when a wrapper is copied or unpickled
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward; ``RuntimeError`` if its parameters are no longer those that were wrapped."""
