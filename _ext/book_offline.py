@@ -19,6 +19,7 @@ from typing import Any
 
 import tinycss2
 from sphinx.application import Sphinx
+from sphinx.errors import ExtensionError
 
 LARGE_SHEETS = ("styles/pydata-sphinx-theme.css", "sphinx-design.min.css", "mystnb.*.css")
 UNUSED_FILES = (
@@ -71,6 +72,8 @@ def slim(app: Sphinx, exception: Exception | None) -> None:
 def token_colors(css: str) -> set[str]:
     """The classes of code tokens that some theme shows in another way than the code around them."""
     usual = dict(BASE_COLOR.findall(css))
+    if not usual:
+        raise ExtensionError("pygments.css has no colours for the theme's light and dark modes")
     return {name for theme, name, rule in TOKEN_RULE.findall(css) if rule.strip() != f"color: {usual[theme]}"}
 
 
@@ -154,5 +157,5 @@ def _classes(selector: list[Any]) -> set[str]:
 def setup(app: Sphinx) -> dict[str, bool]:
     """Run when everything is written; accept a value that Jupyter Book sets for an extension we do not load."""
     app.add_config_value("comments_config", {}, "html")
-    app.connect("build-finished", slim)
+    app.connect("build-finished", slim, priority=900)  # the theme writes its colours of code at 500
     return {"parallel_read_safe": True, "parallel_write_safe": True}
