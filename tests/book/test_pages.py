@@ -117,6 +117,12 @@ def test_ids_on_a_page_are_unique(html, name):
     assert sorted({each for each in ids if ids.count(each) > 1}) == []
 
 
+def test_code_is_shown_in_colours(html):
+    code = [page for page in PAGES if soup(html / page).select(".highlight-ipython3")]
+    assert code
+    assert [page for page in code if not soup(html / page).select(".highlight .k, .highlight .kn")] == []
+
+
 def test_no_solution_ships_with_the_pages(html):
     """The sources of the pages are public; the answers are not among them."""
     for source in (html / "_sources").rglob("*"):
