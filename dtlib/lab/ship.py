@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 import os
 import pickle
 import site
@@ -43,10 +44,35 @@ def _dump_by_value(call: object) -> bytes:
         for module in modules:
             cloudpickle.register_pickle_by_value(module)
             registered.append(module)
-        return bytes(cloudpickle.dumps(call, protocol=pickle.HIGHEST_PROTOCOL))
+        buffer = io.BytesIO()
+        _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(call)
+        return buffer.getvalue()
     finally:
         for module in registered:
             cloudpickle.unregister_pickle_by_value(module)
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """cloudpickle's, which also sends what `functools` caches by value: the function, without its results."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, functools._lru_cache_wrapper):
+            module = sys.modules.get(obj.__module__)
+            if module is None or obj.__module__ == "__main__" or _is_the_readers(module):
+                return _cached, (obj.__wrapped__, obj.cache_parameters())
+        if isinstance(obj, functools.cached_property):  # it holds a lock, up to Python 3.11
+            return _cached_property, (obj.func, obj.attrname)
+        return super().reducer_override(obj)
+
+
+def _cached(fn: Callable[..., Any], parameters: dict[str, Any]) -> Callable[..., Any]:
+    return functools.lru_cache(**parameters)(fn)
+
+
+def _cached_property(fn: Callable[..., Any], name: str | None) -> functools.cached_property[Any]:
+    made = functools.cached_property(fn)
+    made.attrname = name
+    return made
 
 
 def _travels(value: object) -> bool:

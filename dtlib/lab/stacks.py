@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x.*$", re.MULTILINE)
 _WORKER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "worker.py")
 _WRAPPERS = ("c10d_logger.py",)  # torch's own decorators say nothing
 
@@ -15,9 +16,14 @@ _WRAPPERS = ("c10d_logger.py",)  # torch's own decorators say nothing
 def readable(dump: str, sources: dict[str, Any]) -> str:
     """The frames of `dump` from the reader's function inwards, outermost first, each with its line of code.
 
+    Of several threads, the one that called the reader's function.
     `sources` holds the lines of files that exist nowhere, as in `linecache.cache`.
     """
-    frames = [match for line in dump.splitlines() if (match := _FRAME.match(line))]
+    threads = [
+        [match for line in thread.splitlines() if (match := _FRAME.match(line))] for thread in _THREAD.split(dump)
+    ]
+    main = [frames for frames in threads if any(frame["file"] == _WORKER for frame in frames)]
+    frames = (main or [frames for frames in threads if frames] or [[]])[-1]
     frames.reverse()
     start = 0
     for number, frame in enumerate(frames):

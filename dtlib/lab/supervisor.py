@@ -281,6 +281,8 @@ def _how_it_died(status: int) -> str:
         text = f"was killed by signal {number} ({signal.Signals(number).name})"
         if number == signal.SIGKILL:
             text += "; if nobody sent it, the machine ran out of memory"
+        if number == signal.SIGABRT:
+            text += ": a library gave up, and what it printed says why"
         return text
     return f"exited with code {os.waitstatus_to_exitcode(status)} before it returned a result"
 

@@ -98,7 +98,8 @@ def _redirect(files: RankFiles) -> None:
     sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     # Both write from C, without the interpreter's lock: they answer from a rank that hangs in a collective.
-    faulthandler.enable(file=files.stack, all_threads=False)
+    # Of all threads where it dies: a library that gives up does so in a thread of its own, which has no such stack.
+    faulthandler.enable(file=files.stack, all_threads=True)
     faulthandler.register(signal.SIGUSR1, file=files.stack, all_threads=False)
 
 

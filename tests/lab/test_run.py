@@ -1,6 +1,7 @@
 """lab.run does what it says when nothing goes wrong."""
 
 import dataclasses
+import functools
 import multiprocessing
 import os
 import subprocess
@@ -48,6 +49,25 @@ def test_functions_and_classes_of_this_file_travel_by_value_and_come_home():
     points = lab.run(lambda x: helper(x), 2, args=[5])
     assert points == [Point(5), Point(6)]
     assert type(points[0]) is Point
+
+
+@functools.cache
+def fibonacci(n):
+    return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
+
+
+class Square:
+    def __init__(self, side):
+        self.side = side
+
+    @functools.cached_property
+    def area(self):
+        return self.side**2
+
+
+def test_what_functools_caches_travels_like_any_function():
+    assert lab.run(fibonacci, 2, args=(30,)) == [832040, 832040]
+    assert lab.run(lambda: (fibonacci(9), Square(dist.get_rank()).area), 2) == [(34, 0), (34, 1)]
 
 
 def test_tensors_keep_type_shape_and_gradient_flag():

@@ -67,6 +67,17 @@ def test_a_rank_is_killed_by_a_signal(number, advice):
     assert any(words in str(caught.value) for words in advice.split("|"))
 
 
+def test_ranks_that_send_different_sizes_are_shown_where_they_did(capfd):
+    def main():
+        total = torch.ones(4 + 4 * dist.get_rank())
+        dist.all_reduce(total)  # gloo gives up in a thread of its own
+
+    with pytest.raises(lab.RankError, match=r"killed by signal 6 \(SIGABRT\): a library gave up") as caught:
+        lab.run(main, 2)
+    assert "dist.all_reduce(total)  # gloo gives up in a thread of its own" in str(caught.value)
+    assert "Received data size doesn't match expected size" in capfd.readouterr().out
+
+
 def test_one_rank_skips_the_collective_and_the_stacks_tell_who_waits_where():
     def main():
         total = torch.ones(3)
