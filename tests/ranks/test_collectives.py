@@ -90,7 +90,7 @@ def test_values_when_messages_are_cut_or_batched(n, pipelined):
     def try_everything():
         from dtlib.ranks.collectives import _peers
 
-        _peers.SEGMENT_BYTES = 8
+        _peers.ADDED_BYTES, _peers.MOVED_BYTES = 8, 16
         if not pipelined:
             _peers.Peers.pipelined = property(lambda self: False, lambda self, value: None)
         for length in (0, 1, 3, 37):
@@ -103,10 +103,10 @@ def test_values_when_messages_are_cut_or_batched(n, pipelined):
 
 def test_long_messages():
     """Several real pieces a chunk, and a length that divides by nothing."""
-    from dtlib.ranks.collectives._peers import SEGMENT_BYTES
+    from dtlib.ranks.collectives._peers import MOVED_BYTES
 
     def try_everything():
-        try_reductions(torch.float32, "sum", 3 * 2 * SEGMENT_BYTES // 4 + 5)
+        try_reductions(torch.float32, "sum", 3 * 2 * MOVED_BYTES // 4 + 5)
 
     lab.run(try_everything, 3, timeout_s=120)
 

@@ -68,7 +68,7 @@ def _scatter_in_segments(
     bounds = chunk_bounds(buffer.numel(), n)
 
     def pieces(chunk: int) -> list[tuple[int, int]]:
-        return segments(bounds[chunk % n], bounds[chunk % n + 1], buffer.element_size())
+        return segments(bounds[chunk % n], bounds[chunk % n + 1], buffer.element_size(), added=True)
 
     incoming = [piece for step in range(n - 1) for piece in pieces(here - 2 - step)]
     first_own = len(incoming) - len(pieces(here))
@@ -110,7 +110,7 @@ def _gather_in_segments(peers: Peers, members: Sequence[int], buffer: torch.Tens
     bounds = chunk_bounds(buffer.numel(), n)
 
     def pieces(chunk: int) -> list[tuple[int, int]]:
-        return segments(bounds[chunk % n], bounds[chunk % n + 1], buffer.element_size())
+        return segments(bounds[chunk % n], bounds[chunk % n + 1], buffer.element_size(), added=False)
 
     incoming = [piece for step in range(n - 1) for piece in pieces(here - 1 - step)]
     not_passed_on = len(pieces(here + 1))  # the right neighbour's own chunk ends its way here

@@ -41,14 +41,19 @@ def run_round(
     landing = buffer[:0] if incoming is None else _landing(incoming, buffer, second)
     to = peers.rank if outgoing is None else outgoing.target
     source = peers.rank if incoming is None else incoming.source
-    if incoming is None or not incoming.combine:
-        _replace(peers, leaving, to, landing, source)
-    elif peers.pipelined:
-        _combine_in_segments(peers, leaving, to, landing, source, op)
-    else:
-        arrived = new_scratch(landing, landing.numel())
+    added = incoming is not None and incoming.combine
+    if not peers.pipelined:
+        arrived = new_scratch(landing, landing.numel()) if added else landing
         wait_for(peers.exchange(leaving, to, arrived, source))
-        combine(landing, arrived, op, out=landing)
+        if added:
+            combine(landing, arrived, op, out=landing)
+        return
+    sends = [peers.send(piece, to) for piece in _cut(leaving, outgoing is not None and outgoing.combine)]
+    if added:
+        sends = _receive_and_combine(peers, _cut(landing, added), source, op, sends, leaving)
+    else:
+        wait_for([peers.receive(piece, source) for piece in _cut(landing, added)])
+    wait_for(sends)
 
 
 def _landing(incoming: Transfer, buffer: torch.Tensor, second: torch.Tensor | None) -> torch.Tensor:
@@ -59,24 +64,18 @@ def _landing(incoming: Transfer, buffer: torch.Tensor, second: torch.Tensor | No
     return second[incoming.place : incoming.place + incoming.stop - incoming.start]
 
 
-def _replace(peers: Peers, leaving: torch.Tensor, to: int, landing: torch.Tensor, source: int) -> None:
-    """What arrives is the new value, and goes straight into place."""
-    if not peers.pipelined:
-        return wait_for(peers.exchange(leaving, to, landing, source))
-    sends = [peers.send(piece, to) for piece in _cut(leaving)]
-    receives = [peers.receive(piece, source) for piece in _cut(landing)]
-    return wait_for([*receives, *sends])
+def _cut(tensor: torch.Tensor, added: bool) -> list[torch.Tensor]:
+    cuts = segments(0, tensor.numel(), tensor.element_size(), added=added)
+    return [tensor[start:stop] for start, stop in cuts]
 
 
-def _cut(tensor: torch.Tensor) -> list[torch.Tensor]:
-    return [tensor[start:stop] for start, stop in segments(0, tensor.numel(), tensor.element_size())]
+def _receive_and_combine(
+    peers: Peers, pieces: list[torch.Tensor], source: int, op: str, sends: list[Any], leaving: torch.Tensor
+) -> list[Any]:
+    """Add what arrives to what is there, a piece while the next one travels; returns the sends still to wait for.
 
-
-def _combine_in_segments(
-    peers: Peers, leaving: torch.Tensor, to: int, landing: torch.Tensor, source: int, op: str
-) -> None:
-    """What arrives is added to what is there, a piece while the next one travels."""
-    pieces = _cut(landing)
+    Where the same memory is `leaving`, a piece is overwritten once it has left.
+    """
     scratch = [new_scratch(piece, piece.numel()) for piece in pieces[:AHEAD]]
     receives: list[Any] = []
 
@@ -84,14 +83,13 @@ def _combine_in_segments(
         if index < len(pieces):
             receives.append(peers.receive(scratch[index % AHEAD][: pieces[index].numel()], source))
 
-    sends = [peers.send(piece, to) for piece in _cut(leaving)]
     for index in range(AHEAD):
         post(index)
-    overwrites_leaving = landing.data_ptr() == leaving.data_ptr()
+    overwrites_leaving = bool(pieces) and pieces[0].data_ptr() == leaving.data_ptr()
     for index, here in enumerate(pieces):
         receives[index].wait()
         if overwrites_leaving:
-            sends.pop(0).wait()  # once: gloo hangs on a second wait
+            sends[index].wait()
         combine(here, scratch[index % AHEAD][: here.numel()], op, out=here)
         post(index + AHEAD)
-    wait_for(sends)
+    return [] if overwrites_leaving else sends  # a send is waited for once: gloo hangs on a second wait
