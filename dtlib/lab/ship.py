@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import io
 import os
 import pickle
 import site
 import sys
 import sysconfig
+import threading
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import cloudpickle
 
+_lock = threading.Lock()  # what travels by value is a setting of the whole process
 _DTLIB = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -40,22 +43,25 @@ def pack(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
 def _dump_by_value(call: object) -> bytes:
     modules = [module for module in list(sys.modules.values()) if _is_the_readers(module)]
     registered = []
-    try:
-        for module in modules:
-            cloudpickle.register_pickle_by_value(module)
-            registered.append(module)
-        buffer = io.BytesIO()
-        _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(call)
-        return buffer.getvalue()
-    finally:
-        for module in registered:
-            cloudpickle.unregister_pickle_by_value(module)
+    buffer = io.BytesIO()
+    with _lock:
+        try:
+            for module in modules:
+                cloudpickle.register_pickle_by_value(module)
+                registered.append(module)
+            _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(call)
+        finally:
+            for module in registered:
+                cloudpickle.unregister_pickle_by_value(module)
+    return buffer.getvalue()
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle's, which also sends what `functools` caches by value: the function, without its results."""
+    """cloudpickle's, and what it leaves out: functions that `functools` caches go without their results."""
 
     def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, ModuleType) and type(obj) is not ModuleType and sys.modules.get(obj.__name__) is obj:
+            return importlib.import_module, (obj.__name__,)  # torch.ops, which any name "ops" beside torch pulls in
         if isinstance(obj, functools._lru_cache_wrapper):
             module = sys.modules.get(obj.__module__)
             if module is None or obj.__module__ == "__main__" or _is_the_readers(module):

@@ -70,6 +70,14 @@ def test_what_functools_caches_travels_like_any_function():
     assert lab.run(lambda: (fibonacci(9), Square(dist.get_rank()).area), 2) == [(34, 0), (34, 1)]
 
 
+def test_names_that_torch_has_as_modules_of_its_own_kind_travel():
+    class Options:
+        ops, classes = 3, 2
+
+    assert lab.run(lambda: Options.ops + Options.classes + int(torch.ones(1)), 1) == [6]
+    assert lab.run(lambda: torch.ops.aten.add(torch.ones(1), 1).item(), 1) == [2.0]
+
+
 def test_tensors_keep_type_shape_and_gradient_flag():
     def main():
         return (
