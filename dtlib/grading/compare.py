@@ -101,16 +101,22 @@ def compare_ranks(run: Run, key: str, expected: Sequence[Any], rtol: float = 1e-
 # What a mistake looks like: functions of (failing runs, passing runs).
 
 
-def gives(of: Callable[[Run], Any], wrong: Expected, rtol: float = 1e-6, atol: float = 0.0) -> Any:
+def gives(
+    of: Callable[[Run], Any], wrong: Expected, rtol: float = 1e-6, atol: float = 0.0, *, always: bool = False
+) -> Any:
     """Recognise a mistake by its result: every failing run that came back gave what `wrong` computes from its case.
 
-    `of(run)` takes from the run what is compared. A case in which `wrong` gives None says nothing.
+    `of(run)` takes from the run what is compared. A case in which `wrong` gives None says nothing. With `always` the
+    runs that passed must agree with `wrong` too: a mistake that is wrong in other cases is another one.
     """
 
     def fits(failing: Sequence[Run], passing: Sequence[Run]) -> bool:
-        telling = [(run, wrong(run.case)) for run in failing if run.trouble is None]
-        telling = [(run, answer) for run, answer in telling if answer is not None]
-        return bool(telling) and all(close(of(run), answer, rtol, atol) for run, answer in telling)
+        def agree(runs: Sequence[Run]) -> list[bool]:
+            told = [(run, wrong(run.case)) for run in runs if run.trouble is None]
+            return [close(of(run), answer, rtol, atol) for run, answer in told if answer is not None]
+
+        telling = agree(failing)
+        return bool(telling) and all(telling) and (not always or all(agree(passing)))
 
     return fits
 

@@ -12,6 +12,8 @@ import math
 import sys
 import zipfile
 from collections.abc import Mapping
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -38,6 +40,8 @@ def simplify(value: Any, depth: int = 0) -> Any:
     if isinstance(value, str):
         return str(value)[:_MAX_TEXT]
     try:
+        if isinstance(value, Fraction | Decimal):
+            return float(value)
         array = _as_array(value)
         if array is not None:
             return array.item() if array.ndim == 0 else array

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from dtlib.grading.compare import answer, compare, gives, show
 from dtlib.grading.exercise import Case, Finding, FormError, Mistake, Run, describe_case
 
@@ -16,6 +18,8 @@ def part_of(run: Run, part: Part, names: str) -> Any:
     value = answer(run)
     if part is None:
         return value
+    if isinstance(value, np.ndarray) and value.ndim:  # a pair may come as an array
+        value = value.tolist() if value.ndim == 1 else list(value)
     if isinstance(part, int) and (not isinstance(value, list) or len(value) != len(names.split(","))):
         raise FormError(show(value), f"a tuple ({names})")
     return value[part]
@@ -33,8 +37,8 @@ def inspect_part(
 
 
 def gives_part(wrong: Callable[[Case], Any], part: Part = None, names: str = "") -> Any:
-    """Recognise a mistake by the part of the answer that it would give in every failing run."""
-    return gives(lambda run: part_of(run, part, names), wrong)
+    """Recognise a mistake by the part of the answer that it would give, in runs that passed as well."""
+    return gives(lambda run: part_of(run, part, names), wrong, always=True)
 
 
 def factor_off(expected: Callable[[Case], float], factor: float, part: Part = None, names: str = "") -> Any:

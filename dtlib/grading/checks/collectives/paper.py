@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading.checks.on_paper import factor_off, gives_part, inspect_part, mistake
-from dtlib.grading.compare import answer
+from dtlib.grading.checks.on_paper import factor_off, gives_part, inspect_part, mistake, part_of
 from dtlib.grading.exercise import Case, Check, Exercise, Run
 from dtlib.theory import collectives as theory
 from dtlib.theory import units
@@ -52,7 +51,8 @@ def _ring_seconds(case: Case) -> float:
 
 
 def _carried(failing: Sequence[Run], passing: Sequence[Run]) -> bool:
-    return all(abs(answer(run)[1] * run.case["arguments"][2] / answer(run)[0] - 1) < 1e-6 for run in failing)
+    pairs = [(part_of(run, 0, _PAIR), part_of(run, 1, _PAIR), run.case["arguments"][2]) for run in failing]
+    return all(abs(seconds * rate / sent - 1) < 1e-6 for sent, seconds, rate in pairs)
 
 
 _RING_BYTES_MISTAKES = (
@@ -90,6 +90,11 @@ _RING_BYTES_MISTAKES = (
         gives_part(lambda case: 2 * case["arguments"][0] * case["arguments"][1] / (case["arguments"][1] - 1), 0, _PAIR),
         "The fraction stands on its head: with more ranks a rank cannot send less than with two.",
     ),
+    mistake(
+        "pair turned round",
+        gives_part(_ring_seconds, 0, _PAIR),
+        "The bytes come first in the pair, then the seconds.",
+    ),
 )
 _RING_SECONDS_MISTAKES = (
     mistake(
@@ -111,6 +116,12 @@ _RING_SECONDS_MISTAKES = (
         "carried error",
         _carried,
         "The time does follow from the bytes you gave: put the bytes right and it will be right too.",
+    ),
+    mistake(
+        "both directions for one",
+        factor_off(_ring_seconds, 1 / 2, 1, _PAIR),
+        "Half the time that the bytes need to leave. What arrives meanwhile takes the other direction of the link, and "
+        "does not make them leave faster.",
     ),
 )
 
@@ -161,7 +172,22 @@ def _tree_cost(levels: float) -> tuple[float, float]:
     return 2 * levels, 2 * levels
 
 
+def _with_rounds(rounds: Callable[[int], float]) -> Any:
+    """Recognise a crossover that counts the rounds of the tree in another way."""
+
+    def crossing(case: Case) -> float:
+        n, alpha, rate = case["arguments"]
+        return float(alpha * rate * (n - 1 - rounds(n)) / (rounds(n) - (n - 1) / n))
+
+    return gives_part(crossing)
+
+
 _CROSSOVER_MISTAKES = (
+    mistake(
+        "natural logarithm",
+        _with_rounds(np.log),
+        "That is the logarithm to base e. By which factor does the number of ranks that know grow in a round?",
+    ),
     mistake(
         "tree sends the buffer once",
         _equal_cost(_ring_cost, lambda levels: (2 * levels, 2)),
@@ -199,17 +225,18 @@ _CROSSOVER_MISTAKES = (
         "This is a time. Multiply it by what, to get a size?",
     ),
 )
-_CEILING = mistake(
-    "log2 without rounding up",
-    gives_part(
-        lambda case: (
-            case["arguments"][1]
-            * case["arguments"][2]
-            * (case["arguments"][0] - 1 - np.log2(case["arguments"][0]))
-            / (np.log2(case["arguments"][0]) - (case["arguments"][0] - 1) / case["arguments"][0])
-        )
+_OTHER_MISTAKES = (
+    mistake(
+        "log2 without rounding up",
+        _with_rounds(np.log2),
+        "A tree of 6 ranks has no 2.58 rounds. How many does it take until the last rank is reached?",
     ),
-    "A tree of 6 ranks has no 2.58 rounds. How many does it take until the last rank is reached?",
+    mistake(
+        "log2 rounded down",
+        _with_rounds(lambda n: n.bit_length() - 1),
+        "A tree of 2 rounds reaches 4 ranks. How many rounds do 6 ranks take?",
+    ),
+    *_CROSSOVER_MISTAKES,
 )
 
 EXERCISES = (
@@ -260,7 +287,7 @@ EXERCISES = (
                 2,
                 "the crossover for other numbers of ranks",
                 inspect_part(_crossover),
-                (_CEILING, *_CROSSOVER_MISTAKES),
+                _OTHER_MISTAKES,
                 applies=lambda case: not _is_power(case),
             ),
         ),

@@ -57,7 +57,8 @@ def _exposed_gives(wrong: Any) -> Any:
     def fits(failing: Sequence[Run], passing: Sequence[Run]) -> bool:
         back = [run for run in failing if run.trouble is None]
         return bool(back) and all(
-            plain.is_number(answer(run)) and abs(answer(run) - wrong(*run.case["arguments"])) < 1e-9 for run in back
+            plain.is_number(answer(run)) and abs(answer(run) - wrong(*run.case["arguments"])) < 1e-9
+            for run in (*back, *passing)
         )
 
     return fits
@@ -72,6 +73,12 @@ _OVERLAP_MISTAKES = (
         "no overlap",
         _exposed_gives(lambda ready, sync, backward: sum(sync)),
         "This is all of the communication. What was the link doing while backward was still computing?",
+    ),
+    mistake(
+        "the link never waits",
+        _exposed_gives(lambda ready, sync, backward: max(0.0, ready[0] + sum(sync) - backward)),
+        "From the first bucket on, your link is busy without a break. What does it do when a bucket has arrived and "
+        "the next one is not ready?",
     ),
     mistake(
         "perfect overlap",

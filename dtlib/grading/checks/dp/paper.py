@@ -152,6 +152,11 @@ _SYNC_MISTAKES = (
         gives_part(lambda case: _sync(case) / case["arguments"][1], 1, _BILL),
         "This counts every parameter as one byte.",
     ),
+    mistake(
+        "two bytes for each parameter",
+        gives_part(lambda case: _sync(case) * 2 / case["arguments"][1], 1, _BILL),
+        "It is right for gradients of 2 bytes, and only there. What if they are kept in fp32?",
+    ),
 )
 
 EXERCISES = (

@@ -121,7 +121,8 @@ WEIGHTED = Exercise(
                 mistake(
                     "a rank without tokens",
                     right_only_if(lambda case: 0 not in case["num_tokens"]),
-                    "It goes wrong where one rank has no tokens at all. What does your code divide by there?",
+                    "It goes wrong where one rank has no tokens at all. What does your code divide by "
+                    "there, and does that rank still come to every all-reduce?",
                 ),
             ),
         ),
