@@ -18,6 +18,9 @@ but each costs a handshake and two changes of thread, about 60 µs of processor 
 added there is less to overlap.
 """
 
+SCRATCH_BYTES = 4 * 1024 * 1024
+"""Receives of pieces to be added are posted ahead as far as this much scratch memory goes, two at least."""
+
 HUGE_PAGE_BYTES = 2 * 1024 * 1024
 KEPT_BYTES = 32 * 1024 * 1024
 """A new result asks for huge pages from the first size on, scratch memory from the second."""
@@ -75,6 +78,12 @@ def segments(start: int, stop: int, itemsize: int, *, added: bool) -> list[tuple
     """
     step = max(1, (ADDED_BYTES if added else MOVED_BYTES) // itemsize)
     return [(at, min(at + step, stop)) for at in range(start, stop, step)]
+
+
+def pieces_ahead(pieces: list[tuple[int, int]], itemsize: int) -> int:
+    """How many receives of `pieces` to be added are posted before the first is waited for."""
+    longest = max((stop - start for start, stop in pieces), default=0)
+    return min(len(pieces), max(2, SCRATCH_BYTES // max(1, longest * itemsize)))
 
 
 def new_buffer(like: torch.Tensor, num_elements: int) -> torch.Tensor:

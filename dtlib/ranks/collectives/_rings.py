@@ -15,10 +15,7 @@ import torch
 
 from dtlib.theory.collectives import chunk_bounds
 
-from ._peers import Peers, combine, new_scratch, segments, wait_for
-
-AHEAD = 2
-"""How many receives are posted beyond the piece that is being added up."""
+from ._peers import Peers, combine, new_scratch, pieces_ahead, segments, wait_for
 
 
 def all_reduce_among(peers: Peers, members: Sequence[int], buffer: torch.Tensor, op: str) -> None:
@@ -76,8 +73,9 @@ def _scatter_in_segments(
     # neighbour needs a chunk's pieces from here before it comes to that one, so with a chunk's worth of
     # buffers beyond those posted ahead nobody waits in a circle.
     from_scratch = out is not None and n > 2
-    num_buffers = min(len(incoming), AHEAD + (len(pieces(0)) if from_scratch else 0))
     longest = max((stop - start for start, stop in incoming), default=0)
+    ahead = pieces_ahead(incoming, buffer.element_size())
+    num_buffers = min(len(incoming), ahead + (len(pieces(0)) if from_scratch else 0))
     scratch = new_scratch(buffer, num_buffers * longest).view(num_buffers, longest)
     sends: dict[int, Any] = {}
     receives: dict[int, Any] = {}
@@ -90,7 +88,7 @@ def _scatter_in_segments(
             receives[index] = peers.receive(scratch[index % num_buffers, : stop - start], left)
 
     started = [peers.send(buffer[start:stop], right) for start, stop in pieces(here - 1)]
-    for index in range(AHEAD):
+    for index in range(ahead):
         post(index)
     for index, (start, stop) in enumerate(incoming):
         receives.pop(index).wait()
@@ -101,7 +99,7 @@ def _scatter_in_segments(
             sends[index] = peers.send(total, right)
         else:
             combine(mine, partial, op, out=mine if out is None else out[start - bounds[here] : stop - bounds[here]])
-        post(index + AHEAD)
+        post(index + ahead)
     wait_for([*started, *sends.values()])
 
 

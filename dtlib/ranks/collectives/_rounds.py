@@ -8,10 +8,7 @@ import torch
 
 from dtlib.theory.collectives import Round, Transfer, schedule
 
-from ._peers import Peers, combine, new_scratch, segments, wait_for
-
-AHEAD = 2
-"""How many receives are posted beyond the piece that is being added up."""
+from ._peers import Peers, combine, new_scratch, pieces_ahead, segments, wait_for
 
 
 def run_schedule(
@@ -48,11 +45,12 @@ def run_round(
         if added:
             combine(landing, arrived, op, out=landing)
         return
-    sends = [peers.send(piece, to) for piece in _cut(leaving, outgoing is not None and outgoing.combine)]
+    cuts = _cut(leaving, outgoing is not None and outgoing.combine)
+    sends = [peers.send(leaving[start:stop], to) for start, stop in cuts]
     if added:
-        sends = _receive_and_combine(peers, _cut(landing, added), source, op, sends, leaving)
+        sends = _receive_and_combine(peers, landing, source, op, sends, leaving)
     else:
-        wait_for([peers.receive(piece, source) for piece in _cut(landing, added)])
+        wait_for([peers.receive(landing[start:stop], source) for start, stop in _cut(landing, added)])
     wait_for(sends)
 
 
@@ -64,32 +62,35 @@ def _landing(incoming: Transfer, buffer: torch.Tensor, second: torch.Tensor | No
     return second[incoming.place : incoming.place + incoming.stop - incoming.start]
 
 
-def _cut(tensor: torch.Tensor, added: bool) -> list[torch.Tensor]:
-    cuts = segments(0, tensor.numel(), tensor.element_size(), added=added)
-    return [tensor[start:stop] for start, stop in cuts]
+def _cut(tensor: torch.Tensor, added: bool) -> list[tuple[int, int]]:
+    return segments(0, tensor.numel(), tensor.element_size(), added=added)
 
 
 def _receive_and_combine(
-    peers: Peers, pieces: list[torch.Tensor], source: int, op: str, sends: list[Any], leaving: torch.Tensor
+    peers: Peers, landing: torch.Tensor, source: int, op: str, sends: list[Any], leaving: torch.Tensor
 ) -> list[Any]:
-    """Add what arrives to what is there, a piece while the next one travels; returns the sends still to wait for.
+    """Add what arrives to `landing`, a piece while the next one travels; returns the sends still to wait for.
 
     Where the same memory is `leaving`, a piece is overwritten once it has left.
     """
-    scratch = [new_scratch(piece, piece.numel()) for piece in pieces[:AHEAD]]
+    pieces = _cut(landing, added=True)
+    ahead = pieces_ahead(pieces, landing.element_size())
+    scratch = [new_scratch(landing, stop - start) for start, stop in pieces[:ahead]]
     receives: list[Any] = []
 
     def post(index: int) -> None:
         if index < len(pieces):
-            receives.append(peers.receive(scratch[index % AHEAD][: pieces[index].numel()], source))
+            start, stop = pieces[index]
+            receives.append(peers.receive(scratch[index % ahead][: stop - start], source))
 
-    for index in range(AHEAD):
+    for index in range(ahead):
         post(index)
-    overwrites_leaving = bool(pieces) and pieces[0].data_ptr() == leaving.data_ptr()
-    for index, here in enumerate(pieces):
+    overwrites_leaving = leaving.numel() > 0 and landing.data_ptr() == leaving.data_ptr()
+    for index, (start, stop) in enumerate(pieces):
         receives[index].wait()
         if overwrites_leaving:
             sends[index].wait()
-        combine(here, scratch[index % AHEAD][: here.numel()], op, out=here)
-        post(index + AHEAD)
+        here = landing[start:stop]
+        combine(here, scratch[index % ahead][: stop - start], op, out=here)
+        post(index + ahead)
     return [] if overwrites_leaving else sends  # a send is waited for once: gloo hangs on a second wait
