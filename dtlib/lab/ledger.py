@@ -142,8 +142,11 @@ def append(line: Line, path: str | os.PathLike[str] | None = None) -> bool:
     data = (line.to_json() + "\n").encode()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(target, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        descriptor = os.open(target, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         try:
+            size = os.fstat(descriptor).st_size
+            if size and os.pread(descriptor, 1, size - 1) != b"\n":
+                data = b"\n" + data  # the last line was cut off: it must not take this one with it
             if os.write(descriptor, data) != len(data):
                 raise OSError("the disk is full")
         finally:

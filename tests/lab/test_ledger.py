@@ -305,6 +305,15 @@ def test_integers_stay_exact_and_the_file_is_strict_json():
     assert math.isnan(second.ratio)
 
 
+def test_a_line_that_was_cut_off_does_not_take_the_next_one_with_it():
+    lab.check("collectives.ring_all_reduce_steps", theory=2, measured=2, by="count")
+    with open(ledger.default_path(), "a") as file:
+        file.write('{"formula": "cut o')
+    lab.check("collectives.ring_all_reduce_steps", theory=6, measured=6, by="count")
+    with pytest.warns(ledger.LedgerWarning, match="line 2 of the ledger"):
+        assert [line.theory for line in ledger.read()] == [2, 6]
+
+
 def test_lines_that_cannot_be_read_are_named():
     check(100)
     with ledger.default_path().open("a") as file:
