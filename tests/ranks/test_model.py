@@ -134,9 +134,7 @@ def test_it_learns_the_text():
 def test_other_dtypes():
     model = GPT(preset("tiny", dtype=torch.bfloat16))
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
-    assert (
-        next_token_loss(model(torch.randint(256, (1, 8))), torch.randint(256, (1, 8))).dtype == torch.float32
-    )
+    assert next_token_loss(model(torch.randint(256, (1, 8))), torch.randint(256, (1, 8))).dtype == torch.float32
 
 
 @pytest.mark.parametrize(
