@@ -130,7 +130,7 @@ def main() -> None:
     for n in WORLD_SIZES:
         shown, kept = table(measure(RACE, n), n, TORCHS)
         rows, records = rows + shown, records + kept
-    columns = "contender, ranks, step, over torch's, middle half, core time, bytes / theory, hidden".split(", ")
+    columns = ["contender", "ranks", "step", "over torch's", "middle half", "core time", "bytes / theory", "hidden"]
     print_table("A step of 25 million parameters on the loopback device, against torch's DDP", columns, rows)
     shown, paced = table(measure(OVERLAP, 2, LINK), 2, "blocking")
     columns[3] = "over blocking"
