@@ -6,7 +6,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
+try:
+    import click
+except ModuleNotFoundError:
+    raise SystemExit("dtlib: the command line needs more than the theory does: pip install 'dtlib[lab]'") from None
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -22,9 +22,9 @@ class Wire:
 
     `total_bytes` is what all ranks together sent, `sent_bytes` and `received_bytes` are this rank's: the payload of
     TCP as the kernel counted it, connection by connection. It holds the small message headers of the communication
-    library, but no header of TCP or IP and nothing twice. `loopback_bytes` is the reading of the loopback device of
-    the ranks' private network: the same traffic with headers, acknowledgements and repeats (0 without such a
-    network). `method` says how `total_bytes` was counted.
+    library, but no header of TCP or IP, nothing twice, and no connection that is opened and closed within the block.
+    `loopback_bytes` is the reading of the loopback device of the ranks' private network: all traffic, with headers,
+    acknowledgements and repeats (0 without such a network). `method` says how `total_bytes` was counted.
     """
 
     total_bytes: int = 0
