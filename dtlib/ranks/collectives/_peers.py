@@ -18,8 +18,12 @@ but each costs a handshake and two changes of thread, about 60 µs of processor 
 added there is less to overlap.
 """
 
-SCRATCH_BYTES = 4 * 1024 * 1024
-"""Receives of pieces to be added are posted ahead as far as this much scratch memory goes, two at least."""
+SCRATCH_BYTES = 16 * 1024 * 1024
+"""Receives of pieces to be added are posted ahead as far as this much scratch memory goes, two at least.
+
+A receive that is posted early lets its sender start at once, and keeps this thread and the library's own from
+waiting for each other in the middle.
+"""
 
 HUGE_PAGE_BYTES = 2 * 1024 * 1024
 KEPT_BYTES = 32 * 1024 * 1024
