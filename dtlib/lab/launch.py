@@ -8,6 +8,7 @@ import numbers
 import operator
 import os
 import pickle
+import select
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -100,11 +101,11 @@ def _run(job: Job) -> list[Any]:
     try:
         with open_fd(job_fd, "wb") as file:
             pickle.dump(job, file)
-        control = start_supervisor(job_fd)
+        control, pid = start_supervisor(job_fd)
     finally:
         os.close(job_fd)
     with contextlib.ExitStack() as cleanup:
-        cleanup.callback(_leave, control)
+        cleanup.callback(_leave, control, pid)
         report: Report = pickle.loads(_receive(control)[0])
         files = []
         for _ in range(job.world_size):
@@ -130,13 +131,19 @@ def _receive(control: socket.socket, max_fds: int = 0) -> tuple[bytes, list[int]
         ) from None
 
 
-def _leave(control: socket.socket) -> None:
+def _leave(control: socket.socket, pid: int) -> None:
     """Close the channel, which ends the run if it still goes on, and wait until its processes are gone."""
     with control, contextlib.suppress(OSError):
         control.shutdown(socket.SHUT_WR)
         control.settimeout(10)
         while control.recv(2**16):
             pass
+    with contextlib.suppress(AttributeError, OSError):  # no pidfd (not Linux), or gone already
+        supervisor = os.pidfd_open(pid)
+        try:
+            select.select([supervisor], [], [], 1)
+        finally:
+            os.close(supervisor)
 
 
 def _load(rank: int, fd: int) -> Any:

@@ -28,15 +28,14 @@ def start_method() -> str:
     return chosen
 
 
-def start_supervisor(job_fd: int) -> socket.socket:
-    """Start a process that runs the job in `job_fd`; the channel on which it will report."""
+def start_supervisor(job_fd: int) -> tuple[socket.socket, int]:
+    """Start a process that runs the job in `job_fd`; the channel on which it will report, and its process id."""
     if start_method() == "fork":
         return _ask_server(job_fd)
     here, there = socket.socketpair()
     with there:
         _spawn(there.fileno(), job_fd)
-    recv_frame(here)
-    return here
+    return here, int(recv_frame(here)[0])
 
 
 class _Server:
@@ -81,7 +80,7 @@ _server: _Server | None = None
 _lock = threading.Lock()
 
 
-def _ask_server(job_fd: int) -> socket.socket:
+def _ask_server(job_fd: int) -> tuple[socket.socket, int]:
     global _server
     with _lock:
         while True:
@@ -93,8 +92,8 @@ def _ask_server(job_fd: int) -> socket.socket:
             try:
                 with there:
                     server.ask([there.fileno(), job_fd])
-                recv_frame(here)  # a supervisor lives: a server that was killed may still have taken the request
-                return here
+                # An answer means that a supervisor lives: a server that was killed may still have taken the request.
+                return here, int(recv_frame(here)[0])
             except (OSError, EOFError):
                 here.close()
                 stop_server(locked=True)

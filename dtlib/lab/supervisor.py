@@ -52,7 +52,7 @@ def supervise(control: socket.socket, job_fd: int, *, fork: bool) -> None:
     """Run the job that `job_fd` holds and report over `control`: never returns."""
     run: Run | None = None
     try:
-        send_frame(control, b"started")
+        send_frame(control, str(os.getpid()).encode())
         with open_fd(job_fd, "rb") as file:
             job: Job = pickle.load(file)
         os.close(job_fd)
