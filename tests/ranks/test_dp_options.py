@@ -8,6 +8,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 import torch.distributed as dist
+import torch.utils.checkpoint
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
@@ -181,6 +182,23 @@ def test_a_parameter_without_a_gradient_is_named(wrap):
 
     with pytest.raises(lab.RankError, match=r"no gradient for 'branches\.1\.weight'.*find_unused_parameters=True"):
         lab.run(forgotten, 2)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints_train_unless_they_are_a_backward_pass_of_their_own(reentrant):
+    def main():
+        model = dp.BucketedDataParallel(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)))
+        x = torch.full((2, 3), 1.0 + dist.get_rank(), requires_grad=True)
+        run = torch.utils.checkpoint.checkpoint
+        run(model.module[1], run(model.module[0], x, use_reentrant=reentrant), use_reentrant=reentrant).sum().backward()
+        return [parameter.grad.clone() for parameter in model.parameters()]
+
+    if reentrant:
+        with pytest.raises(lab.RankError, match=r"or checkpoint with use_reentrant=False"):
+            lab.run(main, 2)
+    else:
+        first, second = lab.run(main, 2)
+        assert_close(first, second, rtol=0, atol=0)
 
 
 def test_every_wrapper_recovers_after_a_backward_pass_that_raised():

@@ -128,8 +128,10 @@ class DataParallel(nn.Module, ABC):
             self._abandon()
             names = ", ".join(repr(self._names[i]) for i in unused)
             raise RuntimeError(
-                f"no gradient for {names} on rank {dist.get_rank(self.group)}: the loss does not depend on it. "
-                "Wrap with find_unused_parameters=True if that is meant, or freeze it before wrapping"
+                f"no gradient for {names} on rank {dist.get_rank(self.group)}: the loss does not depend on it, "
+                "or it was cut off by a checkpoint with use_reentrant=True, which is a backward pass of its own. "
+                "Wrap with find_unused_parameters=True if some parameters are meant to rest, freeze them before "
+                "wrapping, or checkpoint with use_reentrant=False"
             )
         self._average(unused)
         if self.find_unused_parameters:
