@@ -62,6 +62,12 @@ BUCKETS = Check(
             "`bucket_bytes` for?",
         ),
         mistake(
+            "full taken for too full",
+            _sizes_are(lambda case: [sum(b) for b in greedy_buckets(parameter_bytes(case), case["bucket_bytes"] - 1)]),
+            "A parameter that fills its bucket to the last byte was sent to the next one. The bucket is then full, not "
+            "too large: compare with `>`.",
+        ),
+        mistake(
             "from the first parameter",
             _sizes_are(
                 lambda case: [sum(b) for b in greedy_buckets(parameter_bytes(case)[::-1], case["bucket_bytes"])]

@@ -27,21 +27,21 @@ from .steps import expected_buckets, parameter_bytes, sent_sizes, steps_of
 
 
 def _draw(rng: np.random.Generator) -> list[dict[str, Any]]:
-    cases = []
+    cases: list[dict[str, Any]] = []
     for n, of_layer in ((2, 2.3), (3, 0.1), (2, 1.4), (3, 100.0)):  # bucket size in weights of a layer
         width = int(rng.integers(90, 130))
-        bucket_bytes = int(of_layer * FLOAT_BYTES * width * width)
-        cases.append(
-            {
-                "world_size": n,
-                "steps": 2,
-                "samples": int(rng.integers(2, 5)),
-                "widths": [*[width] * 5, 1],
-                "bucket_bytes": bucket_bytes,
-                "seed": int(rng.integers(0, 2**31)),
-                "words": f"{n} ranks, layers of {width}×{width}, buckets of {bucket_bytes} B",
-            }
-        )
+        case: dict[str, Any] = {
+            "world_size": n,
+            "steps": 2,
+            "samples": int(rng.integers(2, 5)),
+            "widths": [*[width] * 5, 1],
+            "bucket_bytes": int(of_layer * FLOAT_BYTES * width * width),
+            "seed": int(rng.integers(0, 2**31)),
+        }
+        if not cases:  # one limit that a bucket fills to the last byte
+            case["bucket_bytes"] = sum(expected_buckets(case)[0])
+        words = f"{n} ranks, layers of {width}×{width}, buckets of {case['bucket_bytes']} B"
+        cases.append(case | {"words": words})
     return cases
 
 
