@@ -6,8 +6,6 @@ import pytest
 from dtlib import figures
 from dtlib.theory.collectives import contributions
 
-pytest.importorskip("matplotlib")
-
 
 def bars(figure):
     return [patch for axes in figure.axes for patch in axes.patches if patch.get_fill()]

@@ -98,7 +98,8 @@ def test_disagrees(theory, measured, rtol):
 
 
 def test_a_tensor_may_be_compared():
-    torch = pytest.importorskip("torch")
+    import torch
+
     assert check(torch.full((3,), 2.0, dtype=torch.bfloat16), 2.0).passed
     with pytest.raises(lab.CheckError):
         check(torch.tensor([2, 3]), 2)
@@ -251,8 +252,9 @@ def test_html_row_is_escaped_and_complete():
 
 
 def test_a_notebook_shows_the_row_exactly_once(tmp_path):
-    nbformat = pytest.importorskip("nbformat")
-    nbclient = pytest.importorskip("nbclient")
+    import nbclient
+    import nbformat
+
     setup = """
 from dtlib import lab, theory
 @theory.formula("testing.x_bytes", source="derived here", chapter="testing")
