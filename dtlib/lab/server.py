@@ -12,6 +12,7 @@ import select
 import signal
 import socket
 import tempfile
+from collections.abc import Sequence
 
 from .channel import recv_frame
 
@@ -33,12 +34,16 @@ PRELOADED = (
 )
 
 
-def serve(request_fd: int) -> None:
-    """Fork a supervisor for each request that arrives, until the parent closes its end or dies."""
+def serve(request_fd: int, supervisor: str, modules: Sequence[str] = ()) -> None:
+    """Fork a process that calls `supervisor` for each request that arrives, until the parent closes its end or dies.
+
+    `supervisor` is ``"module:function"``; `modules` are imported beside `PRELOADED`.
+    """
     requests = socket.socket(fileno=request_fd)
     parent = os.getppid()
-    _preload()
-    from .supervisor import supervise
+    module, _, name = supervisor.partition(":")
+    _preload((*PRELOADED, module, *modules))
+    supervise = getattr(importlib.import_module(module), name)
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # supervisors need no burial
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -63,12 +68,12 @@ def serve(request_fd: int) -> None:
         os.close(job_fd)
 
 
-def _preload() -> None:
+def _preload(modules: Sequence[str]) -> None:
     variable = "TORCHINDUCTOR_CACHE_DIR"  # where torch._dynamo makes a folder as soon as it is imported
     chosen = os.environ.get(variable)
     with tempfile.TemporaryDirectory(prefix="dtlib-") as folder:
         os.environ[variable] = chosen or folder
-        for name in PRELOADED:
+        for name in modules:
             importlib.import_module(name)
     if chosen is None:
         del os.environ[variable]

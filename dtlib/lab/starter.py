@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from collections.abc import Mapping, Sequence
 
 from .channel import anonymous_file, read_text, recv_frame, send_frame
 
@@ -38,16 +39,26 @@ def start_supervisor(job_fd: int) -> tuple[socket.socket, int]:
     return here, int(recv_frame(here)[0])
 
 
-class _Server:
-    """The fork server of this process."""
+class ForkServer:
+    """A process that has imported torch and forks a supervisor for each request.
 
-    def __init__(self) -> None:
+    `supervisor` names the function ``"module:name"`` that the forked process calls, `modules` what is imported beside
+    what every rank needs, `environment` the environment of the server and of all that it forks (default: this one).
+    Raises ``RuntimeError`` with what the server printed where it cannot start.
+    """
+
+    def __init__(
+        self,
+        supervisor: str = "dtlib.lab.supervisor:supervise",
+        modules: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.pid = os.getpid()
         here, there = socket.socketpair()
         log = anonymous_file("dtlib-server-log")
-        code = f"from dtlib.lab.server import serve; serve({there.fileno()})"
+        code = f"from dtlib.lab.server import serve; serve({there.fileno()}, {supervisor!r}, {tuple(modules)!r})"
         # A session of its own: Ctrl-C in a terminal interrupts the reader's program, which then ends its run.
-        self.process = _python(code, (there.fileno(),), stderr=log, start_new_session=True)
+        self.process = _python(code, (there.fileno(),), stderr=log, start_new_session=True, environment=environment)
         there.close()
         here.settimeout(_START_SECONDS)
         try:
@@ -63,10 +74,21 @@ class _Server:
         here.settimeout(None)
         self.sock = here
 
-    def ask(self, fds: list[int]) -> None:
-        send_frame(self.sock, b"", fds)
+    def start(self, job_fd: int) -> tuple[socket.socket, int]:
+        """Have a supervisor forked for the job in `job_fd`: its channel and process id. ``OSError`` or ``EOFError``
+        where the server is gone."""
+        here, there = socket.socketpair()
+        try:
+            with there:
+                send_frame(self.sock, b"", [there.fileno(), job_fd])
+            # An answer means that a supervisor lives: a server that was killed may still have taken the request.
+            return here, int(recv_frame(here)[0])
+        except BaseException:
+            here.close()
+            raise
 
     def close(self) -> None:
+        """End the server; runs that go on end by themselves."""
         self.sock.close()
         if self.pid == os.getpid():
             try:
@@ -76,7 +98,7 @@ class _Server:
                 self.process.wait()
 
 
-_server: _Server | None = None
+_server: ForkServer | None = None
 _lock = threading.Lock()
 
 
@@ -87,21 +109,13 @@ def _ask_server(job_fd: int) -> tuple[socket.socket, int]:
             fresh = _server is None or _server.process.poll() is not None
             if fresh:
                 stop_server(locked=True)
-            server = _server = _server or _Server()
-            here, there = socket.socketpair()
+            server = _server = _server or ForkServer()
             try:
-                with there:
-                    server.ask([there.fileno(), job_fd])
-                # An answer means that a supervisor lives: a server that was killed may still have taken the request.
-                return here, int(recv_frame(here)[0])
+                return server.start(job_fd)
             except (OSError, EOFError):
-                here.close()
                 stop_server(locked=True)
                 if fresh:
                     raise
-            except BaseException:
-                here.close()
-                raise
 
 
 def stop_server(*, locked: bool = False) -> None:
@@ -143,15 +157,20 @@ def _spawn(control_fd: int, job_fd: int) -> None:
 
 
 def _python(
-    code: str, fds: tuple[int, ...], *, start_new_session: bool, stderr: int | None = None
+    code: str,
+    fds: tuple[int, ...],
+    *,
+    start_new_session: bool,
+    stderr: int | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    environment = dict(os.environ, OPENBLAS_NUM_THREADS="1")  # a thread pool must not exist before a fork
+    environment = os.environ if environment is None else environment
     return subprocess.Popen(
         [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {code}"],
         pass_fds=fds,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=stderr,
-        env=environment,
+        env={**environment, "OPENBLAS_NUM_THREADS": "1"},  # a thread pool must not exist before a fork
         start_new_session=start_new_session,
     )

@@ -73,6 +73,8 @@ def supervise(control: socket.socket, job_fd: int, *, fork: bool) -> None:
 class Run:
     """The ranks of one run."""
 
+    frame_seconds = 10.0  # for a frame that a broken rank began and never ends
+
     def __init__(self, job: Job, control: socket.socket, fork: bool) -> None:
         self.job, self.control, self.fork = job, control, fork
         self.ranks: list[Rank] = []
@@ -93,7 +95,7 @@ class Run:
         for rank, own in enumerate(files):
             os.set_blocking(own.output, True)
             here, there = socket.socketpair()
-            here.settimeout(10)  # for a frame that a broken rank began and never ends
+            here.settimeout(self.frame_seconds)
             start = self._fork_rank if self.fork else self._spawn_rank
             pid = start(rank, there, here, own)
             there.close()
@@ -116,9 +118,13 @@ class Run:
             here.close()
             for other in self.ranks:
                 other.sock.close()
-            run_rank(self.job, rank, there, files, self.store_path, self.network_error)
+            self.be_rank(rank, there, files)
         finally:
             os._exit(1)
+
+    def be_rank(self, rank: int, sock: socket.socket, files: RankFiles) -> None:
+        """Live the life of a rank, in its own process: never returns."""
+        run_rank(self.job, rank, sock, files, self.store_path, self.network_error)
 
     def _spawn_rank(self, rank: int, there: socket.socket, here: socket.socket, files: RankFiles) -> int:
         job_fd = anonymous_file("dtlib-job")
@@ -140,6 +146,7 @@ class Run:
     def watch(self) -> Report:
         """Serve the ranks until all are done, one has failed, or the time is up."""
         deadline = time.monotonic() + self.job.timeout_s
+        next_look = 0.0
         with selectors.DefaultSelector() as selector:
             selector.register(self.control, selectors.EVENT_READ, None)
             for number, rank in enumerate(self.ranks):
@@ -157,8 +164,10 @@ class Run:
                     return self._failed(selector)
                 if time.monotonic() >= deadline:
                     return self._timed_out()
-                if not ready:
-                    self._limit_output()
+                if time.monotonic() >= next_look:
+                    self.look_after()
+                    next_look = time.monotonic() + _POLL_SECONDS
+        self.all_done()
         for rank in self.ranks:
             _tell(rank, b"go")
         return Report([rank.state for rank in self.ranks], network_error=self.network_error)
@@ -168,7 +177,7 @@ class Run:
         rank = self.ranks[number]
         try:
             message, _ = recv_frame(rank.sock)
-        except (EOFError, OSError):
+        except (EOFError, OSError, ValueError):
             return False  # its death is noticed by its process id
         kind, payload = message[:1], message[1:]
         if kind == b"X":
@@ -182,9 +191,14 @@ class Run:
             rank.state = "done"
         else:
             rank.state = "raised"
-            with open_fd(rank.files.result, "rb") as file:
-                rank.failure = pickle.load(file)
+            rank.failure = self.read_failure(rank)
         return True
+
+    def read_failure(self, rank: Rank) -> Failure:
+        """Why a rank that says so did not return."""
+        with open_fd(rank.files.result, "rb") as file:
+            failure: Failure = pickle.load(file)
+        return failure
 
     def _notice_deaths(self) -> None:
         for rank in self.ranks:
@@ -222,11 +236,15 @@ class Run:
         time.sleep(0.2)
         return self._report(timed_out=True)
 
-    def _limit_output(self) -> None:
+    def look_after(self) -> None:
+        """Called every now and then while the ranks run: end a rank that prints without end."""
         for rank in self.ranks:
             if os.fstat(rank.files.output).st_size > MAX_OUTPUT_BYTES:
                 rank.state = "raised"
                 rank.failure = Failure(f"printed more than {MAX_OUTPUT_BYTES // 2**20} MiB and was stopped")
+
+    def all_done(self) -> None:
+        """Called when all ranks have returned and none has left yet."""
 
     def _report(self, first: int | None = None, timed_out: bool = False) -> Report:
         failures = {number: rank.failure for number, rank in enumerate(self.ranks) if rank.failure is not None}
