@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dis
 import secrets
 import sys
 import types
@@ -12,6 +11,7 @@ from typing import Any
 
 from .checks import all_exercises
 from .exercise import Exercise
+from .harness.cells import is_blank
 from .result import NoPoints, Result, under_nbgrader
 
 _MISSING = object()
@@ -87,14 +87,3 @@ def _places(frame: types.FrameType) -> list[Mapping[str, Any]]:
     if shell is not None:
         places.append(shell.user_ns)
     return [*places, vars(sys.modules["__main__"])]
-
-
-def is_blank(function: Any) -> bool:
-    """Whether a function has nothing in it: it does no more than return None (``pass``, ``...``, a docstring)."""
-    code = getattr(function, "__code__", None)
-    if not isinstance(code, types.CodeType):
-        return False
-    nothing = {"RESUME", "NOP", "RETURN_CONST", "RETURN_VALUE", "LOAD_CONST", "CACHE", "COPY_FREE_VARS"}
-    steps = list(dis.get_instructions(code))
-    returns_none = all(step.argval is None for step in steps if step.opname in ("LOAD_CONST", "RETURN_CONST"))
-    return returns_none and all(step.opname in nothing for step in steps)
