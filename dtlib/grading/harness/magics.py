@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import warnings
 
 _RUNS_PYTHON = ("time", "timeit", "capture", "prun", "memit", "mprun", "snakeviz")  # cell magics around Python code
 _CELL_MAGIC = re.compile(r"\s*%%(\w*)")
@@ -41,7 +42,9 @@ def parse(source: str) -> ast.Module:
 
 def _parse(source: str) -> ast.Module:
     try:
-        return ast.parse(source)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.parse(source)
     except (RecursionError, MemoryError):
         raise SyntaxError("the code is too large or nested too deeply") from None
     except ValueError as error:  # null bytes, lone surrogates

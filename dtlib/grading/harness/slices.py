@@ -7,6 +7,7 @@ import builtins
 import dis
 import re
 import types
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,12 +33,14 @@ def compiled(nodes: Sequence[ast.stmt], file: str, flags: int = 0) -> types.Code
     """Code of top-level statements, with the line numbers that they have. ``SyntaxError`` where it cannot be made."""
     try:
         module = ast.Module(body=list(nodes), type_ignores=[])
-        return compile(module, file, "exec", flags=flags, dont_inherit=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return compile(module, file, "exec", flags=flags, dont_inherit=True)
     except (RecursionError, MemoryError, ValueError) as error:
         raise SyntaxError(str(error) or "the code is too large or nested too deeply") from None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Statement:
     """A top-level statement of the cell at `place` in the notebook."""
 
@@ -69,9 +72,7 @@ class Statement:
     @cached_property
     def uses(self) -> frozenset[str]:
         """These, and the names that the functions and classes in it look up when they are called."""
-        return (
-            frozenset() if self.code is None else frozenset(name for code in _all(self.code) for name in _loads(code))
-        )
+        return frozenset() if self.code is None else frozenset().union(*map(_loads, _all(self.code)))
 
     @cached_property
     def changes(self) -> frozenset[str]:
