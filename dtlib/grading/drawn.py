@@ -12,6 +12,23 @@ Array = np.ndarray[Any, Any]
 Case = Mapping[str, Any]
 
 
+def for_rank(case: Case, rank: int) -> dict[str, Any]:
+    """What `rank` is told of a case: its own numbers, and nothing from which it could work out those of the others."""
+    told = {name: value for name, value in case.items() if name != "seed"}
+    if "num_tokens" in case:
+        told["num_tokens"] = case["num_tokens"][rank]
+    if "num_elements" in case:
+        told["values"] = rank_values(case, rank)
+    if "widths" in case:
+        told["layers"] = [list(layer) for layer in layers(case)]
+        told["batches"] = [list(batch(case, rank, number)) for number in range(_num_batches(case))]
+    return told
+
+
+def _num_batches(case: Case) -> int:
+    return int(case["micro_batches"] if "micro_batches" in case else case["steps"])
+
+
 def rank_values(case: Case, rank: int) -> Array:
     """What `rank` holds at the start of a case: ``case["num_elements"]`` float32 numbers.
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from . import plain
+from .drawn import for_rank
 from .exercise import Exercise, Run, Trouble
 from .harness import TROUBLE_MARK, observe, observe_all
 
@@ -32,8 +33,12 @@ def run_cases(
             runs = list(_one_by_one(function, exercise, cases, limit))
         else:
             runs = _together(function, exercise, cases, limit)
-    text = printed.getvalue()
-    return runs, text if len(text) <= _PRINTED_CHARS else text[:_PRINTED_CHARS] + "\n… (the rest is not shown)"
+    return runs, cut(printed.getvalue())
+
+
+def cut(text: str) -> str:
+    """What was printed, its end cut off where it is long."""
+    return text if len(text) <= _PRINTED_CHARS else text[:_PRINTED_CHARS] + "\n… (the rest is not shown)"
 
 
 def _one_by_one(
@@ -42,7 +47,7 @@ def _one_by_one(
     ended_by: Trouble | None = None
     for case in cases:
         if ended_by is None:
-            arguments = (function, exercise.harness, dict(case))
+            arguments = (function, exercise.harness, [for_rank(case, rank) for rank in range(case["world_size"])])
             packed = _launch(observe, case["world_size"], arguments, timeout_s)
             run = Run(case, trouble=packed) if isinstance(packed, Trouble) else _unpack(case, packed)
             if run.trouble is not None and run.trouble.kind in ("hung", "blank", "not sent"):
@@ -71,7 +76,8 @@ def _launch(
     try:
         return lab.run(target, world_size, args=args, timeout_s=timeout_s)
     except lab.RankTimeout as error:
-        return _hung(error.stacks, args[0], timeout_s)
+        file = getattr(getattr(args[0], "__code__", None), "co_filename", "")
+        return hung(error.stacks, file, timeout_s)
     except lab.RankError as error:
         return _raised(error, world_size)
     except Exception as error:
@@ -82,7 +88,7 @@ def _launch(
 def _unpack(case: Mapping[str, Any], packed: Sequence[bytes]) -> Run:
     ranks = [plain.unpack(each) for each in packed]
     if TROUBLE_MARK in ranks[0]:
-        return Run(case, trouble=_told(ranks[0][TROUBLE_MARK], "the function"))
+        return Run(case, trouble=told(ranks[0][TROUBLE_MARK], "the function"))
     metered = [data.pop("wire_bytes") for data in ranks if "wire_bytes" in data]
     return Run(case, tuple(ranks), wire_bytes=metered[0] if metered else None)
 
@@ -91,23 +97,24 @@ def _raised(error: Any, world_size: int) -> Trouble:
     found = re.search(re.escape(TROUBLE_MARK) + r"(\{.*\})", str(error))
     if found is None:  # exited, killed, or ended in a way that no exception shows
         return Trouble("died", str(error).splitlines()[0][:300])
-    return _told(json.loads(found.group(1)), f"rank {error.rank}" if world_size > 1 else "the function")
+    return told(json.loads(found.group(1)), f"rank {error.rank}" if world_size > 1 else "the function")
 
 
-def _told(told: Mapping[str, Any], who: str) -> Trouble:
-    text = f"{who} raised {told['type']}" + (f": {told['text']}" if told["text"] else "")
-    return Trouble("blank" if told["kind"] == "blank" else "raised", text, _line(told))
+def told(report: Mapping[str, Any], who: str) -> Trouble:
+    """The trouble that `harness.describe_error` reported of `who`."""
+    text = f"{who} raised {report['type']}" + (f": {report['text']}" if report["text"] else "")
+    return Trouble("blank" if report["kind"] == "blank" else "raised", text[:600], _line(report)[:300])
 
 
-def _line(told: Mapping[str, Any]) -> str:
-    if told["number"] is None:
+def _line(report: Mapping[str, Any]) -> str:
+    if report.get("number") is None:
         return ""
-    source = told["source"] or linecache.getline(told["file"] or "", told["number"]).strip()
-    return f"line {told['number']} of `{told['function']}`" + (f": `{source}`" if source else "")
+    source = report["source"] or linecache.getline(report["file"] or "", report["number"]).strip()
+    return f"line {report['number']} of `{report['function']}`" + (f": `{source}`" if source else "")
 
 
-def _hung(stacks: Mapping[int, str], function: Callable[..., Any], timeout_s: float) -> Trouble:
-    file = getattr(getattr(function, "__code__", None), "co_filename", "")
+def hung(stacks: Mapping[int, str], file: str, timeout_s: float) -> Trouble:
+    """The trouble of ranks that did not return in time: each one's Python stack tells the line of `file` it was in."""
     lines = {rank: _own_line(stack, file) for rank, stack in sorted(stacks.items())}
     where = "; ".join(f"rank {rank} at {line}" for rank, line in lines.items() if line)
     stuck = [rank for rank, line in lines.items() if line] or sorted(stacks)

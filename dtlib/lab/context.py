@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .channel import recv_frame, send_frame
+from dtlib.processes.channel import recv_frame, send_frame
 
 
 @dataclass(frozen=True)

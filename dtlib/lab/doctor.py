@@ -113,7 +113,7 @@ def _memory_bytes() -> int:
 
 
 def _start_method() -> list[Finding]:
-    from .starter import start_method
+    from dtlib.processes.starter import start_method
 
     fork = start_method() == "fork"
     note = "" if fork else "forking a process that has loaded torch is unsafe here: each run takes seconds"

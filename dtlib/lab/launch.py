@@ -14,11 +14,12 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from dtlib.processes.channel import anonymous_file, open_fd, read_text, recv_frame
+from dtlib.processes.starter import start_supervisor
+
 from . import context, torchrun
-from .channel import anonymous_file, open_fd, read_text, recv_frame
 from .ship import pack
 from .stacks import readable
-from .starter import start_supervisor
 from .supervisor import Report
 from .worker import Job
 

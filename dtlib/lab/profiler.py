@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from .channel import anonymous_file, read_text
+from dtlib.processes.channel import anonymous_file, read_text
+
 from .classify import Event
 
 _KINETO = re.compile(r"[A-Z]+:\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \d+:\d+ \w+\.cpp:\d+\]")

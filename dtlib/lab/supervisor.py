@@ -15,9 +15,10 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 
+from dtlib.processes.channel import anonymous_file, open_fd, recv_frame, send_frame
+from dtlib.processes.namespace import adopt_orphans, enter_private_network
+
 from . import context
-from .channel import anonymous_file, open_fd, recv_frame, send_frame
-from .namespace import adopt_orphans, enter_private_network
 from .worker import Failure, Job, RankFiles, run_rank
 
 MAX_OUTPUT_BYTES = 512 * 2**20

@@ -21,9 +21,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from dtlib.processes.channel import open_fd, recv_frame, send_frame
+from dtlib.processes.namespace import die_with_parent
+
 from . import context
-from .channel import open_fd, recv_frame, send_frame
-from .namespace import die_with_parent
 
 
 @dataclass(frozen=True)

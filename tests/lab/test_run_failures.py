@@ -218,7 +218,7 @@ def test_the_next_run_works_after_each_failure():
 
 
 def test_the_next_run_works_after_the_fork_server_was_killed():
-    from dtlib.lab import starter
+    from dtlib.processes import starter
 
     for _ in range(5):
         lab.run(lambda: 1, 1)

@@ -34,13 +34,15 @@ def resolve(name: str) -> Harness:
     return found  # type: ignore[no-any-return]
 
 
-def observe(function: Callable[..., Any], harness: str, case: Mapping[str, Any]) -> bytes:
-    """Run one case in this rank: what the harness returns, packed. An exception of the learner's: `LearnerError`.
+def observe(function: Callable[..., Any], harness: str, cases: Sequence[Mapping[str, Any]]) -> bytes:
+    """Run this rank's of `cases`, one for each rank: what the harness returns, packed. An exception: `LearnerError`.
 
     The exception leaves this rank, so that the launcher ends the other ranks, which may wait for this one.
     """
+    from torch.distributed import get_rank
+
     try:
-        return pack(resolve(harness)(function, case))
+        return pack(resolve(harness)(function, cases[get_rank()]))
     except Exception as error:
         trouble = describe_error(error, function)
     raise LearnerError(TROUBLE_MARK + json.dumps(trouble))

@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from dtlib.grading.drawn import batch, is_frozen, layers, rank_values
+from dtlib.grading.drawn import is_frozen
 
 from .meter import metered
 from .recorder import Recorder
@@ -16,10 +15,9 @@ from .recorder import Recorder
 
 def token_weighted(function: Callable[..., Any], case: Mapping[str, Any]) -> dict[str, Any]:
     """``function(gradient, num_tokens)``, in place."""
-    rank = dist.get_rank()
-    gradient = torch.from_numpy(rank_values(case, rank))
+    gradient = torch.from_numpy(case["values"])
     with metered() as meter:
-        returned = function(gradient, case["num_tokens"][rank])
+        returned = function(gradient, case["num_tokens"])
     return {"tensor": gradient, "returned": returned, **meter.counts}
 
 
@@ -59,7 +57,7 @@ def _ready(recorder: Recorder) -> None:
 def network(case: Mapping[str, Any]) -> torch.nn.Sequential:
     """The case's network, with the same weights on every rank."""
     modules: list[torch.nn.Module] = []
-    for number, (weight, bias) in enumerate(layers(case)):
+    for number, (weight, bias) in enumerate(case["layers"]):
         linear = torch.nn.Linear(weight.shape[1], weight.shape[0])
         with torch.no_grad():
             linear.weight.copy_(torch.from_numpy(weight))
@@ -77,7 +75,7 @@ def loss_fn(model: torch.nn.Module, micro_batch: tuple[torch.Tensor, torch.Tenso
 
 
 def _tensors(case: Mapping[str, Any], number: int) -> tuple[torch.Tensor, torch.Tensor]:
-    inputs, targets = batch(case, dist.get_rank(), number)
+    inputs, targets = case["batches"][number]
     return torch.from_numpy(inputs), torch.from_numpy(targets)
 
 

@@ -96,8 +96,9 @@ class Recorder:
         original = getattr(owner, name, None)
         if original is None:
             return lambda: None
+        own = vars(owner).get(name)  # what stands there, which may not be what attribute access makes of it
         setattr(owner, name, make(original))
-        return lambda: setattr(owner, name, original)
+        return lambda: delattr(owner, name) if own is None else setattr(owner, name, own)
 
     def _call(self, name: str) -> Callable[[Any], Any]:
         op = _OPERATIONS[name]

@@ -22,25 +22,39 @@ _IFF_UP_RUNNING = 0x41
 def enter_private_network() -> str:
     """Move this process into a network namespace of its own, loopback up; "" on success, else why it is refused.
 
-    The process must have one thread. Root needs no user namespace; anyone else gets one in which the own user id
-    stays what it was.
+    The process must have one thread.
     """
     if sys.platform != "linux":
         return f"network namespaces need Linux, and this is {sys.platform}"
-    uid, gid = os.geteuid(), os.getegid()
     try:
-        try:
-            _unshare(CLONE_NEWNET)
-        except PermissionError:
-            _unshare(CLONE_NEWUSER | CLONE_NEWNET)
-            _write("/proc/self/setgroups", "deny")
-            _write("/proc/self/uid_map", f"{uid} {uid} 1")
-            _write("/proc/self/gid_map", f"{gid} {gid} 1")
-        _raise_loopback()
+        enter_namespaces(CLONE_NEWNET)
+        raise_loopback()
     except OSError as error:
         name = errno.errorcode.get(error.errno or 0, "?")
         return f"the kernel refused a private network namespace ({name}: {error.strerror})"
     return ""
+
+
+def enter_namespaces(flags: int) -> None:
+    """Leave the namespaces that `flags` name for new ones. Raises ``OSError`` where the kernel refuses.
+
+    The process must have one thread. Root needs no user namespace; anyone else gets one in which the own user id
+    stays what it was.
+    """
+    uid, gid = os.geteuid(), os.getegid()
+    try:
+        _unshare(flags)
+    except PermissionError:
+        _unshare(CLONE_NEWUSER | flags)
+        _write("/proc/self/setgroups", "deny")
+        _write("/proc/self/uid_map", f"{uid} {uid} 1")
+        _write("/proc/self/gid_map", f"{gid} {gid} 1")
+
+
+def raise_loopback() -> None:
+    """Bring the loopback device of this process's network namespace up. Raises ``OSError``."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP_RUNNING))
 
 
 def die_with_parent() -> None:
@@ -67,8 +81,3 @@ def _prctl(option: int, value: int) -> None:
 def _write(path: str, text: str) -> None:
     with open(path, "w") as file:
         file.write(text)
-
-
-def _raise_loopback() -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP_RUNNING))

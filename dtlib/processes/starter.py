@@ -56,7 +56,7 @@ class ForkServer:
         self.pid = os.getpid()
         here, there = socket.socketpair()
         log = anonymous_file("dtlib-server-log")
-        code = f"from dtlib.lab.server import serve; serve({there.fileno()}, {supervisor!r}, {tuple(modules)!r})"
+        code = f"from dtlib.processes.server import serve; serve({there.fileno()}, {supervisor!r}, {tuple(modules)!r})"
         # A session of its own: Ctrl-C in a terminal interrupts the reader's program, which then ends its run.
         self.process = _python(code, (there.fileno(),), stderr=log, start_new_session=True, environment=environment)
         there.close()

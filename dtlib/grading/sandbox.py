@@ -1,0 +1,372 @@
+"""Runs a learner's cells behind walls: what `runner` does for a notebook, for code that nobody trusts.
+
+The grader keeps to plain data: it sends sources and drawn cases, and reads back JSON and npz of bounded size, beside
+what the warden saw from outside. It never imports, unpickles or evaluates anything of a submission, nor loads torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import re
+import select
+import socket
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+from dtlib.processes.channel import anonymous_file, open_fd, recv_frame
+from dtlib.processes.starter import ForkServer
+
+from . import evidence, plain
+from .drawn import for_rank
+from .exercise import Case, Exercise, Run, Trouble
+from .runner import cut, hung, told
+from .walls import WALLS
+from .walls.limits import Limits
+from .walls.view import HOME, hidden_paths
+
+_MAX_RESULT_BYTES = 2 * plain.MAX_BYTES
+_MAX_TEXT_BYTES = 2**18
+_FRAME = re.compile(r'^  File "(<cell [^"]{0,200}>)", line (\d{1,6}) in (\S{1,200})$', re.MULTILINE)
+_USERS = 4096  # how many inmates may live at once: each has a number of its own
+
+
+class Cell(Protocol):
+    """A code cell of a notebook."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def source(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of an exercise: a `Run` for each case, what was printed (cut), and what was measured from outside.
+
+    `peak_resident_bytes` is the most that all processes of a case held beyond what they started with; `metered` says
+    how the traffic was counted.
+    """
+
+    runs: list[Run]
+    printed: str = ""
+    peak_resident_bytes: int = 0
+    seconds: float = 0.0
+    metered: str = ""
+
+
+class SandboxError(RuntimeError):
+    """The sandbox itself failed, which no submission can bring about by what it computes."""
+
+
+@dataclass
+class _Told:
+    """What a case brought back: the warden's facts, and each rank's files as bytes."""
+
+    facts: dict[str, Any]
+    results: list[bytes] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
+    stacks: list[str] = field(default_factory=list)
+
+
+class Sandbox:
+    """Walls, and a fork server behind them. Use it as a context manager; `run` may be called from several threads.
+
+    `without` leaves walls out, which is for tests that show what a wall is good for. `hidden` are folders that nobody
+    inside may see even if a folder around them is in sight. Walls that this machine does not grant are left out too:
+    `walls` tells for each name "" where it stands, else why it does not. Raises ``ValueError`` for an unknown wall.
+    """
+
+    def __init__(
+        self, limits: Limits | None = None, without: Collection[str] = (), hidden: Collection[Path] = ()
+    ) -> None:
+        unknown = sorted(set(without) - set(WALLS))
+        if unknown:
+            raise ValueError(f"without must name walls ({', '.join(WALLS)}), not {', '.join(map(repr, unknown))}")
+        self.limits = limits or Limits()
+        self.walls = {wall: "left out" if wall in without else "" for wall in WALLS}
+        self._hidden = [str(path) for path in hidden_paths(hidden)]
+        self._numbers = itertools.cycle(range(0, _USERS, 128))
+        self._lock = threading.Lock()
+        self._server: ForkServer | None = None
+        self._try_walls()
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the fork server; cases that still run are ended by those who wait for them."""
+        with self._lock:
+            server, self._server = self._server, None
+        if server is not None:
+            server.close()
+
+    @property
+    def standing(self) -> list[str]:
+        """The walls that stand."""
+        return [wall for wall, why_not in self.walls.items() if not why_not]
+
+    def run(self, exercise: Exercise, cells: Sequence[Cell], cases: Sequence[Case]) -> Outcome:
+        """Run the learner's function for `exercise`, found in `cells`, on each case, each in fresh processes.
+
+        Cases without a ``"world_size"`` share one process. After a case that hangs, or once it is clear that there is
+        no function to run, the remaining cases are skipped. Nothing that the cells do raises here; `SandboxError` does
+        where a fork server cannot be kept alive.
+        """
+        start = time.monotonic()
+        printed: list[str] = []
+        peak = 0
+        runs: list[Run] = []
+        sources = [[cell.id, cell.source] for cell in cells]
+        on_ranks = any("world_size" in case for case in cases)
+        for group in [[case] for case in cases] if on_ranks else [list(cases)]:
+            left = self.limits.exercise_seconds - (time.monotonic() - start)
+            skipped = _skip(runs, left)
+            if skipped is not None:
+                runs += [Run(case, trouble=skipped) for case in group]
+                continue
+            task = self._task(exercise, sources, group, min(exercise.timeout_s, left))
+            back = self._perform(task)
+            runs += _runs(group, task, back)
+            peak = max(peak, int(back.facts.get("peak_bytes", 0)))
+            printed += _marked(back.outputs)
+        return Outcome(runs, cut("".join(printed)), peak, time.monotonic() - start, self._metered())
+
+    def _metered(self) -> str:
+        if not self.walls["network"]:
+            return "packets on the private loopback device, read outside of the submission's processes"
+        return f"the submission's own processes, since there is no private network ({self.walls['network']})"
+
+    def _task(self, exercise: Exercise, sources: list[Any], group: list[Case], timeout_s: float) -> dict[str, Any]:
+        world_size = group[0].get("world_size", 1)
+        return {
+            "cells": sources,
+            "cell_id": exercise.id.replace(".", "-"),
+            "function": exercise.function,
+            "harness": exercise.harness,
+            "world_size": world_size,
+            "cases": [[for_rank(case, rank) for case in group] for rank in range(world_size)],
+            "together": "world_size" not in group[0],
+            "timeout_s": timeout_s,
+        }
+
+    def _try_walls(self) -> None:
+        task = {"cells": [], "world_size": 1, "cases": [[]], "timeout_s": 30.0, "try_walls": True, "cell_id": ""}
+        task |= {"function": "", "harness": "paper.call", "together": True}
+        for _ in range(len(WALLS) + 1):
+            facts = self._perform(task).facts
+            if "no_wall" not in facts:
+                return
+            self.walls[facts["no_wall"]] = facts["why"]
+        raise SandboxError(f"no wall stands on this machine: {self.walls}")
+
+    def _perform(self, task: Mapping[str, Any]) -> _Told:
+        """Have a warden run `task`, and wait until all its processes are gone."""
+        with self._lock:
+            number = next(self._numbers)
+        whole = {
+            **task,
+            "number": number,
+            "limits": asdict(self.limits),
+            "walls": self.standing,
+            "hidden": self._hidden,
+            "directory": os.getcwd(),
+        }
+        job_fd = anonymous_file("dtlib-task")
+        try:
+            with open_fd(job_fd, "wb") as file:
+                file.write(plain.pack(whole))
+            control, pid = self._start(job_fd)
+        finally:
+            os.close(job_fd)
+        with contextlib.closing(control):
+            control.settimeout(task["timeout_s"] + 30)
+            try:
+                return _receive(control, task["world_size"])
+            except (OSError, EOFError, ValueError) as error:
+                facts = {"lost": f"the warden of this case ended without a report ({type(error).__name__}: {error})"}
+                return _Told(facts)
+            finally:
+                with contextlib.suppress(OSError):
+                    control.shutdown(socket.SHUT_RDWR)
+                _wait_for(pid)
+
+    def _start(self, job_fd: int) -> tuple[socket.socket, int]:
+        with self._lock:
+            for attempt in range(2):
+                if self._server is None or self._server.process.poll() is not None:
+                    self._server = ForkServer(
+                        "dtlib.grading.walls.warden:guard",
+                        _MODULES,
+                        None if self.walls["environment"] else _ENVIRONMENT,
+                    )
+                try:
+                    return self._server.start(job_fd)
+                except (OSError, EOFError) as error:
+                    self._server.close()
+                    self._server = None
+                    if attempt:
+                        raise SandboxError(f"the sandbox's fork server does not live: {error}") from error
+        raise AssertionError("unreachable")
+
+
+# All that a submission sees of the environment. The server starts with it, so that /proc/self/environ says no more.
+_ENVIRONMENT = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "HOME": HOME,
+    "USER": "learner",
+    "LOGNAME": "learner",
+    "LANG": "C.UTF-8",
+    "TMPDIR": "/tmp",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
+_MODULES = (
+    "dtlib.grading.harness.cells",
+    "dtlib.grading.harness.collectives",
+    "dtlib.grading.harness.dp",
+    "dtlib.grading.harness.paper",
+    "dtlib.ranks",
+)
+
+
+def _receive(control: socket.socket, world_size: int) -> _Told:
+    facts = json.loads(recv_frame(control)[0])
+    back = _Told(facts)
+    if "no_wall" in facts:
+        return back
+    for _ in range(world_size):
+        _, fds = recv_frame(control, max_fds=3)
+        try:
+            result, output, stack = fds
+            back.results.append(_bounded(result, _MAX_RESULT_BYTES))
+            back.outputs.append(_bounded(output, _MAX_TEXT_BYTES, cut_it=True).decode("utf-8", "replace"))
+            back.stacks.append(_bounded(stack, _MAX_TEXT_BYTES, cut_it=True).decode("utf-8", "replace"))
+        finally:
+            for fd in fds:
+                os.close(fd)
+    return back
+
+
+def _bounded(fd: int, limit: int, *, cut_it: bool = False) -> bytes:
+    """What the file holds; nothing, or its beginning, where that is more than `limit` bytes."""
+    size = os.fstat(fd).st_size
+    if size > limit and not cut_it:
+        return b""
+    return os.pread(fd, min(size, limit), 0)
+
+
+def _wait_for(pid: int) -> None:
+    """Wait until the warden's anchor is gone, and with it every process of the case."""
+    with contextlib.suppress(OSError):
+        anchor = os.pidfd_open(pid)
+        try:
+            select.select([anchor], [], [], 15)
+        finally:
+            os.close(anchor)
+
+
+def _skip(runs: Sequence[Run], seconds_left: float) -> Trouble | None:
+    """Why the next case is not run, if it is not."""
+    last = runs[-1].trouble if runs else None
+    if last is not None and last.kind in ("hung", "skipped"):
+        return Trouble("skipped", "not run, because an earlier case hung")
+    if last is not None and last.kind in ("blank", "missing", "syntax", "limit", "tampered", "not sent"):
+        return last
+    if seconds_left <= 0:
+        return Trouble("limit", "not run, because the time for this exercise was used up")
+    return None
+
+
+def _runs(group: Sequence[Case], task: Mapping[str, Any], back: _Told) -> Iterator[Run]:
+    trouble = _trouble(task, back)
+    if trouble is not None:
+        return iter([Run(case, trouble=trouble) for case in group])
+    observed = [_observations(result, len(group)) for result in back.results]
+    return (
+        evidence.run_from(case, [rank[index] for rank in observed], back.facts.get("traffic"))
+        for index, case in enumerate(group)
+    )
+
+
+def _observations(packed: bytes, num_cases: int) -> list[Any]:
+    """What one rank observed in each case; where what it wrote is of another form, a trouble that says so."""
+    try:
+        data = plain.unpack(packed, _MAX_RESULT_BYTES)
+        observations, tampered = data["observations"], data["tampered"]
+        if len(observations) != num_cases or not all(isinstance(each, dict) for each in observations):
+            raise ValueError("not one observation for each case")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        forged = "what came back is not what the harness writes: the result was written by somebody else"
+        return [{evidence.FORGED: forged}] * num_cases
+    if tampered:
+        return [
+            {evidence.FORGED: f"the submission replaced the course's instruments: {', '.join(map(str, tampered))}"}
+        ] * num_cases
+    return list(observations)
+
+
+def _trouble(task: Mapping[str, Any], back: _Told) -> Trouble | None:
+    """Why a case brought no result, in the words of `runner`; None if it did."""
+    facts = back.facts
+    if "lost" in facts:
+        return Trouble("died", str(facts["lost"]))
+    if facts["limit"]:
+        kind, _, text = facts["limit"].partition(": ")
+        return Trouble("limit", f"the submission {text}" if kind else text)
+    if facts["timed_out"]:
+        late = [rank for rank, state in enumerate(facts["states"]) if state == "running"]
+        stacks = {rank: _own_frames(back.stacks[rank], task["cells"]) for rank in late}
+        return hung(stacks, f"<cell {task['cell_id']}>", task["timeout_s"])
+    first = facts["first"]
+    if first is None:
+        return None
+    who = f"rank {first}" if task["world_size"] > 1 else "the function"
+    if facts["exits"][first] != "told":
+        return Trouble("died", f"{who} {facts['exits'][first]}")
+    try:
+        report = json.loads(back.results[first])
+        kind, text, where = (str(report.get(key) or "")[:600] for key in ("kind", "text", "where"))
+        if kind in ("missing", "syntax", "blank") and not report.get("type"):
+            return Trouble(kind, text, where)
+        if not report.get("type"):
+            return Trouble("raised", text, where)
+        return told(evidence.cleaned(report), who)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return Trouble("died", f"{who} ended in a way that nobody can read")
+
+
+def _own_frames(stack: str, cells: Sequence[Sequence[str]]) -> str:
+    """The frames of the learner's cells in what faulthandler wrote, outermost first, each with its line of code."""
+    lines = {f"<cell {name}>": source.splitlines() for name, source in cells}
+    shown: list[str] = []
+    for file, number, function in _FRAME.findall(stack):
+        code = lines.get(file, [])[int(number) - 1 : int(number)]
+        shown[:0] = [f'  File "{file}", line {number}, in {function}', *(f"    {line.strip()}" for line in code)]
+    return "\n".join(shown)
+
+
+def _marked(outputs: Sequence[str]) -> list[str]:
+    if len(outputs) == 1:
+        return list(outputs)
+    lines = []
+    for rank, text in enumerate(outputs):
+        if text:
+            lines += [f"[rank {rank}] {line}\n" for line in text.removesuffix("\n").split("\n")]
+    return lines
+
+
+__all__ = ["Limits", "Outcome", "Sandbox", "SandboxError"]

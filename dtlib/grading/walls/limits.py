@@ -1,0 +1,97 @@
+"""How much a submission may use, and how a process is held to it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+from dataclasses import dataclass, fields
+
+from dtlib.theory.units import MiB
+
+from . import kernel
+
+_FIRST_USER = 1_900_000_000  # far above every user that a machine has
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds on one case of one exercise; `exercise_seconds` bounds all cases of an exercise together.
+
+    `memory_bytes` is what all processes of a case may hold beyond what they start with, `scratch_bytes` what each rank
+    may write to its throw-away home, `file_bytes` the size of a file, `output_bytes` what a rank may print.
+    """
+
+    memory_bytes: int = 1024 * MiB
+    processes: int = 128
+    file_bytes: int = 160 * MiB
+    scratch_bytes: int = 64 * MiB
+    output_bytes: int = 4 * MiB
+    exercise_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        """Refuse what is not positive."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not value > 0:
+                raise ValueError(f"{field.name} must be positive, not {value!r}")
+
+
+def obey(limits: Limits, timeout_s: float) -> None:
+    """Hold this process, and all that it starts, to `limits`; nobody can raise them again."""
+    seconds = int(timeout_s) + 5  # of processor time; the warden's clock comes first
+    settings = {
+        resource.RLIMIT_CPU: seconds,
+        resource.RLIMIT_DATA: _private_bytes() + limits.memory_bytes,
+        resource.RLIMIT_NPROC: limits.processes,  # threads count, and this user has no other processes
+        resource.RLIMIT_FSIZE: limits.file_bytes,
+        resource.RLIMIT_NOFILE: 512,
+        resource.RLIMIT_CORE: 0,
+    }
+    for name, value in settings.items():
+        hard = resource.getrlimit(name)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(name, (value, value))
+
+
+def become_nobody(number: int) -> None:
+    """Take a user id that nobody else has, apart from other inmates: `number` tells these apart.
+
+    Root takes an unused id. Anyone else keeps its id and, where the kernel allows it, enters a user namespace of its
+    own, from which no process outside can be read. Raises ``OSError`` where privileges cannot be given up.
+    """
+    if os.geteuid() == 0 and _is_true_root():
+        user = _FIRST_USER + number
+        kernel.empty_bounding_set()
+        os.setgroups([])
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+        kernel.stay_visible()
+    else:
+        with contextlib.suppress(OSError):
+            kernel.unshare(kernel.CLONE_NEWUSER)
+        kernel.empty_bounding_set()
+    kernel.drop_capabilities()
+
+
+def resident_bytes(pid: int | str = "self") -> tuple[int, int]:
+    """(resident memory now, its highest value) of a process; zeros where it is gone."""
+    now = highest = 0
+    with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/status") as file:
+        for line in file:
+            if line.startswith("VmRSS:"):
+                now = int(line.split()[1]) * 1024
+            elif line.startswith("VmHWM:"):
+                highest = int(line.split()[1]) * 1024
+    return now, highest
+
+
+def _private_bytes() -> int:
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmData:"))
+
+
+def _is_true_root() -> bool:
+    """Whether user 0 of this process's namespace may become any other user."""
+    with open("/proc/self/uid_map") as file:
+        return any(int(line.split()[2]) > _FIRST_USER for line in file)
