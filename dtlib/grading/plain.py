@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 import sys
 import zipfile
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ _MAX_ITEMS = 4096
 _MAX_DEPTH = 6
 _MAX_TEXT = 2000
 _NUMBER_KINDS = "biuf"
+_ARRAY_NAME = re.compile(r"array\d+\.npy")
 
 
 def simplify(value: Any, depth: int = 0) -> Any:
@@ -66,17 +68,22 @@ def pack(data: Any) -> bytes:
     return buffer.getvalue()
 
 
-def unpack(packed: bytes, max_bytes: int = 2 * MAX_BYTES) -> Any:
-    """The data that `pack` packed. ``ValueError`` for other bytes, and for an archive of more than `max_bytes`."""
+def unpack(packed: bytes, max_bytes: int = 2 * MAX_BYTES, max_text_bytes: int = MAX_BYTES) -> Any:
+    """The data that `pack` packed. ``ValueError`` for anything else.
+
+    So it does for an archive that holds more than `max_bytes`, or more than `max_text_bytes` beside its arrays.
+    """
     try:
         with zipfile.ZipFile(io.BytesIO(packed)) as archive:
-            size = sum(entry.file_size for entry in archive.infolist())
-        if size > max_bytes:
-            raise ValueError(f"packed holds {size} bytes, and at most {max_bytes} are read")
+            sizes = {entry.filename: entry.file_size for entry in archive.infolist()}
+        text_bytes = sum(size for name, size in sizes.items() if not _ARRAY_NAME.fullmatch(name))
+        for what, size, limit in (("", sum(sizes.values()), max_bytes), (" of text", text_bytes, max_text_bytes)):
+            if size > limit:
+                raise ValueError(f"packed holds {size} bytes{what}, and at most {limit} are read")
         with np.load(io.BytesIO(packed), allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
         return _put_arrays_back(json.loads(arrays.pop("json").tobytes().decode()), arrays)
-    except (OSError, KeyError, TypeError, RecursionError, EOFError, zipfile.BadZipFile) as error:
+    except Exception as error:  # whatever a forged archive may bring about
         raise ValueError(f"packed is no archive of plain data: {type(error).__name__}: {error}") from None
 
 

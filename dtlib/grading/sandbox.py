@@ -15,8 +15,8 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -32,7 +32,7 @@ from .walls import WALLS
 from .walls.limits import Limits
 from .walls.view import HOME, hidden_paths
 
-_MAX_RESULT_BYTES = 2 * plain.MAX_BYTES
+_MAX_RESULT_BYTES, _MAX_REPORT_BYTES = 32 * 2**20, 2 * 2**20
 _MAX_TEXT_BYTES = 2**18
 _FRAME = re.compile(r'^  File "(<cell [^"]{0,200}>)", line (\d{1,6}) in (\S{1,200})$', re.MULTILINE)
 _USERS = 4096  # how many inmates may live at once: each has a number of its own
@@ -291,21 +291,22 @@ def _skip(runs: Sequence[Run], seconds_left: float) -> Trouble | None:
     return None
 
 
-def _runs(group: Sequence[Case], task: Mapping[str, Any], back: _Told) -> Iterator[Run]:
+def _runs(group: Sequence[Case], task: Mapping[str, Any], back: _Told) -> list[Run]:
     trouble = _trouble(task, back)
     if trouble is not None:
-        return iter([Run(case, trouble=trouble) for case in group])
+        return [Run(case, trouble=trouble) for case in group]
     observed = [_observations(result, len(group)) for result in back.results]
-    return (
+    seen = [
         evidence.run_from(case, [rank[index] for rank in observed], back.facts.get("traffic"))
         for index, case in enumerate(group)
-    )
+    ]
+    return [replace(run, peak_resident_bytes=int(back.facts["peak_bytes"])) for run in seen]
 
 
 def _observations(packed: bytes, num_cases: int) -> list[Any]:
     """What one rank observed in each case; where what it wrote is of another form, a trouble that says so."""
     try:
-        data = plain.unpack(packed, _MAX_RESULT_BYTES)
+        data = plain.unpack(packed, _MAX_RESULT_BYTES, _MAX_REPORT_BYTES)
         observations, tampered = data["observations"], data["tampered"]
         if len(observations) != num_cases or not all(isinstance(each, dict) for each in observations):
             raise ValueError("not one observation for each case")

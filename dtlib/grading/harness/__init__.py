@@ -18,6 +18,7 @@ from dtlib.grading.plain import pack, simplify
 
 Harness = Callable[[Callable[..., Any], Mapping[str, Any]], dict[str, Any]]
 TROUBLE_MARK = "dtlib-grading-trouble:"
+MAX_EVENTS = 4000  # a record of communication that goes on for ever is cut here
 
 
 class LearnerError(Exception):

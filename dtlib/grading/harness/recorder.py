@@ -19,6 +19,8 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from . import MAX_EVENTS
+
 # Names of the methods of a process group, in torch 2.11 and 2.13, and what they are called here.
 _OPERATIONS = {
     "allreduce": "all_reduce",
@@ -47,7 +49,6 @@ _OPERATIONS = {
     "recv": "receive",
     "recv_anysource": "receive",
 }
-_MAX_EVENTS = 4000  # a record that goes on for ever is cut here
 _LIBRARY = str(Path(__file__).resolve().parents[2] / "ranks") + os.sep
 
 
@@ -70,7 +71,7 @@ class Recorder:
     def mark(self, op: str, **details: Any) -> int:
         """Add an event, one of the harness's own for example; its index, or -1 where the record is full."""
         with self._lock:
-            if len(self.events) >= _MAX_EVENTS:
+            if len(self.events) >= MAX_EVENTS:
                 return -1
             thread = self._threads.setdefault(threading.get_ident(), len(self._threads))
             self.events.append({"op": op, **details} | ({"thread": thread} if thread else {}))
