@@ -43,12 +43,14 @@ class Trouble:
 class Run:
     """One case and what came back: plain data for each rank, or the trouble that prevented it.
 
-    `wire_bytes` is what all ranks together put on the network as the kernel counted it, None where nothing was metered.
+    `wire_bytes` is what all ranks together put on the network as the kernel counted it, `peak_resident_bytes` what
+    their processes held at most beyond what they started with; None where it was not metered.
     """
 
     case: Case
     ranks: tuple[Any, ...] = ()
     wire_bytes: int | None = None
+    peak_resident_bytes: int | None = None
     trouble: Trouble | None = None
 
 
@@ -97,7 +99,7 @@ class Check:
     """One thing that is judged, with its points: `inspect` returns None for a run that is as it should be.
 
     `applies` selects the cases that the check looks at. A check that is not `visible` is judged by the grader alone.
-    Where a `gate` finds something wrong, no other check of the exercise earns points.
+    Where a `gate` finds something wrong, no other check of the exercise earns points; it may be worth none itself.
     """
 
     name: str
@@ -111,11 +113,11 @@ class Check:
     applies: Callable[[Case], bool] = lambda case: True
 
     def __post_init__(self) -> None:
-        """Refuse a kind that does not exist and points that are not positive."""
+        """Refuse a kind that does not exist, and points that are not positive (a gate may have none)."""
         if self.kind not in KINDS:
             raise ValueError(f"kind must be one of {', '.join(KINDS)}, not {self.kind!r}")
-        if self.points < 1:
-            raise ValueError(f"points must be at least 1, not {self.points!r}")
+        if self.points < (0 if self.gate else 1):
+            raise ValueError(f"points must be at least {0 if self.gate else 1}, not {self.points!r}")
 
     def judge(self, runs: Sequence[Run]) -> CheckResult:
         """The verdict on all runs whose case the check applies to; a run with trouble fails.

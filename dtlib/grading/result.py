@@ -120,10 +120,15 @@ class Result:
         return {"text/plain": text, "text/html": self._repr_html_()}
 
     def _told(self) -> list[tuple[CheckResult, str]]:
-        """Each check with what to tell about it; what an earlier check said is not said again."""
+        """Each check with what to tell about it; what an earlier check said is not said again.
+
+        A gate that is worth no points is told only where it fails.
+        """
         said: set[str] = set()
         told = []
         for check in self.checks:
+            if check.passed and not check.max_points:
+                continue
             told.append((check, "As above." if check.message in said else check.message))
             said.update([check.message] if check.message else [])
         return told

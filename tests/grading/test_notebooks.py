@@ -78,7 +78,7 @@ def checked(name: str) -> str:
 @pytest.mark.parametrize("name", [name for name in all_exercises() if name != "collectives.1"])
 def test_points_of_each_check_stand_in_the_text(name: str):
     told = [int(points) for points in re.findall(r"\((\d+)(?:; [^)]*)?\)", checked(name))]
-    assert told == [check.points for check in all_exercises()[name].checks]
+    assert told == [check.points for check in all_exercises()[name].checks if check.points]
 
 
 @pytest.mark.parametrize("name", all_exercises())

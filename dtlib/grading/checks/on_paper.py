@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading.compare import answer, compare, gives, show
-from dtlib.grading.exercise import Case, Finding, FormError, Mistake, Run, describe_case
+from dtlib.grading.compare import answer, compare, gives, show, some_rank
+from dtlib.grading.exercise import Case, Check, Finding, FormError, Mistake, Run, describe_case
 
 Part = str | int | None
 
@@ -49,3 +49,38 @@ def factor_off(expected: Callable[[Case], float], factor: float, part: Part = No
 def mistake(name: str, fits: Any, *feedback: str) -> Mistake:
     """A `Mistake`, its feedback in pieces."""
     return Mistake(name, fits, " ".join(feedback))
+
+
+def own_formula(function: str) -> Check:
+    """The check that the function computes its answer itself: worth nothing, and nothing else counts until it holds."""
+
+    def inspect(run: Run) -> Finding | None:
+        data = run.ranks[0]
+        if data["library"]:
+            return Finding(f"a call of dtlib.{data['library'][0]}", "your own formula")
+        if not data["watched"]:
+            return Finding("the watch over the calls of your function switched off", "it to be left on")
+        return None
+
+    return Check(
+        name="own formula",
+        kind="value",
+        points=0,
+        description=f"`{function}` computes its answer itself",
+        inspect=inspect,
+        gate=True,
+        mistakes=(
+            mistake(
+                "library called",
+                some_rank(lambda data, case: bool(data["library"])),
+                "The course's own function answers the question for you. Write the formula yourself; compare with the "
+                "library afterwards.",
+            ),
+            mistake(
+                "watch switched off",
+                some_rank(lambda data, case: not data["watched"]),
+                "Your function calls `sys.setprofile`, or starts a profiler, and then nobody sees what else it calls. "
+                "Profile it outside of the answer.",
+            ),
+        ),
+    )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dtlib.grading import rounds
-from dtlib.grading.compare import every_run, some_rank
+from dtlib.grading.compare import every_run, right_only_if, some_rank
 from dtlib.grading.exercise import Case, Check, Finding, Mistake, Run, describe_case
 from dtlib.theory import units
 
@@ -16,6 +16,14 @@ FLOAT_BYTES = 4
 TRAFFIC_RTOL = 0.01
 HEADER_BYTES = 4096
 HEADER_BYTES_PER_CALL = 1024
+_FULL_RECORD = 4000  # events; what a rank did after so many is not recorded
+
+TWO_RANKS = Mistake(
+    "right for two ranks only",
+    right_only_if(lambda case: bool(case["world_size"] <= 2)),
+    "With two ranks it is right, with more it is not. Two ranks hide a lot: the neighbour on the left is the one on "
+    "the right, one step is all there is, and half is one share of the whole. Walk through three ranks on paper.",
+)
 
 
 def ranks_case(world_size: int, num_elements: int, seed: int, **more: Any) -> dict[str, Any]:
@@ -89,6 +97,52 @@ def total_sent(run: Run) -> float:
     return run.wire_bytes if run.wire_bytes is not None else sum(data["sent_bytes"] for data in run.ranks)
 
 
+def off_record(data: Mapping[str, Any], case: Case) -> bool:
+    """Whether a rank sent more than its recorded calls can have: it communicated in another way."""
+    events, n = data["events"], case["world_size"]
+    # The most that a call makes a rank send: gloo's reduce-scatter costs an all-reduce.
+    factors = {"send": 1.0, "receive": 0.0, "all_gather": n - 1.0, "gather": 1.0, "broadcast": n - 1.0}
+    most = sum(event["bytes"] * factors.get(event["op"], 2.0) for event in events if "bytes" in event)
+    return len(events) < _FULL_RECORD and bool(
+        data["sent_bytes"] > (1 + TRAFFIC_RTOL) * most + HEADER_BYTES + HEADER_BYTES_PER_CALL * num_calls(data)
+    )
+
+
+OFF_RECORD = Mistake(
+    "around the record",
+    lambda failing, passing: any(off_record(data, run.case) for run in failing for data in run.ranks),
+    "Bytes left a rank in a way that goes around torch.distributed's functions, a backend or a socket called by "
+    "itself, say. Which messages does the exercise ask you to write?",
+)
+
+
+LIBRARY_CALLED = Mistake(
+    "library called",
+    some_rank(lambda data, case: bool(data["library"])),
+    "The course's own implementation answers the question for you. Write it yourself; compare with it afterwards.",
+)
+
+
+def inspect_library(run: Run) -> Finding | None:
+    """That no rank called the implementations of ``dtlib.ranks``."""
+    for rank, data in enumerate(run.ranks):
+        if data["library"]:
+            return Finding(f"a call of dtlib.ranks.{data['library'][0]} on rank {rank}", "your own code")
+    return None
+
+
+def inspect_record(run: Run) -> Finding | None:
+    """That the recorded calls account for what was sent."""
+    for rank, data in enumerate(run.ranks):
+        if off_record(data, run.case):
+            return Finding(
+                f"{_bytes(data['sent_bytes'])} sent by rank {rank}, more than its recorded calls account for",
+                "calls of `torch.distributed` alone",
+                describe_case(run.case),
+            )
+    return None
+
+
 def sent_like(theory: Callable[[Case, int], float]) -> Any:
     """Recognise traffic: in every failing run each rank sent ``theory(case, rank)`` bytes."""
 
@@ -137,15 +191,21 @@ def own_work(function: str, points: int = 1) -> Check:
     """The check that a collective was written on send and receive: nothing else counts until it holds."""
 
     def inspect(run: Run) -> Finding | None:
+        library = inspect_library(run)
+        if library:
+            return library
         for rank, data in enumerate(run.ranks):
             called = rounds.collectives(data["events"])
-            if data["library"]:
-                return Finding(f"a call of dtlib.ranks.{data['library'][0]} on rank {rank}", "your own code")
             if called:
                 return Finding(f"torch's {called[0]} called on rank {rank}", "send and receive alone")
-        if run.case["world_size"] > 1 and not any(rounds.sends(data["events"]) for data in run.ranks):
+        around = inspect_record(run)
+        if (
+            around is None
+            and run.case["world_size"] > 1
+            and not any(rounds.sends(data["events"]) for data in run.ranks)
+        ):
             return Finding("not a single message", "messages between the ranks", describe_case(run.case))
-        return None
+        return around
 
     return Check(
         name="own work",
@@ -155,18 +215,14 @@ def own_work(function: str, points: int = 1) -> Check:
         inspect=inspect,
         gate=True,
         mistakes=(
-            Mistake(
-                "library called",
-                some_rank(lambda data, case: bool(data["library"])),
-                "The course's own implementation answers the question for you. Write the messages yourself; compare "
-                "with it afterwards.",
-            ),
+            LIBRARY_CALLED,
             Mistake(
                 "built-in called",
                 some_rank(lambda data, case: bool(rounds.collectives(data["events"]))),
                 "The collective does the work that this exercise asks you to do. Which messages does it send, to "
                 "whom, and in which order? Write those.",
             ),
+            OFF_RECORD,
             Mistake(
                 "nothing sent",
                 every_run(lambda run: True),

@@ -1,9 +1,10 @@
-"""The exercises of the chapter on collectives, one module or two a kind."""
+"""The exercises of the chapter on collectives, one module a kind."""
 
 from .all_reduce import ALL_REDUCE
 from .broadcast import BROADCAST
-from .paper import EXERCISES as ON_PAPER
+from .crossover import CROSSOVER
+from .paper import ON_PAPER
 from .reduce_scatter import REDUCE_SCATTER
 from .vocabulary import VOCABULARY_EXERCISE
 
-EXERCISES = (VOCABULARY_EXERCISE, *ON_PAPER, BROADCAST, REDUCE_SCATTER, ALL_REDUCE)
+EXERCISES = (VOCABULARY_EXERCISE, ON_PAPER, CROSSOVER, BROADCAST, REDUCE_SCATTER, ALL_REDUCE)

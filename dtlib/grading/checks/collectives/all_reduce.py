@@ -12,7 +12,7 @@ from dtlib.grading.checks.collectives.ring import (
     ATOL,
     DEADLOCK,
     DIVISIBLE,
-    TWO_RANKS,
+    TOO_SHORT,
     WHOLE_BUFFERS,
     cut,
     draw_ring,
@@ -23,6 +23,7 @@ from dtlib.grading.checks.collectives.ring import (
 )
 from dtlib.grading.checks.on_paper import mistake
 from dtlib.grading.checks.on_ranks import (
+    TWO_RANKS,
     full_bytes,
     inspect_sent,
     is_divisible,
@@ -31,7 +32,7 @@ from dtlib.grading.checks.on_ranks import (
     ranks_case,
     sent_like,
 )
-from dtlib.grading.compare import any_of, close, compare_ranks, each_rank, every_run, gives, right_only_if
+from dtlib.grading.compare import any_of, close, compare_ranks, each_rank, every_run, gives
 from dtlib.grading.drawn import all_values
 from dtlib.grading.exercise import Case, Check, Exercise, Finding, Run
 from dtlib.theory import collectives as theory
@@ -169,12 +170,7 @@ ALL_REDUCE = Exercise(
             mistakes=(
                 TWO_RANKS,
                 DIVISIBLE,
-                mistake(
-                    "too short to go round",
-                    right_only_if(lambda case: bool(case["num_elements"] >= case["world_size"])),
-                    "It goes wrong where there are fewer elements than ranks, so that some chunks are empty. Does "
-                    "every rank still send and receive as often as its neighbours expect?",
-                ),
+                TOO_SHORT,
             ),
             applies=lambda case: bool(case["op"] == "sum"),
         ),

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from dtlib.grading import rounds
-from dtlib.grading.checks.collectives.ring import DEADLOCK, TWO_RANKS, not_in_place
+from dtlib.grading.checks.collectives.ring import DEADLOCK, not_in_place
 from dtlib.grading.checks.on_paper import mistake
 from dtlib.grading.checks.on_ranks import (
+    TWO_RANKS,
     full_bytes,
     inspect_rounds,
     inspect_total,

@@ -10,16 +10,19 @@ from dtlib.grading.checks.collectives.ring import (
     ATOL,
     DEADLOCK,
     DIVISIBLE,
-    TWO_RANKS,
+    ONE_RANK,
+    TOO_SHORT,
     WHOLE_BUFFERS,
     cut,
     draw_ring,
     inspect_ring,
+    one_rank_does_the_work,
     ring_mistakes,
     traffic,
 )
 from dtlib.grading.checks.on_paper import mistake
 from dtlib.grading.checks.on_ranks import (
+    TWO_RANKS,
     full_bytes,
     inspect_sent,
     is_large,
@@ -28,7 +31,7 @@ from dtlib.grading.checks.on_ranks import (
     sent_like,
     total_like,
 )
-from dtlib.grading.compare import any_of, close, compare_ranks, each_rank, gives, some_rank
+from dtlib.grading.compare import any_of, close, compare_ranks, each_rank, every_run, gives, some_rank
 from dtlib.grading.drawn import all_values
 from dtlib.grading.exercise import Case, Check, Exercise, Finding, Run
 from dtlib.theory import collectives as theory
@@ -51,20 +54,32 @@ def _moved(by: int) -> Any:
     return gives(each_rank("returned"), wrong, atol=ATOL)
 
 
+def _scaled(factor: Any) -> Any:
+    def wrong(case: Case) -> list[Any]:
+        n = case["world_size"]
+        return [factor(n) * chunk for chunk in cut(all_values(case).sum(0), n)]
+
+    return gives(each_rank("returned"), wrong, atol=ATOL)
+
+
 def _raw_chunk(data: Any, case: Case) -> bool:
     """Whether a rank returned a chunk of one rank's input, to which nothing was added."""
     n = case["world_size"]
     return any(close(data["returned"], chunk) and chunk.size for row in all_values(case) for chunk in cut(row, n))
 
 
-def _incomplete(data: Any, case: Case) -> bool:
-    """Whether a rank returned the sum of a chunk over all ranks but one."""
-    n, rows = case["world_size"], all_values(case)
-    return n > 2 and any(
-        close(data["returned"], chunk, atol=ATOL) and chunk.size
-        for left_out in range(n)
-        for chunk in cut(rows.sum(0) - rows[left_out], n)
-    )
+def _off_by_one_rank(sign: int, least_ranks: int) -> Any:
+    """Recognise: a rank returned the sum of a chunk, and one rank's contribution added (or taken off) once more."""
+
+    def fits(data: Any, case: Case) -> bool:
+        n, rows = case["world_size"], all_values(case)
+        return n >= least_ranks and any(
+            close(data["returned"], chunk, atol=ATOL) and chunk.size
+            for row in rows
+            for chunk in cut(rows.sum(0) + sign * row, n)
+        )
+
+    return some_rank(fits)
 
 
 REDUCE_SCATTER = Exercise(
@@ -84,6 +99,19 @@ REDUCE_SCATTER = Exercise(
             mistakes=(
                 TWO_RANKS,
                 DIVISIBLE,
+                TOO_SHORT,
+                mistake(
+                    "not returned",
+                    every_run(lambda run: all(data["returned"] is None for data in run.ranks)),
+                    "The function returns nothing. The sum may well lie in a chunk of the tensor: the task asks to "
+                    "hand that chunk back.",
+                ),
+                mistake(
+                    "mean for sum",
+                    _scaled(lambda n: 1 / n),
+                    "This is the mean over the ranks. The task asks for the sum; who divides, and when, is a later "
+                    "decision.",
+                ),
                 mistake(
                     "chunk of the neighbour",
                     any_of(_moved(1), _moved(-1)),
@@ -103,9 +131,15 @@ REDUCE_SCATTER = Exercise(
                 ),
                 mistake(
                     "a contribution is missing",
-                    some_rank(_incomplete),
+                    _off_by_one_rank(-1, 3),
                     "One rank's contribution is missing from the sum. Count the steps: how many additions does a "
                     "chunk need, and who makes the last?",
+                ),
+                mistake(
+                    "a contribution counted twice",
+                    _off_by_one_rank(1, 2),
+                    "One rank's contribution is in the sum twice. Does a chunk come back to where it started, or is it "
+                    "added to a sum that holds it already?",
                 ),
                 DEADLOCK,
             ),
@@ -122,6 +156,7 @@ REDUCE_SCATTER = Exercise(
                     sent_like(lambda case, rank: (case["world_size"] - 1) * full_bytes(case)),
                     WHOLE_BUFFERS,
                 ),
+                mistake("one rank does the work", one_rank_does_the_work, ONE_RANK),
                 mistake(
                     "twice the bytes",
                     total_like(lambda case: 2 * (case["world_size"] - 1) * full_bytes(case)),

@@ -11,7 +11,7 @@ import numpy as np
 
 from dtlib.grading.checks.on_paper import mistake
 from dtlib.grading.checks.on_ranks import FLOAT_BYTES, inspect_rounds, is_divisible, peers
-from dtlib.grading.compare import each_rank, gives, right_only_if, some_rank
+from dtlib.grading.compare import each_rank, every_run, gives, right_only_if, some_rank
 from dtlib.grading.exercise import Case, Finding, Mistake, Run, Trouble
 from dtlib.grading.rounds import count_rounds
 from dtlib.theory import collectives as theory
@@ -45,17 +45,17 @@ def not_in_place(expected: Callable[[Case], Sequence[Any]]) -> Mistake:
     )
 
 
-TWO_RANKS = mistake(
-    "right for two ranks only",
-    right_only_if(lambda case: bool(case["world_size"] <= 2)),
-    "With two ranks it is right, with more it is not. Two ranks hide a lot: the neighbour on the left is the one on "
-    "the right, and one step is all there is. Walk through three ranks on paper.",
-)
 DIVISIBLE = mistake(
     "right for divisible lengths only",
     right_only_if(is_divisible),
     "It is right where the ranks divide the length, and only there. What becomes of the elements that are left over, "
     "and how long is the buffer that receives a longer chunk?",
+)
+TOO_SHORT = mistake(
+    "too short to go round",
+    right_only_if(lambda case: bool(case["num_elements"] >= case["world_size"])),
+    "It goes wrong where there are fewer elements than ranks, so that some chunks are empty. Does every rank still "
+    "send and receive as often as its neighbours expect?",
 )
 DEADLOCK = mistake(
     "everybody waits",
@@ -91,6 +91,24 @@ def _takes(comparison: Callable[[int, int], bool], steps: Callable[[int], int]) 
         )
 
     return fits
+
+
+def _one_collects(run: Run) -> bool:
+    """Whether all ranks but one send to that one alone."""
+    told = [peers(data) for data in run.ranks]
+    return any(all(told[rank] == {root} for rank in range(len(told)) if rank != root) for root in range(len(told)))
+
+
+def one_rank_does_the_work(failing: Sequence[Run], passing: Sequence[Run]) -> bool:
+    """Whether, wherever there are more than two ranks, all send to a single one."""
+    several = [run for run in failing if run.case["world_size"] > 2]
+    return bool(every_run(_one_collects)(several, passing))
+
+
+ONE_RANK = (
+    "One rank collects, adds and hands out, while the links of the others stand idle. Could each rank do that for a "
+    "part of the buffer?"
+)
 
 
 def ring_mistakes(steps: Callable[[int], int]) -> tuple[Mistake, ...]:

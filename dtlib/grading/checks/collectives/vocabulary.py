@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading.checks.on_paper import mistake
-from dtlib.grading.compare import answer, any_of, compare, show
+from dtlib.grading.checks.on_paper import mistake, own_formula
+from dtlib.grading.compare import answer, any_of, compare, right_only_if, show
 from dtlib.grading.exercise import Check, Exercise, Finding, FormError, Run, describe_case
 
 Rows = np.ndarray[Any, Any]
@@ -29,8 +29,8 @@ VOCABULARY: dict[str, Callable[[Rows], list[Rows]]] = {
 def _draw_rows(rng: np.random.Generator) -> list[dict[str, Any]]:
     cases = []
     for collective in VOCABULARY:
-        for n in (2, int(rng.integers(3, 6))):
-            rows = rng.integers(-9, 10, (n, n * int(rng.integers(1, 4)))).astype(np.float64)
+        for n, shortest in ((2, 1), (int(rng.integers(3, 6)), 2)):  # not always one number a chunk
+            rows = rng.integers(-9, 10, (n, n * int(rng.integers(shortest, 4)))).astype(np.float64)
             cases.append(
                 {"arguments": [collective, rows], "words": f"{collective} of {n} ranks, {rows.shape[1]} numbers each"}
             )
@@ -148,8 +148,23 @@ _KNOWN = {
             "Each rank still holds its own row. Think of the rows as a table of N × N messages: what does the "
             "exchange do to the table?",
         ),
+        mistake(
+            "one number for each chunk",
+            _holds(lambda rows: list(rows.T)),
+            "The table was turned over number by number, which is right for chunks of one number. How long is a chunk?",
+        ),
+        mistake(
+            "chunks of one rank",
+            _holds(lambda rows: [np.concatenate([np.array_split(row, len(rows))[0] for row in rows]) for _ in rows]),
+            "Every rank received the same: the first chunk of each row. Which chunk is meant for rank r?",
+        ),
     ],
 }
+_TWO_RANKS = mistake(
+    "right for two ranks only",
+    right_only_if(lambda case: len(case["arguments"][1]) == 2),
+    "With two ranks it is right, with more it is not: half is one share of the whole for two ranks alone.",
+)
 
 
 def _vocabulary_check(collective: str) -> Check:
@@ -159,7 +174,7 @@ def _vocabulary_check(collective: str) -> Check:
         points=1,
         description=f"what each rank holds after `{collective}`",
         inspect=_inspect_rows,
-        mistakes=tuple(_KNOWN[collective]),
+        mistakes=(*_KNOWN[collective], _TWO_RANKS),
         applies=lambda case: case["arguments"][0] == collective,
     )
 
@@ -170,5 +185,5 @@ VOCABULARY_EXERCISE = Exercise(
     title="Who holds what",
     harness="paper.call",
     draw=_draw_rows,
-    checks=tuple(_vocabulary_check(collective) for collective in VOCABULARY),
+    checks=(own_formula("holds_after"), *(_vocabulary_check(collective) for collective in VOCABULARY)),
 )

@@ -1,9 +1,10 @@
-"""The exercises of the chapter on data parallelism, one module or two a kind."""
+"""The exercises of the chapter on data parallelism, one module or more each."""
 
 from .accumulate import ACCUMULATE
+from .bill import BILL
 from .exposed import EXPOSED
 from .overlap import OVERLAP
-from .paper import EXERCISES as ON_PAPER
+from .paper import STEP
 from .weighted import WEIGHTED
 
-EXERCISES = (*ON_PAPER, EXPOSED, WEIGHTED, ACCUMULATE, OVERLAP)
+EXERCISES = (STEP, BILL, EXPOSED, WEIGHTED, ACCUMULATE, OVERLAP)

@@ -9,7 +9,16 @@ import numpy as np
 
 from dtlib.grading import rounds
 from dtlib.grading.checks.on_paper import mistake
-from dtlib.grading.checks.on_ranks import FLOAT_BYTES, inspect_total, total_like
+from dtlib.grading.checks.on_ranks import (
+    FLOAT_BYTES,
+    LIBRARY_CALLED,
+    OFF_RECORD,
+    TWO_RANKS,
+    inspect_library,
+    inspect_record,
+    inspect_total,
+    total_like,
+)
 from dtlib.grading.compare import any_of, right_only_if, some_rank
 from dtlib.grading.exercise import Case, Check, Exercise, Finding, Run, describe_case
 
@@ -109,6 +118,32 @@ def _calls(count: Callable[[Case], int]) -> Any:
     return fits
 
 
+def _inspect_own(run: Run) -> Finding | None:
+    for rank, data in enumerate(run.ranks):
+        if any(event.get("native") for event in data["events"]):
+            return Finding(f"collectives called by torch's own machinery on rank {rank}", "a call of `dist.all_reduce`")
+    return inspect_library(run) or inspect_record(run)
+
+
+_OWN = Check(
+    "own work",
+    "schedule",
+    0,
+    "`accumulate` syncs the gradients itself",
+    _inspect_own,
+    mistakes=(
+        LIBRARY_CALLED,
+        mistake(
+            "built-in called",
+            some_rank(lambda data, case: any(event.get("native") for event in data["events"])),
+            "DistributedDataParallel does what this exercise asks you to do. What does its `no_sync` leave out, and "
+            "what happens in the one backward that is not in it? Write that.",
+        ),
+        OFF_RECORD,
+    ),
+    gate=True,
+)
+
 _SYNC_EACH = (
     "The gradients are synchronised after every micro-batch. Until the weights change, who needs to know the others' "
     "gradients?"
@@ -121,6 +156,7 @@ ACCUMULATE = Exercise(
     harness="dp.accumulate",
     draw=_draw_accumulation,
     checks=(
+        _OWN,
         Check(
             "gradient",
             "gradient",
@@ -168,6 +204,7 @@ ACCUMULATE = Exercise(
                     "Each rank holds its own gradient: after this step the replicas drift apart, and nothing "
                     "complains.",
                 ),
+                TWO_RANKS,
                 mistake(
                     "right for one micro-batch only",
                     right_only_if(lambda case: bool(case["micro_batches"] == 1)),
@@ -184,6 +221,11 @@ ACCUMULATE = Exercise(
             inspect_total(lambda case: all_reduce_total(case, _trainable_bytes(case))),
             mistakes=(
                 mistake(
+                    "gathered, then added",
+                    some_rank(lambda data, case: "all_gather" in rounds.collectives(data["events"])),
+                    "Every rank receives every gradient and adds for itself. Which collective adds on the way?",
+                ),
+                mistake(
                     "a sync for each micro-batch",
                     total_like(lambda case: case["micro_batches"] * all_reduce_total(case, _trainable_bytes(case))),
                     _SYNC_EACH,
@@ -194,11 +236,6 @@ ACCUMULATE = Exercise(
                         lambda case: all_reduce_total(case, _trainable_bytes(case) + FLOAT_BYTES * num_frozen(case))
                     ),
                     "Zeros for the frozen parameters travel too. Who would miss them?",
-                ),
-                mistake(
-                    "gathered, then added",
-                    some_rank(lambda data, case: "all_gather" in rounds.collectives(data["events"])),
-                    "Every rank receives every gradient and adds for itself. Which collective adds on the way?",
                 ),
             ),
         ),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dtlib.grading import plain
-from dtlib.grading.checks.on_paper import mistake
+from dtlib.grading.checks.on_paper import mistake, own_formula
 from dtlib.grading.compare import answer, compare
 from dtlib.grading.exercise import Case, Check, Exercise, Finding, Run, describe_case
 from dtlib.theory import units
@@ -125,6 +125,7 @@ EXPOSED = Exercise(
     harness="paper.call",
     draw=_draw_overlap,
     checks=(
+        own_formula("exposed_seconds"),
         Check(
             "exposed",
             "overlap",

@@ -9,7 +9,16 @@ import numpy as np
 
 from dtlib.grading import rounds
 from dtlib.grading.checks.on_paper import mistake
-from dtlib.grading.checks.on_ranks import FLOAT_BYTES, inspect_total, total_like
+from dtlib.grading.checks.on_ranks import (
+    FLOAT_BYTES,
+    LIBRARY_CALLED,
+    OFF_RECORD,
+    TWO_RANKS,
+    inspect_library,
+    inspect_record,
+    inspect_total,
+    total_like,
+)
 from dtlib.grading.compare import every_run, right_only_if, some_rank
 from dtlib.grading.exercise import Case, Check, Exercise, Finding, Run, describe_case
 
@@ -50,13 +59,12 @@ def _draw(rng: np.random.Generator) -> list[dict[str, Any]]:
 
 def _inspect_own(run: Run) -> Finding | None:
     for rank, data in enumerate(run.ranks):
-        if data["library"]:
-            return Finding(f"a call of dtlib.ranks.{data['library'][0]} on rank {rank}", "your own code")
         if any(event.get("native") for event in data["events"]):
             return Finding(f"collectives called by torch's own machinery on rank {rank}", "calls of `dist.all_reduce`")
-    if not any(rounds.collectives(data["events"]) for data in run.ranks):
+    around = inspect_library(run) or inspect_record(run)
+    if around is None and not any(rounds.collectives(data["events"]) for data in run.ranks):
         return Finding("no collective at all", "all-reduces", describe_case(run.case))
-    return None
+    return around
 
 
 _OWN = Check(
@@ -66,17 +74,13 @@ _OWN = Check(
     "`overlap_gradients` calls `dist.all_reduce` itself",
     _inspect_own,
     mistakes=(
-        mistake(
-            "library called",
-            some_rank(lambda data, case: bool(data["library"])),
-            "The course's own wrapper answers the question for you. Write the hooks yourself; compare with it "
-            "afterwards.",
-        ),
+        LIBRARY_CALLED,
         mistake(
             "built-in called",
             some_rank(lambda data, case: any(event.get("native") for event in data["events"])),
             "DistributedDataParallel does what this exercise asks you to do. When does it launch a bucket? Write that.",
         ),
+        OFF_RECORD,
         mistake(
             "nothing sent",
             every_run(lambda run: True),
@@ -169,6 +173,7 @@ _GRADIENTS = Check(
             "The first step is right, the second is not. What do your counters and lists still hold when the second "
             "backward begins?",
         ),
+        TWO_RANKS,
         mistake(
             "right for one bucket size only",
             right_only_if(lambda case: len(expected_buckets(case)) == 1),

@@ -1,4 +1,4 @@
-"""dp.1 and .2: one averaged step, and the bill of a step, on paper."""
+"""dp.1: one averaged step, on paper."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading.checks.on_paper import factor_off, gives_part, inspect_part, mistake
-from dtlib.grading.compare import answer, any_of, compare, show
+from dtlib.grading.checks.on_paper import mistake, own_formula
+from dtlib.grading.compare import answer, compare, right_only_if, show
 from dtlib.grading.exercise import Case, Check, Exercise, Finding, FormError, Run, describe_case
-from dtlib.theory import collectives as theory
-
-# dp.1: one step of four workers
 
 _STEP = "mean_gradient, new_weights"
 
@@ -63,186 +60,116 @@ def _array_gives(wrong: Any, part: int) -> Any:
     return fits
 
 
-# dp.2: the bill of a step
-
-_BILL = "effective_batch, sync_seconds"
-
-
-def _draw_bill(rng: np.random.Generator) -> list[dict[str, Any]]:
-    drawn = [
-        (10**9, 2, 8, 100 * 10**9, 32, 4),
-        (int(rng.integers(1, 80)) * 10**8, 2, int(rng.integers(3, 9)), 100 * 10**9, int(rng.integers(4, 33)), 2),
-        (
-            int(rng.integers(10, 700)) * 10**8,
-            4,
-            int(rng.choice([16, 64, 128])),
-            int(rng.choice([200, 400, 800])) * 10**9,
-            int(rng.integers(1, 9)),
-            int(rng.integers(3, 17)),
-        ),
-    ]
-    return [
-        {
-            "arguments": list(arguments),
-            "words": "{:,} parameters of {} B, {} ranks, {:,} bit/s, {} samples a micro-batch, {} micro-batches".format(
-                *arguments
-            ),
-        }
-        for arguments in drawn
-    ]
-
-
-def _batch(case: Case) -> int:
-    _, _, n, _, micro_batch, accumulation = case["arguments"]
-    return int(micro_batch * n * accumulation)
-
-
-def _sync(case: Case) -> float:
-    num_params, bytes_per_param, n, bits_per_s, _, _ = case["arguments"]
-    return float(theory.ring_all_reduce_seconds(num_params * bytes_per_param, n, 0.0, bits_per_s / 8))
-
-
-_BATCH_MISTAKES = (
-    mistake(
-        "accumulation forgotten",
-        gives_part(lambda case: case["arguments"][2] * case["arguments"][4], 0, _BILL),
-        "This counts one micro-batch a rank. How many of them go into one update of the weights?",
-    ),
-    mistake(
-        "one rank's batch",
-        gives_part(lambda case: case["arguments"][4] * case["arguments"][5], 0, _BILL),
-        "This is the batch of one rank. Whose samples does the averaged gradient know about?",
-    ),
-    mistake(
-        "added, not multiplied",
-        gives_part(lambda case: case["arguments"][4] * (case["arguments"][2] + case["arguments"][5]), 0, _BILL),
-        "Ranks and micro-batches were added. Every rank runs every one of its micro-batches: draw the table of "
-        "samples.",
-    ),
-)
-_SYNC_MISTAKES = (
-    mistake(
-        "bits for bytes",
-        any_of(factor_off(_sync, 1 / 8, 1, _BILL), factor_off(_sync, 8, 1, _BILL)),
-        "A factor of 8: gradients are counted in bytes and this link in bits a second.",
-    ),
-    mistake(
-        "a sync for each micro-batch",
-        gives_part(lambda case: case["arguments"][5] * _sync(case), 1, _BILL),
-        "This pays for a sync after every micro-batch. Until the weights change, who needs to know the others' "
-        "gradients?",
-    ),
-    mistake(
-        "buffer once over the link",
-        gives_part(lambda case: _sync(case) * case["arguments"][2] / (2 * (case["arguments"][2] - 1)), 1, _BILL),
-        "This sends the gradient once. Follow one chunk through a ring all-reduce: how far does it travel?",
-    ),
-    mistake(
-        "2 D",
-        gives_part(lambda case: _sync(case) * case["arguments"][2] / (case["arguments"][2] - 1), 1, _BILL),
-        "2·D is the limit for very many ranks. Which share does a rank not need to send?",
-    ),
-    mistake(
-        "one phase",
-        factor_off(_sync, 1 / 2, 1, _BILL),
-        "That is half of an all-reduce. Which half, and what is still missing?",
-    ),
-    mistake(
-        "bytes per parameter forgotten",
-        gives_part(lambda case: _sync(case) / case["arguments"][1], 1, _BILL),
-        "This counts every parameter as one byte.",
-    ),
-    mistake(
-        "two bytes for each parameter",
-        gives_part(lambda case: _sync(case) * 2 / case["arguments"][1], 1, _BILL),
-        "It is right for gradients of 2 bytes, and only there. What if they are kept in fp32?",
-    ),
-)
-
-EXERCISES = (
-    Exercise(
-        id="dp.1",
-        function="sgd_step",
-        title="One step of several workers",
-        harness="paper.call",
-        draw=_draw_step,
-        checks=(
-            Check(
-                "mean gradient",
-                "gradient",
-                2,
-                "the averaged gradient",
-                _inspect_array(_mean, 0),
-                (
-                    mistake(
-                        "sum for mean",
-                        _array_gives(lambda case: case["arguments"][0].sum(0), 0),
-                        "This is the sum over the workers. With twice as many workers, should the step be twice as "
-                        "long?",
-                    ),
-                    mistake(
-                        "mean over the parameters",
-                        _array_gives(lambda case: case["arguments"][0].mean(1), 0),
-                        "The mean was taken along the wrong side of the table: one number for each worker. How many "
-                        "numbers does a gradient have?",
-                    ),
-                    mistake(
-                        "divided by the parameters",
-                        _array_gives(lambda case: case["arguments"][0].sum(0) / case["arguments"][0].shape[1], 0),
-                        "The sum was divided by the number of parameters. Over what is the mean taken?",
-                    ),
-                    mistake(
-                        "one worker's gradient",
-                        _array_gives(lambda case: case["arguments"][0][0], 0),
-                        "This is the gradient of the first worker. What would the others update with?",
-                    ),
+STEP = Exercise(
+    id="dp.1",
+    function="sgd_step",
+    title="One step of several workers",
+    harness="paper.call",
+    draw=_draw_step,
+    checks=(
+        own_formula("sgd_step"),
+        Check(
+            "mean gradient",
+            "gradient",
+            2,
+            "the averaged gradient",
+            _inspect_array(_mean, 0),
+            (
+                mistake(
+                    "sum for mean",
+                    _array_gives(lambda case: case["arguments"][0].sum(0), 0),
+                    "This is the sum over the workers. With twice as many workers, should the step be twice as long?",
+                ),
+                mistake(
+                    "mean over the parameters",
+                    _array_gives(lambda case: case["arguments"][0].mean(1), 0),
+                    "The mean was taken along the wrong side of the table: one number for each worker. How many "
+                    "numbers does a gradient have?",
+                ),
+                mistake(
+                    "divided by the parameters",
+                    _array_gives(lambda case: case["arguments"][0].sum(0) / case["arguments"][0].shape[1], 0),
+                    "The sum was divided by the number of parameters. Over what is the mean taken?",
+                ),
+                mistake(
+                    "one worker's gradient",
+                    _array_gives(lambda case: case["arguments"][0][0], 0),
+                    "This is the gradient of the first worker. What would the others update with?",
+                ),
+                mistake(
+                    "one number for all",
+                    _array_gives(lambda case: float(case["arguments"][0].mean()), 0),
+                    "A single number: the mean over workers and weights. How many numbers does a gradient have?",
+                ),
+                mistake(
+                    "divided twice",
+                    _array_gives(lambda case: _mean(case) / len(case["arguments"][0]), 0),
+                    "Divided by the number of workers twice. What does `mean` do already?",
+                ),
+                mistake(
+                    "pair turned round",
+                    _array_gives(_updated, 0),
+                    "The averaged gradient comes first in the pair, then the weights.",
+                ),
+                mistake(
+                    "right for four workers only",
+                    right_only_if(lambda case: len(case["arguments"][0]) == 4),
+                    "It is right for the four workers of the example, and only there. Where does the number of "
+                    "workers come from?",
+                ),
+                mistake(
+                    "right for two workers only",
+                    _array_gives(lambda case: case["arguments"][0][:2].mean(0), 0),
+                    "This is the mean over the first two workers. Where are the others?",
                 ),
             ),
-            Check(
-                "new weights",
-                "value",
-                2,
-                "the weights after the step",
-                _inspect_array(_updated, 1),
-                (
-                    mistake(
-                        "uphill",
-                        _array_gives(lambda case: 2 * case["arguments"][1] - _updated(case), 1),
-                        "The step goes uphill: the gradient points where the loss grows.",
+        ),
+        Check(
+            "new weights",
+            "value",
+            2,
+            "the weights after the step",
+            _inspect_array(_updated, 1),
+            (
+                mistake(
+                    "uphill",
+                    _array_gives(lambda case: 2 * case["arguments"][1] - _updated(case), 1),
+                    "The step goes uphill: the gradient points where the loss grows.",
+                ),
+                mistake(
+                    "sum for mean",
+                    _array_gives(
+                        lambda case: case["arguments"][1] - case["arguments"][2] * case["arguments"][0].sum(0), 1
                     ),
-                    mistake(
-                        "sum for mean",
-                        _array_gives(
-                            lambda case: case["arguments"][1] - case["arguments"][2] * case["arguments"][0].sum(0), 1
+                    "The step was made with the sum of the gradients: it is as many times too long as there are "
+                    "workers.",
+                ),
+                mistake(
+                    "update for weights",
+                    _array_gives(lambda case: _updated(case) - case["arguments"][1], 1),
+                    "This is the change. The task asks for the weights after it.",
+                ),
+                mistake(
+                    "learning rate forgotten",
+                    _array_gives(lambda case: case["arguments"][1] - _mean(case), 1),
+                    "The whole gradient was subtracted. What does the learning rate do?",
+                ),
+                mistake(
+                    "one worker's step",
+                    _array_gives(lambda case: case["arguments"][1] - case["arguments"][2] * case["arguments"][0][0], 1),
+                    "The step was made with the first worker's gradient: the replicas would drift apart from here.",
+                ),
+                mistake(
+                    "divided twice",
+                    _array_gives(
+                        lambda case: (
+                            case["arguments"][1] - case["arguments"][2] * _mean(case) / len(case["arguments"][0])
                         ),
-                        "The step was made with the sum of the gradients: it is as many times too long as there are "
-                        "workers.",
+                        1,
                     ),
-                    mistake(
-                        "update for weights",
-                        _array_gives(lambda case: _updated(case) - case["arguments"][1], 1),
-                        "This is the change. The task asks for the weights after it.",
-                    ),
-                    mistake(
-                        "learning rate forgotten",
-                        _array_gives(lambda case: case["arguments"][1] - _mean(case), 1),
-                        "The whole gradient was subtracted. What does the learning rate do?",
-                    ),
+                    "The step is as many times too short as there are workers: the mean is divided once more.",
                 ),
             ),
-        ),
-    ),
-    Exercise(
-        id="dp.2",
-        function="bill_of_a_step",
-        title="The bill of a step",
-        harness="paper.call",
-        draw=_draw_bill,
-        checks=(
-            Check(
-                "effective batch", "value", 2, "samples in one update", inspect_part(_batch, 0, _BILL), _BATCH_MISTAKES
-            ),
-            Check("sync time", "traffic", 3, "seconds for the sync", inspect_part(_sync, 1, _BILL), _SYNC_MISTAKES),
         ),
     ),
 )

@@ -9,7 +9,15 @@ import numpy as np
 
 from dtlib.grading import rounds
 from dtlib.grading.checks.on_paper import mistake
-from dtlib.grading.checks.on_ranks import full_bytes, inspect_total, ranks_case, total_like
+from dtlib.grading.checks.on_ranks import (
+    LIBRARY_CALLED,
+    TWO_RANKS,
+    full_bytes,
+    inspect_library,
+    inspect_total,
+    ranks_case,
+    total_like,
+)
 from dtlib.grading.compare import any_of, compare_ranks, each_rank, gives, right_only_if, some_rank
 from dtlib.grading.drawn import all_values
 from dtlib.grading.exercise import Case, Check, Exercise, Finding, Run
@@ -67,6 +75,15 @@ WEIGHTED = Exercise(
     draw=_draw_weighted,
     checks=(
         Check(
+            "own work",
+            "schedule",
+            0,
+            "`token_weighted_mean` does not call `dtlib.ranks`",
+            inspect_library,
+            mistakes=(LIBRARY_CALLED,),
+            gate=True,
+        ),
+        Check(
             "gradient",
             "gradient",
             4,
@@ -109,6 +126,12 @@ WEIGHTED = Exercise(
                     "The gradients were added as they are. Each is the gradient of a mean over that rank's tokens.",
                 ),
                 mistake(
+                    "returned, not in place",
+                    gives(each_rank("returned"), _weighted, rtol=1e-4, atol=1e-2),
+                    "What the function returns is right, and the tensor it was given is not. What does `gradient = "
+                    "something` do to the caller's tensor, and what does `gradient.copy_(something)`?",
+                ),
+                mistake(
                     "nothing happened",
                     gives(each_rank("tensor"), lambda case: list(all_values(case))),
                     "Each rank still holds its own gradient. Does the result reach the caller's tensor?",
@@ -118,6 +141,7 @@ WEIGHTED = Exercise(
                     right_only_if(lambda case: len(set(case["num_tokens"])) == 1),
                     "It is right where all ranks have the same number of tokens, and only there.",
                 ),
+                TWO_RANKS,
                 mistake(
                     "a rank without tokens",
                     right_only_if(lambda case: 0 not in case["num_tokens"]),

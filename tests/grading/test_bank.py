@@ -1,0 +1,104 @@
+"""The bank of wrong answers has the degenerate ones: right in value, and not what the exercise asks for."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+
+import pytest
+
+from dtlib.grading import all_exercises
+
+from .bank import right_answers, wrong_answers
+
+BANK = wrong_answers()
+MESSAGES = ("collectives.4", "collectives.5", "collectives.6")
+PAPER = [exercise.id for exercise in all_exercises().values() if exercise.harness == "paper.call"]
+
+# Which of the degenerate answers an exercise can have, as the check and the mistake that reject them.
+DEGENERATE = {
+    "replicated instead of sharded": {
+        "collectives.1": ("reduce_scatter", "all-reduce for reduce-scatter"),
+        "collectives.5": ("values", "all-reduce"),
+    },
+    "blocking instead of overlapped": {
+        "dp.3": ("exposed", "sync starts after backward"),
+        "dp.6": ("overlap", "blocking in the hook"),
+    },
+    "gathered and added instead of a ring": {
+        "collectives.5": ("traffic", "whole buffers"),
+        "collectives.6": ("traffic", "whole buffers"),
+        "dp.4": ("traffic", "gathered, then added"),
+        "dp.5": ("traffic", "gathered, then added"),
+        "dp.6": ("traffic", "gathered, then added"),
+    },
+    "one rank does the work": {
+        "collectives.4": ("rounds", "the root sends to everybody"),
+        "collectives.5": ("traffic", "one rank does the work"),
+        "collectives.6": ("traffic", "one rank does the work"),
+    },
+    "the built-in": dict.fromkeys((*MESSAGES, "dp.5", "dp.6"), ("own work", "built-in called")),
+    "the built-in through its backend": dict.fromkeys((*MESSAGES, "dp.5", "dp.6"), ("own work", "around the record")),
+    "the library on ranks": dict.fromkeys((*MESSAGES, "dp.4", "dp.5", "dp.6"), ("own work", "library called")),
+    "the library on paper": dict.fromkeys(PAPER, ("own formula", "library called")),
+    "N times the bytes": {
+        "collectives.2": ("bytes", "whole buffers around the ring"),
+        "collectives.3": ("powers of two", "ring sends whole buffers"),
+        "collectives.4": ("traffic", "everybody sends to everybody"),
+        "collectives.5": ("traffic", "whole buffers"),
+        "collectives.6": ("traffic", "whole buffers"),
+        "dp.2": ("sync time", "whole buffers around the ring"),
+        "dp.4": ("traffic", "two all-reduces"),
+        "dp.5": ("traffic", "a sync for each micro-batch"),
+        "dp.6": ("traffic", "everything twice"),
+    },
+    "right for two ranks only": {
+        "collectives.1": ("reduce_scatter", "right for two ranks only"),
+        "collectives.2": ("bytes", "right for two ranks only"),
+        "collectives.4": ("values", "right for two ranks only"),
+        "collectives.5": ("values", "right for two ranks only"),
+        "collectives.6": ("sum", "right for two ranks only"),
+        "dp.1": ("mean gradient", "right for two workers only"),
+        "dp.4": ("gradient", "right for two ranks only"),
+        "dp.5": ("gradient", "right for two ranks only"),
+        "dp.6": ("gradient", "right for two ranks only"),
+    },
+    "right for convenient numbers only": {
+        "collectives.1": ("all_to_all", "one number for each chunk"),
+        "collectives.3": ("other ranks", "log2 without rounding up"),
+        "collectives.4": ("values", "right for powers of two only"),
+        "collectives.5": ("values", "right for divisible lengths only"),
+        "collectives.6": ("any length", "right for divisible lengths only"),
+        "dp.1": ("mean gradient", "right for four workers only"),
+        "dp.2": ("sync time", "two bytes for each parameter"),
+        "dp.4": ("gradient", "a rank without tokens"),
+        "dp.6": ("buckets", "full taken for too full"),
+    },
+}
+
+
+@pytest.mark.parametrize("kind", DEGENERATE)
+def test_degenerate_answers_are_in_the_bank(kind: str):
+    known = {(wrong.exercise, wrong.check, wrong.mistake) for wrong in BANK}
+    wanted = {(name, *rejected) for name, rejected in DEGENERATE[kind].items()}
+    assert wanted <= known
+
+
+def test_answers_have_names_of_their_own_and_can_be_read():
+    titles = Counter((wrong.exercise, wrong.title) for wrong in BANK)
+    assert [title for title, count in titles.items() if count > 1] == []
+    sources = Counter((wrong.exercise, wrong.source) for wrong in BANK)
+    assert [name for (name, _), count in sources.items() if count > 1] == []
+    for answer in (*BANK, *right_answers()):
+        functions = {node.name for node in ast.walk(ast.parse(answer.source)) if isinstance(node, ast.FunctionDef)}
+        assert all_exercises()[answer.exercise].function in functions, answer.title
+
+
+def test_mistakes_have_names_of_their_own_and_feedback_that_asks():
+    for exercise in all_exercises().values():
+        for check in exercise.checks:
+            names = [mistake.name for mistake in check.mistakes]
+            assert len(set(names)) == len(names), (exercise.id, check.name)
+            for mistake in check.mistakes:
+                assert mistake.feedback.rstrip().endswith((".", "?")), (exercise.id, check.name, mistake.name)
+                assert len(mistake.feedback.split()) >= 6, (exercise.id, check.name, mistake.name)
