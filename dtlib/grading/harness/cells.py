@@ -204,7 +204,9 @@ def _run_other(statement: Statement, namespace: dict[str, Any], cells: Sequence[
     why = "starts processes of its own, which is for the notebook alone"
     try:
         if not statement.launches and statement.code is not None:
+            brought = {} if statement.is_import else {name: namespace[name] for name in PRELUDE if name in namespace}
             exec(statement.code, namespace)
+            namespace.update(brought)  # `np = torch = None` in a line that was needed for another name
             for name in statement.binds:
                 _skipped.pop(name, None)
             return True
