@@ -35,9 +35,8 @@ def run_from(case: Case, ranks: Sequence[dict[str, Any]], traffic: Mapping[str, 
             return Run(case, trouble=Trouble("tampered", str(data[FORGED])[:600]))
         if TROUBLE_MARK in data:
             try:
-                return Run(
-                    case, trouble=told(data[TROUBLE_MARK], "the function" if len(ranks) == 1 else f"rank {rank}")
-                )
+                who = "the function" if len(ranks) == 1 else f"rank {rank}"
+                return Run(case, trouble=told(cleaned(data[TROUBLE_MARK]), who))
             except (KeyError, TypeError, AttributeError):
                 return Run(case, trouble=Trouble("tampered", "an error was reported that the harness does not write"))
     if "world_size" not in case:

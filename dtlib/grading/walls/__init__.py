@@ -8,4 +8,12 @@ and the memory, ends what takes too long, and reports plain data. When it ends, 
 Which walls a machine grants is tried out, never assumed: `dtlib.grading.sandbox.Sandbox.walls`.
 """
 
-WALLS = ("processes", "network", "files", "limits", "syscalls", "environment")
+MEANING = {
+    "processes": "sees and signals no process outside; nothing outlives its case",
+    "network": "reaches no network; its traffic is read from outside",
+    "files": "reads the libraries alone, without checks and solutions; writes to a throw-away home alone",
+    "limits": "a user of its own; memory, processes, files and output are bounded",
+    "syscalls": "no privileges to regain; no way into other processes, mounts or uncounted memory",
+    "environment": "no variable of the grader's environment",
+}
+WALLS = tuple(MEANING)
