@@ -81,9 +81,9 @@ def notebooks(root: Path, name: str) -> tuple[list[Path], list[str]]:
                 notes.append(f"{printable('/'.join(below[1:]))} is a link, which is not followed")
             else:
                 others.append(printable(each.name))
-    if not paths:
+    if not paths and not notes:
         only = f", only {', '.join(sorted(others)[:3])}" + (" and others" if len(others) > 3 else "") if others else ""
-        notes.insert(0, f"no notebook (.ipynb) is in the folder{only}")
+        notes.append(f"no notebook (.ipynb) is in the folder{only}")
     return paths, notes
 
 

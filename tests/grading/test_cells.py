@@ -327,8 +327,6 @@ class TestSlice:
 
     def test_a_needed_line_does_not_take_the_prelude_away(self):
         assert demo("np = a = 2", own("def f():\n    return np.floor(a)"))() == 2
-            "one's own harm"
-        )
 
     def test_own_names_are_not_looked_for(self):
         assert demo("a = 1 / 0", own("a = 2\ndef f():\n    b = 3\n    return a"), f"a = b = {EVIL}")() == 2
