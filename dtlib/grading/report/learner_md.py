@@ -7,6 +7,7 @@ from .text import bar, fenced, markdown, percent, prose
 
 MARK = "<!-- dtlib-grade-report/1 -->"
 SIGNS = {"pass": "✓", "fail": "✗", "not attempted": "○", "error": "⚠", WAITING: "…"}
+_NOTHING_RAN = ("unreadable", "syntax", "missing")
 OUR_FAULT = "The grader itself failed here, which is not your fault. Your instructor has been told."
 
 
@@ -21,7 +22,7 @@ def learner_report(record: Record) -> str:
         "",
     ]
     for note in record["notes"]:
-        lines += [f"> {prose(note)}", ""]
+        lines += [f"> Note: {prose(note)}", ""]
     lines += ["| | exercise | points |", "|:-:|:--|--:|"]
     for entry in record["exercises"]:
         sign = sign_of(entry)
@@ -82,14 +83,14 @@ def _exercise(entry: Record, seed: int | None) -> list[str]:
         for check, message in told(entry):
             lines += _check(entry, check, "" if reason else message)
         if any(not check["counted"] for check in entry["checks"]):
-            lines.append("- – *not counted*: what stands in its way comes first")
+            lines += ["", "What is marked – is not counted as long as the first check finds something wrong."]
         lines.append("")
     measured = entry["measured"]
     if measured["stood_at"]:
         lines += [f"When its time was up, it stood here: {prose(measured['stood_at'])}", ""]
     if measured["printed"]:
         lines += ["Your function printed:", "", fenced(measured["printed"]), ""]
-    if entry["status"] == "fail" and seed is not None:
+    if entry["status"] == "fail" and seed is not None and entry["trouble"] not in _NOTHING_RAN:
         lines += [f'The same cases again, in your notebook: `grading.check("{entry["id"]}", seed={seed})`', ""]
     return lines
 

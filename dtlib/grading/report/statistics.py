@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 WHOLE = "(whole exercise)"
 UNKNOWN = "no known mistake"
+CARRIED = "carried error"  # the checks' name for what is right but for an earlier mistake
 
 
 class Statistics:
@@ -49,8 +50,9 @@ class Statistics:
         graded = sum(status.values()) - status[WAITING] - status["error"]
         mean = self._points[exercise.id] / graded if graded else 0.0
         failures = self._failures[exercise.id]
-        # Among equals the first by name: the same whatever the order in which learners were counted.
-        worst = min(failures, key=lambda each: (-failures[each], each), default=None)
+        # Among equals that of the first check: the same whatever the order in which learners were counted.
+        order = [each.name for each in exercise.checks]
+        worst = min(failures, key=lambda each: (-failures[each], _place(each[0], order), each), default=None)
         return {
             "exercise": exercise.id,
             "title": exercise.title,
@@ -66,8 +68,15 @@ class Statistics:
         }
 
 
+def _place(check: str, order: list[str]) -> int:
+    return order.index(check) if check in order else len(order)
+
+
 def _failures(entry: Record) -> list[tuple[str, str]]:
-    """What failed, as (check, mistake); a mistake that several checks name is told once, by the first of them."""
+    """What failed, as (check, mistake); a mistake that several checks name is told once, by the first of them.
+
+    What merely follows from an earlier mistake is none of its own.
+    """
     if entry["reason"]:
         return [(WHOLE, entry["trouble"] or UNKNOWN)]
     found = []
@@ -76,6 +85,8 @@ def _failures(entry: Record) -> list[tuple[str, str]]:
         if check["passed"] or not check["counted"]:
             continue
         mistake = check["mistake"] or entry["trouble"] or UNKNOWN
+        if mistake == CARRIED and found:
+            continue
         if mistake not in seen or mistake == UNKNOWN:
             found.append((check["name"], mistake))
         seen.add(mistake)

@@ -19,7 +19,12 @@ _HARMFUL = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff"
     "\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff]"
 )
-_STRUCTURE = re.compile(r"[&<>`*_\[\]#|~\\$@!{}]|:(?=/)|(?<=\bwww)\.", re.I)
+# What Markdown could take for structure, wherever it stands in a line: entities, tags, code, emphasis (an underscore
+# inside of a word is none), links and footnotes (by the bracket that closes their text), headings, cells, mathematics,
+# people, addresses.
+_STRUCTURE = re.compile(
+    r"[&<>`*#|~\\$@]|(?<![^\W_])_|_(?![^\W_])|\](?=\s*[\[(:])|\[(?=\^)|:(?=/)|(?<=\bwww)\.", re.IGNORECASE
+)
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
