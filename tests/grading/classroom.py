@@ -71,7 +71,11 @@ class FakeSandbox:
     def __init__(self, walls=None):
         self.walls = dict.fromkeys(WALLS, "") if walls is None else walls
         self.began = []
+        self.closed = False
         self._lock = threading.Lock()
+
+    def close(self):
+        self.closed = True
 
     def run(self, exercise, cells, cases):
         with self._lock:

@@ -10,6 +10,7 @@ from importlib.resources import files
 from typing import Any
 
 from .record import RESULTS_SCHEMA, WAITING, Record, Standing
+from .text import percent
 
 MAX_FAULTS = 100
 
@@ -52,12 +53,14 @@ class Class:
     @property
     def mean_percent(self) -> float:
         """The mean of all who are graded, 0 where nobody is."""
-        return round(statistics.fmean([each.percent for each in self.graded]), 1) if self.graded else 0.0
+        return percent(statistics.fmean([each.points for each in self.graded]), self.max_points) if self.graded else 0.0
 
     @property
     def median_percent(self) -> float:
         """The median of all who are graded, 0 where nobody is."""
-        return round(statistics.median([each.percent for each in self.graded]), 1) if self.graded else 0.0
+        return (
+            percent(statistics.median([each.points for each in self.graded]), self.max_points) if self.graded else 0.0
+        )
 
     def as_dict(self) -> Record:
         """The content of ``results.json``."""
