@@ -11,7 +11,8 @@
 Links are not followed. Hidden files, checkpoints and ``__MACOSX`` are passed over.
 
 **Chapter.** A notebook belongs to each chapter of which it has an exercise's cell, by id; without one, to each chapter
-of which it defines a function; without one, to the chapter in its file name, if only to say what is wrong with it. Of
+of which it defines a function; without one, to the chapter in its file name, if only to say what is wrong with it. A
+cell that defines an exercise's function gets the exercise's id where no cell of the notebook has that. Of
 two notebooks of one chapter the one with more answers counts (a function that does not raise ``NotImplementedError``);
 of equals, the one with the chapter's plain name, the one less deep in folders, the first by name.
 """
@@ -21,7 +22,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -223,12 +224,24 @@ def _candidates(path: Path, shown: str, content: Content, notes: list[str]) -> I
                 notes.append(f"{shown}: {ids.count(id)} cells have the id `{id}`, and the last that answers counts")
             if id in content.other_ids and id not in ids:
                 notes.append(f"{shown}: cell `{id}` is no code cell, so what it holds does not count")
-        yield _Candidate(path, shown, stem, content.cells)
+        yield _Candidate(path, shown, stem, tuple(_with_ids(content.cells, _known()[stem])))
     if not stems:
         what = "holds no code" if not any(cell.source.strip() for cell in content.cells) else "is of another course"
         names = [f"`{id}` with `{function}`" for each in _known().values() for id, function in list(each.items())[:1]]
         problem = f"{shown} {what}: it has no exercise of this one, such as {' or '.join(names)}"
         yield _Candidate(path, shown, _stem_of_name(path.name), problem=problem)
+
+
+def _with_ids(cells: Sequence[Cell], exercises: Mapping[str, str]) -> Iterator[Cell]:
+    """`cells`, in which one that defines the function of an exercise gets its id where no cell has that id.
+
+    So the exercises of a notebook without ids, too, are kept from each other when they run.
+    """
+    given = {cell.id for cell in cells}
+    wanted = {function: id for id, function in exercises.items() if id not in given}
+    for cell in cells:
+        functions = [] if cell.id in exercises else [each["defined"] for each in _BINDS.finditer(cell.source)]
+        yield next((Cell(wanted[each], cell.source) for each in functions if each in wanted), cell)
 
 
 def _bound(source: str) -> set[str]:

@@ -130,7 +130,17 @@ class TestOwnCell:
     def test_a_check_cell_defines_nothing(self):
         error = unusable((OWN + "-check", "def f():\n return 1"))
         assert (error.kind, error.line) == ("missing", "")
-        assert error.text == "no cell defines `f`, and there is no cell `demo-2`"
+        assert error.text == "only cell `demo-2-check` defines `f`, and checks do not run here"
+        error = unusable(("demo-1-check", "a = 1"), own("f = a"))
+        assert error.text.endswith(
+            "(`a` is missing, because cell `demo-1-check` is a check, and checks do not run here)"
+        )
+
+    def test_another_exercise_does_not_answer_a_blank_one(self):
+        other = ("demo-1", "f = None")
+        assert unusable(other, own("def f(): pass"), other).kind == "blank"
+        assert unusable(other, own(""), other).text == "`f` is a NoneType, and should be a function"
+        assert demo(("demo-1", "def f(): return 1"), own("# see above"))() == 1
 
     def test_runs_in_full(self):
         source = "table = {}\ntable['a'] = 1\nfor k in range(3):\n    table[k] = k\ndef f():\n    return table"
@@ -182,7 +192,7 @@ class TestUnusable:
     def test_missing(self, cells):
         error = unusable(*cells)
         assert error.kind == "missing"
-        assert "`f`" in error.text
+        assert error.text == "cell `demo-2` does not define `f`" or error.text.startswith("no cell defines `f`")
 
     @pytest.mark.parametrize(("value", "type"), [("7", "int"), ("'a'", "str"), ("None", "NoneType")])
     def test_not_callable(self, value, type):
@@ -319,6 +329,8 @@ class TestSlice:
         assert demo(other, own("def f():\n    return helper"))() == 1
 
     def test_above_comes_before_below(self):
+        assert demo("a = [1]", own("def f():\n    return a"), "a.clear()")() == [1]
+        assert demo(own("def f():\n    return a"), "a = [1]", "a.clear()")() == []
         assert demo("a = 1", own("def f():\n    return a"), "a = 2")() == 1
         assert demo(own("def f():\n    return a"), "a = 2")() == 2
 
@@ -488,6 +500,50 @@ class TestAnyNotebook:
     def test_cells_of_code_like_text_do_too(self, others):
         cells = [("", each) for each in others]
         assert load([*cells, own("def f():\n    return 1"), *cells], OWN, "f")() == 1
+
+
+NAMES = st.sampled_from("abc")
+LINES = st.one_of(
+    st.builds("{} = {}".format, NAMES, st.integers(0, 9)),
+    st.builds("{} = {} + {}".format, NAMES, NAMES, NAMES),
+    st.builds("{0} += {1}".format, NAMES, NAMES),
+    st.builds("{}, {} = {}, 1".format, NAMES, NAMES, NAMES),
+    st.builds("for {} in range(3): {} = {} * 2".format, NAMES, NAMES, NAMES),
+    st.builds("if {}: {} = 5".format, NAMES, NAMES),
+    st.builds("def g(): return {}".format, NAMES),
+    st.builds("{} = g()".format, NAMES),
+    st.builds("T = {{{!r}: {}}}".format, NAMES, NAMES),
+    st.builds("T[{!r}] = {}".format, NAMES, NAMES),
+    st.builds("T.update({}={})".format, NAMES, NAMES),
+    st.builds("print({})".format, NAMES),
+    st.builds("import math as {}".format, st.just("m")),
+    st.builds("{} = m.floor({} / 2)".format, NAMES, NAMES),
+)
+
+
+class TestLikeTheNotebook:
+    """What the sliced notebook computes is what the notebook computes that runs from the top to the own cell."""
+
+    @settings(max_examples=500, deadline=None)
+    @given(
+        st.lists(st.lists(LINES, max_size=4), max_size=4),
+        st.lists(LINES, max_size=2),
+        st.lists(st.sampled_from(["a", "b", "c", "g()", "T", "m.pi"]), min_size=1),
+    )
+    def test_same_values(self, cells, above, used):
+        sources = [
+            "a = b = c = 0",
+            "def g(): return 0",
+            "T = {}",
+            "import math as m",
+            *("\n".join(each) for each in cells),
+        ]
+        answer = "\n".join([*above, f"def f(): return {', '.join(used)},"])
+        space: dict = {}
+        with contextlib.redirect_stdout(None):
+            for each in (*sources, answer):
+                exec(each, space)
+            assert demo(*sources, own(answer))() == space["f"]()
 
 
 class TestIsBlank:

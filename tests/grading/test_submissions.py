@@ -458,6 +458,17 @@ class TestCells:
         assert submission.problem("dp") == ""
         assert functions(submission, "dp") == [each.function for id, each in all_exercises().items() if id[:2] == "dp"]
 
+    def test_cells_without_ids_get_those_of_their_functions(self, tmp_path):
+        told = json.loads(DP)
+        for each in told["cells"]:
+            del each["id"]
+            each["metadata"] = {}
+        ids = [each.id for each in of(tmp_path, told).cells("dp")]
+        assert ids == ["", "dp-1", "", "dp-2", "", "dp-3", "", "dp-4", "", "dp-5", "", "dp-6", ""]
+        two = "def accumulate(): 3\ndef sgd_step(): 4"
+        content = notebook(("dp-1", "def sgd_step(): 1"), "def sgd_step(): 2", two, "x = 1")
+        assert [each.id for each in of(tmp_path, content).cells("dp")] == ["dp-1", "", "dp-5", ""]
+
     def test_ids_of_nbgrader_where_a_program_gave_new_ones(self, tmp_path):
         told = json.loads(DP)
         for number, each in enumerate(told["cells"]):

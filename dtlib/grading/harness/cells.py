@@ -74,7 +74,7 @@ def load(cells: Sequence[tuple[str, str]], cell_id: str, function: str) -> Calla
     """The learner's `function` for the exercise whose cell has the id `cell_id`; `cells` are (id, source) in order.
 
     - The own cell is the last one with that id that answers; where none does (deleted, broken or still a stub), the
-      last cell that answers, wherever it stands. In a cell, the last definition wins.
+      last added cell that answers, wherever it stands; then what is left. In a cell, the last definition wins.
     - What it needs of other cells runs first, in notebook order. A statement there that raises is skipped, and
       `explain` knows it. Cells called ``…-check``, `lab.run` and `grading.check` do not run.
     - `np`, `torch`, `dist`, `lab` and `grading` are there even without a set-up cell.
@@ -145,20 +145,23 @@ def _future_flags(cells: Iterable[_Cell]) -> int:
 
 
 def _own_cell(cells: Sequence[_Cell], cell_id: str, function: str) -> _Cell | None:
-    by_id = [cell for cell in cells if cell.id == cell_id]
-    others = [cell for cell in cells if cell.id != cell_id and not _CHECK.fullmatch(cell.id)]
-    for candidates in (by_id, others):
-        for cell in reversed(candidates):
-            if cell.answers(function):
-                return cell
-    for candidates in (by_id, others):
-        for cell in reversed(candidates):
-            if cell.defines(function):
-                return cell
-    return next((cell for cell in reversed(by_id) if cell.source.strip()), None)
+    by_id = [cell for cell in reversed(cells) if cell.id == cell_id]
+    rest = [cell for cell in reversed(cells) if cell.id != cell_id and not _CHECK.fullmatch(cell.id)]
+    shared = [cell for cell in rest if not _OF_AN_EXERCISE.fullmatch(cell.id)]
+    answers = [cell for cell in (*by_id, *shared) if cell.answers(function)]
+    if answers:
+        return answers[0]
+    in_others = [cell for cell in rest if cell not in shared and cell.answers(function)]
+    defines = [cell for cell in (*by_id, *in_others, *rest) if cell.defines(function)]
+    if defines:
+        return defines[0]
+    return next((cell for cell in by_id if cell.source.strip()), None)
 
 
 def _nowhere(cells: Sequence[_Cell], cell_id: str, function: str) -> str:
+    for cell in cells:
+        if _CHECK.fullmatch(cell.id) and cell.defines(function):
+            return f"only cell `{cell.name}` defines `{function}`, and checks do not run here"
     here = any(cell.id == cell_id for cell in cells)
     return f"no cell defines `{function}`" + ("" if here else f", and there is no cell `{cell_id}`")
 
@@ -180,7 +183,13 @@ def _rest(cells: Sequence[_Cell], own: _Cell, cell_id: str) -> tuple[list[Statem
     shared: list[Statement] = []
     of_others: list[Statement] = []
     for cell in cells:
-        if cell is own or _CHECK.fullmatch(cell.id):
+        if cell is own:
+            continue
+        if _CHECK.fullmatch(cell.id):
+            for name in (name for each in cell.statements for name in each.binds):
+                _skipped[name] = (
+                    f"`{name}` is missing, because cell `{cell.name}` is a check, and checks do not run here"
+                )
             continue
         (of_others if _OF_AN_EXERCISE.fullmatch(cell.id) else shared).extend(cell.statements)
         if cell.error is not None:

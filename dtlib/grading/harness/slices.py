@@ -149,21 +149,23 @@ def _sources(name: str, place: int, shared: Sequence[Statement], of_others: Sequ
         shared = [each for each in of_others if each.place == nearest and each.is_simple]
     if not found:
         return []
-    found = [each for each in found if each.place < place] or found
+    above = any(each.place < place for each in found)
+    found = [each for each in found if not above or each.place < place]
     if all(each.is_import for each in found):
         return found
-    return [*found, *(each for each in shared if name in each.changes and each not in found)]
+    changing = (each for each in shared if name in each.changes and (not above or each.place < place))
+    return [*found, *(each for each in changing if each not in found)]
 
 
 def _open_names(own: Sequence[Statement]) -> set[str]:
     """The names that the own cell looks up and does not bind itself, or only later."""
-    bound_anywhere = {name for each in own for name in each.binds}
+    bound_anywhere = {name for each in own if each.is_simple for name in each.binds}
     bound: set[str] = set()
     wanted: set[str] = set()
     for each in own:
         wanted |= each.uses_at_once - bound
         wanted |= each.uses - each.uses_at_once - bound_anywhere
-        bound |= each.binds
+        bound |= each.binds if each.is_simple else set()  # an `if` may bind or not
     return wanted
 
 
