@@ -86,7 +86,10 @@ def contradiction(ranks: Sequence[Mapping[str, Any]], traffic: Mapping[str, Any]
             collectives.add(what)
     unrecorded = sorted(collectives - called)
     if unrecorded:
-        return f"the network carried a collective ({unrecorded[0]}) that the record of calls does not hold"
+        return (
+            f"the network carried a collective ({unrecorded[0]}) that the record of calls does not hold: a backend was "
+            "called around the functions of torch.distributed, or the record was changed"
+        )
     if called:  # gloo itself may use messages for what it builds on them
         missing, surplus = recorded - seen, Counter[tuple[int, int, int]]()
     else:

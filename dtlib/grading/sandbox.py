@@ -21,11 +21,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
+import numpy as np
+
 from dtlib.processes.channel import anonymous_file, open_fd, recv_frame
 from dtlib.processes.starter import ForkServer
 
 from . import evidence, plain
-from .drawn import for_rank
+from .drawn import Array, for_rank
 from .exercise import Case, Exercise, Run, Trouble
 from .runner import cut, hung, told
 from .walls import WALLS
@@ -130,7 +132,8 @@ class Sandbox:
         printed: list[str] = []
         peak = 0
         runs: list[Run] = []
-        sources = [[cell.id, cell.source] for cell in cells]
+        # As bytes: plain data cut long texts.
+        sources = np.frombuffer(json.dumps([[cell.id, cell.source] for cell in cells]).encode(), np.uint8)
         on_ranks = any("world_size" in case for case in cases)
         for group in [[case] for case in cases] if on_ranks else [list(cases)]:
             left = self.limits.exercise_seconds - (time.monotonic() - start)
@@ -150,7 +153,7 @@ class Sandbox:
             return "packets on the private loopback device, read outside of the submission's processes"
         return f"the submission's own processes, since there is no private network ({self.walls['network']})"
 
-    def _task(self, exercise: Exercise, sources: list[Any], group: list[Case], timeout_s: float) -> dict[str, Any]:
+    def _task(self, exercise: Exercise, sources: Array, group: list[Case], timeout_s: float) -> dict[str, Any]:
         world_size = group[0].get("world_size", 1)
         return {
             "cells": sources,
@@ -164,8 +167,17 @@ class Sandbox:
         }
 
     def _try_walls(self) -> None:
-        task = {"cells": [], "world_size": 1, "cases": [[]], "timeout_s": 30.0, "try_walls": True, "cell_id": ""}
-        task |= {"function": "", "harness": "paper.call", "together": True}
+        task = {
+            "cells": np.frombuffer(b"[]", np.uint8),
+            "cell_id": "",
+            "function": "",
+            "harness": "paper.call",
+            "world_size": 1,
+            "cases": [[]],
+            "together": True,
+            "timeout_s": 30.0,
+            "try_walls": True,
+        }
         for _ in range(len(WALLS) + 1):
             facts = self._perform(task).facts
             if "no_wall" not in facts:
@@ -330,7 +342,7 @@ def _trouble(task: Mapping[str, Any], back: _Told) -> Trouble | None:
         return Trouble("limit", f"the submission {text}" if kind else text)
     if facts["timed_out"]:
         late = [rank for rank, state in enumerate(facts["states"]) if state == "running"]
-        stacks = {rank: _own_frames(back.stacks[rank], task["cells"]) for rank in late}
+        stacks = {rank: _own_frames(back.stacks[rank], json.loads(task["cells"].tobytes())) for rank in late}
         return hung(stacks, f"<cell {task['cell_id']}>", task["timeout_s"])
     first = facts["first"]
     if first is None:

@@ -7,6 +7,7 @@ from dtlib.grading import Result, all_exercises, check
 from .bank import RightAnswer, WrongAnswer, cells, namespace, reference_namespace, right_answers, wrong_answers
 
 SEED = 20261
+HANGING = ("everybody waits", "right for powers of two only")
 HANG_S = 6  # for answers that hang: the cases before the one that hangs need a fraction of that
 
 
@@ -47,8 +48,7 @@ def check_blank(exercise: str) -> None:
 
 def check_wrong(wrong: WrongAnswer) -> Result:
     setup = cells(wrong.exercise.partition(".")[0])["setup"]
-    hangs = wrong.mistake in ("everybody waits", "right for powers of two only")
-    timeout_s = HANG_S if hangs else None
+    timeout_s = HANG_S if wrong.mistake in HANGING else None
     result = check(wrong.exercise, seed=SEED, namespace=namespace(setup, wrong.source), timeout_s=timeout_s)
     assert result.status == "fail", str(result)
     assert result.points < result.max_points

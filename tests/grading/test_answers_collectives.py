@@ -37,6 +37,7 @@ def test_blank_is_not_attempted(exercise: str):
     check_blank(exercise)
 
 
-@pytest.mark.parametrize("wrong", WRONG, ids=[f"{wrong.exercise}: {wrong.title}" for wrong in WRONG])
+# Every third of them in a notebook's way; test_sandbox tries all of them in the grader's.
+@pytest.mark.parametrize("wrong", WRONG[::3], ids=[f"{wrong.exercise}: {wrong.title}" for wrong in WRONG[::3]])
 def test_mistake_is_named(wrong: WrongAnswer):
     check_wrong(wrong)

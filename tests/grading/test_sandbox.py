@@ -17,7 +17,8 @@ from dtlib.grading.sandbox import Limits, Outcome, Sandbox, _observations
 from dtlib.grading.submissions import Cell
 from dtlib.grading.walls import WALLS
 
-from .bank import cells
+from .answers import HANGING
+from .bank import WrongAnswer, cells, wrong_answers
 
 SEED = 20263
 EXERCISES = list(all_exercises())
@@ -153,3 +154,23 @@ def test_a_sandbox_that_is_closed_leaves_no_process_and_loads_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_an_answer_may_be_as_long_as_it_likes(sandbox: Sandbox):
+    long = "# " + "é" * 100_000 + "\n" + BUILT_IN
+    result, _ = judged(sandbox, "collectives.4", long)
+    assert "torch's broadcast called" in result.message
+
+
+@pytest.mark.parametrize("wrong", wrong_answers(), ids=lambda wrong: f"{wrong.exercise}: {wrong.title}")
+def test_mistakes_are_named_behind_walls_too(sandbox: Sandbox, wrong: WrongAnswer):
+    if wrong.mistake in HANGING:
+        pytest.skip("hangs for seconds, and is tried in a notebook's way")
+    result, outcome = judged(sandbox, wrong.exercise, wrong.source)
+    if wrong.mistake == "around the record" and any(run.trouble for run in outcome.runs):
+        assert {run.trouble.kind for run in outcome.runs if run.trouble} == {"tampered"}
+        assert "called around the functions of torch.distributed" in result.message
+    else:
+        told = {check.name: check for check in result.checks}[wrong.check]
+        assert not told.passed
+        assert told.mistake == wrong.mistake, str(result)

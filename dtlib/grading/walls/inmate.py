@@ -119,7 +119,8 @@ def _work(task: Mapping[str, Any], rank: int, files: RankFiles, store_fd: int) -
     )
     function = None
     try:
-        function = cells.load([(name, source) for name, source in task["cells"]], task["cell_id"], task["function"])
+        sources = [(name, source) for name, source in json.loads(task["cells"].tobytes())]
+        function = cells.load(sources, task["cell_id"], task["function"])
         observations: list[Any] = []
         for case in task["cases"][rank]:
             try:
