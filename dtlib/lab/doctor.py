@@ -11,9 +11,9 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
+from dtlib.processes import namespace
 from dtlib.theory import units
 
 from . import here
@@ -69,6 +69,7 @@ def examine() -> Examination:
         ("start method", _start_method, False),
         ("ranks", _ranks, True),
         ("private network", _private_network, False),
+        ("walls", _walls, False),
         ("TCP counts", _tcp_counts, False),
         ("shaped links", _shaped_links, False),
         ("GPU", _gpu, False),
@@ -166,6 +167,18 @@ def _private_network() -> list[Finding]:
     return [Finding("private network", not refused, "no" if refused else "yes", note)]
 
 
+def _walls() -> list[Finding]:
+    """Put up the walls that `dtlib grade` runs submissions behind, and tell which stand."""
+    from dtlib.grading.sandbox import Sandbox
+
+    with Sandbox() as sandbox:
+        walls = dict(sandbox.walls)
+    missing = [f"{name} ({why})" for name, why in walls.items() if why]
+    standing = ", ".join(name for name, why in walls.items() if not why) or "none"
+    note = f"missing: {'; '.join(missing)}. dtlib grade goes on without; grade strangers elsewhere" if missing else ""
+    return [Finding("walls", not missing, standing, note)]
+
+
 def _tcp_counts() -> list[Finding]:
     from .wire import kernel_counts_connections
 
@@ -220,7 +233,7 @@ print(refused)
 def _in_private_network(tc: str) -> str:
     """Enter a private network in a child and, with a `tc`, slow its loopback down; "" or why that is
     refused."""
-    command = [sys.executable, "-c", _PROBE, str(Path(__file__).with_name("namespace.py")), tc]
+    command = [sys.executable, "-c", _PROBE, namespace.__file__, tc]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_CHILD_SECONDS)
     except subprocess.TimeoutExpired:

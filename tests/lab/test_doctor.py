@@ -1,6 +1,8 @@
+import contextlib
 import importlib.metadata
 import json
 import os
+from typing import ClassVar
 
 import pytest
 
@@ -15,7 +17,7 @@ def examination():
 def test_this_machine_is_examined(examination):
     names = [finding.name for finding in examination.findings]
     assert len(set(names)) == len(names)
-    for name in ("python", "torch", "cores", "memory", "start method", "ranks", "wire", "GPU", "Chromium"):
+    for name in ("python", "torch", "cores", "memory", "start method", "ranks", "wire", "walls", "GPU", "Chromium"):
         assert examination[name].value
     assert examination.healthy  # the tests run, so the course does
     with pytest.raises(KeyError):
@@ -35,7 +37,7 @@ def test_findings_are_plain_data(examination):
 
 @pytest.fixture
 def _quick(monkeypatch):
-    for name in ("_ranks", "_private_network", "_shaped_links", "_gpu", "_chromium"):
+    for name in ("_ranks", "_private_network", "_walls", "_shaped_links", "_gpu", "_chromium"):
         monkeypatch.setattr(doctor, name, list)
 
 
@@ -126,3 +128,21 @@ def test_probes_leave_no_namespace_behind():
     doctor._private_network()
     after = os.stat("/proc/self/ns/net").st_ino if before else None
     assert before == after
+
+
+def test_walls_that_do_not_stand_are_named(monkeypatch):
+    from dtlib.grading import sandbox
+
+    class Hut(contextlib.nullcontext):
+        walls: ClassVar = {"processes": "", "network": "unshare: Operation not permitted", "limits": ""}
+
+        def __enter__(self):
+            return self
+
+    monkeypatch.setattr(sandbox, "Sandbox", Hut)
+    (found,) = doctor._walls()
+    assert (found.name, found.ok, found.value, found.required) == ("walls", False, "processes, limits", False)
+    assert "missing: network (unshare: Operation not permitted)" in found.note
+    Hut.walls = dict.fromkeys(Hut.walls, "")
+    (found,) = doctor._walls()
+    assert (found.ok, found.value, found.note) == (True, "processes, network, limits", "")
