@@ -133,7 +133,7 @@ class Sandbox:
         peak = 0
         runs: list[Run] = []
         # As bytes: plain data cut long texts.
-        sources = np.frombuffer(json.dumps([[cell.id, cell.source] for cell in cells]).encode(), np.uint8)
+        sources = _as_array(json.dumps([[cell.id, cell.source] for cell in cells]).encode())
         on_ranks = any("world_size" in case for case in cases)
         for group in [[case] for case in cases] if on_ranks else [list(cases)]:
             left = self.limits.exercise_seconds - (time.monotonic() - start)
@@ -161,19 +161,21 @@ class Sandbox:
             "function": exercise.function,
             "harness": exercise.harness,
             "world_size": world_size,
-            "cases": [[for_rank(case, rank) for case in group] for rank in range(world_size)],
+            "cases": [_packed([for_rank(case, rank) for case in group]) for rank in range(world_size)],
+            "num_cases": len(group),
             "together": "world_size" not in group[0],
             "timeout_s": timeout_s,
         }
 
     def _try_walls(self) -> None:
         task = {
-            "cells": np.frombuffer(b"[]", np.uint8),
+            "cells": _as_array(b"[]"),
             "cell_id": "",
             "function": "",
             "harness": "paper.call",
             "world_size": 1,
-            "cases": [[]],
+            "cases": [_packed([])],
+            "num_cases": 1,
             "together": True,
             "timeout_s": 30.0,
             "try_walls": True,
@@ -253,6 +255,15 @@ _MODULES = (
     "dtlib.grading.harness.paper",
     "dtlib.ranks",
 )
+
+
+def _packed(cases: list[Any]) -> Array:
+    """What one rank is told: packed by itself, so that the others need not unpack it."""
+    return _as_array(plain.pack(cases))
+
+
+def _as_array(data: bytes) -> Array:
+    return np.frombuffer(data, np.uint8)
 
 
 def _receive(control: socket.socket, world_size: int) -> _Told:

@@ -174,3 +174,19 @@ def test_mistakes_are_named_behind_walls_too(sandbox: Sandbox, wrong: WrongAnswe
         told = {check.name: check for check in result.checks}[wrong.check]
         assert not told.passed
         assert told.mistake == wrong.mistake, str(result)
+
+
+def test_a_rank_is_told_its_own_numbers_alone(sandbox: Sandbox):
+    source = (
+        "import gc, sys\n"
+        "def tree_broadcast(tensor, src):\n"
+        "    frame, seen = sys._getframe(), []\n"
+        "    while frame:\n"
+        "        seen += [name for name in frame.f_locals if name == 'seed']\n"
+        "        frame = frame.f_back\n"
+        "    seen += [held for held in gc.get_objects() if isinstance(held, dict) and 'seed' in held and 'src' in held]\n"
+        "    packed = [held['cases'] for held in gc.get_objects() if isinstance(held, dict) and 'num_cases' in held]\n"
+        "    print(seen, [bool(each.any()) for cases in packed for each in cases if hasattr(each, 'any')])\n"
+    )
+    _, outcome = judged(sandbox, "collectives.4", source)
+    assert outcome.printed.splitlines()[0] == "[rank 0] [] [False, False]"

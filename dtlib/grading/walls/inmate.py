@@ -51,7 +51,7 @@ def live(
                 exchange=context.exchange_over(sock),
             )
         )
-        verdict = _work(task, rank, files, store_fd)
+        verdict = _work({**task, "cases": _own_cases(task, rank)}, rank, files, store_fd)
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
@@ -70,11 +70,19 @@ def give_up_privileges(task: Mapping[str, Any], rank: int, standing: frozenset[s
         view.make_scratch(bounds.scratch_bytes)
         os.chdir(view.HOME)
     if "limits" in standing:
-        limits.obey(bounds, task["timeout_s"] * len(task["cases"][rank]))
+        limits.obey(bounds, task["timeout_s"] * task["num_cases"])
         limits.become_nobody(task["number"] + rank)
     if "syscalls" in standing:
         kernel.gain_nothing()
         kernel.forbid_syscalls()
+
+
+def _own_cases(task: Mapping[str, Any], rank: int) -> list[Any]:
+    """What this rank is told of the cases. What the others are told, which was forked along, is wiped out."""
+    own: list[Any] = plain.unpack(task["cases"][rank].tobytes())
+    for packed in task["cases"]:
+        packed[:] = 0
+    return own
 
 
 def _keep_only(descriptors: list[int]) -> None:
@@ -122,7 +130,7 @@ def _work(task: Mapping[str, Any], rank: int, files: RankFiles, store_fd: int) -
         sources = [(name, source) for name, source in json.loads(task["cells"].tobytes())]
         function = cells.load(sources, task["cell_id"], task["function"])
         observations: list[Any] = []
-        for case in task["cases"][rank]:
+        for case in task["cases"]:
             try:
                 observations.append(plain.simplify(harness(function, case)))
             except Exception as error:
