@@ -184,7 +184,7 @@ def test_a_rank_is_told_its_own_numbers_alone(sandbox: Sandbox):
         "    while frame:\n"
         "        seen += [name for name in frame.f_locals if name == 'seed']\n"
         "        frame = frame.f_back\n"
-        "    seen += [held for held in gc.get_objects() if isinstance(held, dict) and 'seed' in held and 'src' in held]\n"
+        "    seen += [held for held in gc.get_objects() if isinstance(held, dict) and {'seed', 'src'} <= set(held)]\n"
         "    packed = [held['cases'] for held in gc.get_objects() if isinstance(held, dict) and 'num_cases' in held]\n"
         "    print(seen, [bool(each.any()) for cases in packed for each in cases if hasattr(each, 'any')])\n"
     )
