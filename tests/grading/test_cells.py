@@ -524,7 +524,7 @@ LINES = st.one_of(
 class TestLikeTheNotebook:
     """What the sliced notebook computes is what the notebook computes that runs from the top to the own cell."""
 
-    @settings(max_examples=500, deadline=None)
+    @settings(max_examples=200, deadline=None)
     @given(
         st.lists(st.lists(LINES, max_size=4), max_size=4),
         st.lists(LINES, max_size=2),

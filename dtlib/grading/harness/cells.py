@@ -23,7 +23,7 @@ from .slices import PRELUDE, Statement, compiled, defined_in_text, is_stub, need
 
 _OF_AN_EXERCISE = re.compile(r"[a-z_]+-\d+")
 _CHECK = re.compile(r"[a-z_]+-\d+-check")
-_MOST_SOURCE = 2**18  # characters of all cells but the own one: nobody writes more, and analysing it takes seconds
+_MOST_SOURCE = 2**17  # characters of all cells but the own one: nobody writes more, and analysing it takes seconds
 _skipped: dict[str, str] = {}  # of the last `load` in this process: a name, and why it is missing
 
 

@@ -65,13 +65,8 @@ class Statement:
         return frozenset(step.argval for step in dis.get_instructions(self.code) if step.opname == "STORE_NAME")
 
     @cached_property
-    def uses_at_once(self) -> frozenset[str]:
-        """The names that it looks up while it runs."""
-        return frozenset() if self.code is None else frozenset(_loads(self.code))
-
-    @cached_property
     def uses(self) -> frozenset[str]:
-        """These, and the names that the functions and classes in it look up when they are called."""
+        """The names that it looks up while it runs, or that its functions look up when they are called."""
         return frozenset() if self.code is None else frozenset().union(*map(_loads, _all(self.code)))
 
     @cached_property
@@ -119,7 +114,8 @@ def needed(
     shared cells, Python and the prelude do not know, only definitions, imports and assignments, and of one cell.
     """
     place = own[0].place if own else 0
-    chosen = [each for each in shared if each.is_star_import]
+    in_shared, in_others = _Index(shared), _Index(each for each in of_others if each.is_simple)
+    chosen = dict.fromkeys(each for each in shared if each.is_star_import)
     waiting = sorted(_open_names(own) | {name for each in chosen for name in each.uses})
     asked = {function}
     while waiting:
@@ -127,9 +123,9 @@ def needed(
         if name in asked:
             continue
         asked.add(name)
-        for each in _sources(name, place, shared, of_others):
+        for each in _sources(name, place, in_shared, in_others):
             if each not in chosen:
-                chosen.append(each)
+                chosen[each] = None
                 waiting += sorted(each.uses - asked)
     return sorted(chosen, key=lambda each: (each.place, each.node.lineno, each.node.col_offset))
 
@@ -139,32 +135,40 @@ def defined_in_text(text: str) -> set[str]:
     return {name for pair in _DEFINED_IN_TEXT.findall(text) for name in pair if name}
 
 
-def _sources(name: str, place: int, shared: Sequence[Statement], of_others: Sequence[Statement]) -> Iterable[Statement]:
-    found = [each for each in shared if name in each.binds and (each.is_import or name not in PRELUDE)]
+class _Index:
+    """Statements by the names that they bind and by those that they change."""
+
+    def __init__(self, statements: Iterable[Statement]) -> None:
+        self.binding: dict[str, list[Statement]] = {}
+        self.changing: dict[str, list[Statement]] = {}
+        for each in statements:
+            for name in each.binds:
+                self.binding.setdefault(name, []).append(each)
+            for name in each.changes:
+                self.changing.setdefault(name, []).append(each)
+
+
+def _sources(name: str, place: int, in_shared: _Index, in_others: _Index) -> list[Statement]:
+    found = [each for each in in_shared.binding.get(name, ()) if each.is_import or name not in PRELUDE]
+    changing = in_shared.changing.get(name, [])
     if not found and name not in PRELUDE and not hasattr(builtins, name):
-        found = [each for each in of_others if name in each.binds and each.is_simple]
+        found = in_others.binding.get(name, [])
         where = [each.place for each in found]
         nearest = max((each for each in where if each < place), default=min(where, default=place))
         found = [each for each in found if each.place == nearest]
-        shared = [each for each in of_others if each.place == nearest and each.is_simple]
-    if not found:
-        return []
-    above = any(each.place < place for each in found)
-    found = [each for each in found if not above or each.place < place]
+        changing = [each for each in in_others.changing.get(name, ()) if each.place == nearest]
     if all(each.is_import for each in found):
-        return found
-    changing = (each for each in shared if name in each.changes and (not above or each.place < place))
-    return [*found, *(each for each in changing if each not in found)]
+        changing = []  # nobody's `append` to a module
+    above = any(each.place < place for each in found)
+    return [each for each in (*found, *changing) if not above or each.place < place]
 
 
 def _open_names(own: Sequence[Statement]) -> set[str]:
-    """The names that the own cell looks up and does not bind itself, or only later."""
-    bound_anywhere = {name for each in own if each.is_simple for name in each.binds}
+    """The names that the own cell looks up before it binds them itself, if it does."""
     bound: set[str] = set()
     wanted: set[str] = set()
     for each in own:
-        wanted |= each.uses_at_once - bound
-        wanted |= each.uses - each.uses_at_once - bound_anywhere
+        wanted |= each.uses - bound
         bound |= each.binds if each.is_simple else set()  # an `if` may bind or not
     return wanted
 
