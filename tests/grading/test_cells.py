@@ -150,6 +150,14 @@ class TestOwnCell:
     def test_lines_that_try_the_function_out_do_no_harm(self, call):
         assert demo("from dtlib import lab, grading", own(f"def f():\n    return 1\n{call}"))() == 1
 
+    def test_lines_that_try_the_function_out_do_not_run(self):
+        tries = "f()\nprint(f())\nx = [f() for _ in range(3)]\nfor _ in range(3):\n    f()\nassert f() == 2"
+        assert demo(own(f"seen = []\ndef f():\n    seen.append(1)\n    return len(seen)\n{tries}"))() == 1
+        needed = (
+            "def f():\n    return 1\nonce = f()\ndef f(once=once):\n    return g() + once\ndef g():\n    return f and 1"
+        )
+        assert demo(own(needed))() == 2
+
     def test_what_raises_before_the_definition_is_told_with_its_line(self):
         error = unusable(own("def half(x):\n    return x / 0\n\ny = half(1)\ndef f(): return y"))
         assert error.kind == "raised"

@@ -78,7 +78,8 @@ def load(cells: Sequence[tuple[str, str]], cell_id: str, function: str) -> Calla
     - What it needs of other cells runs first, in notebook order. A statement there that raises is skipped, and
       `explain` knows it. Cells called ``…-check``, `lab.run` and `grading.check` do not run.
     - `np`, `torch`, `dist`, `lab` and `grading` are there even without a set-up cell.
-    - What raises in the own cell below the last definition, a line that tries the function out, is skipped as well.
+    - Lines of the own cell that try the function out below its last definition do not run (they would send what no
+      task asks for), and what else raises there is skipped: the function stands.
 
     Raises `Unusable` where no function comes out of it. Tracebacks show the lines of ``<cell collectives-5>``.
     """
@@ -231,7 +232,8 @@ def _run_other(statement: Statement, namespace: dict[str, Any], cells: Sequence[
 def _run_own(own: _Cell, namespace: dict[str, Any], function: str) -> None:
     last = max((number for number, each in enumerate(own.statements) if function in each.binds), default=None)
     for number, statement in enumerate(own.statements):
-        if statement.code is None or (statement.launches and function not in statement.binds):
+        tries_it_out = statement.launches or (last is not None and number > last and statement.calls(function))
+        if statement.code is None or (tries_it_out and function not in statement.binds):
             continue
         try:
             exec(statement.code, namespace)

@@ -11,7 +11,7 @@ _CELL_MAGIC = re.compile(r"\s*%%(\w*)")
 _MAGIC = re.compile(
     r"(?P<indent>[ \t]*)(?:[%!?]|(?P<name>[A-Za-z_]\w*)[ \t]*=[ \t]*[%!]|[\w.\[\]]+\?{1,2}[ \t]*(?:#.*)?$)"
 )
-_MOST_TRIES = 50  # a cell of ten thousand shell lines is not parsed ten thousand times
+_MOST_TRIES = 20  # a cell of ten thousand shell lines is not parsed ten thousand times
 
 
 def parse(source: str) -> ast.Module:

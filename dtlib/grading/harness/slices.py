@@ -79,6 +79,11 @@ class Statement:
         """Whether it starts ranks or a check, which belongs in the notebook alone: `lab.run`, `grading.check`."""
         return any(isinstance(node, ast.Call) and _is_launch(node.func) for node in _at_top(self.node))
 
+    def calls(self, function: str) -> bool:
+        """Whether it calls `function` as it runs, other than in the body of a function that it defines."""
+        calls = (node.func for node in _at_top(self.node) if isinstance(node, ast.Call))
+        return any(isinstance(called, ast.Name) and called.id == function for called in calls)
+
     @property
     def is_star_import(self) -> bool:
         """Whether it is ``from module import *``."""
