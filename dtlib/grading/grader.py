@@ -234,14 +234,14 @@ class _Run:
                 own.close()
 
     def _measured(self, group: Class) -> dict[str, Any]:
-        import resource
+        from .walls.limits import resident_bytes
 
         return {
             "time": f"{datetime.now(UTC):%Y-%m-%dT%H:%MZ}",
             "seconds": round(time.monotonic() - self.started, 3),
             "jobs": self.jobs,
             "kept": group.kept,
-            "peak_grader_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "peak_grader_bytes": resident_bytes()[1],
         }
 
 

@@ -85,7 +85,7 @@ def _learners(group: Class, room: int) -> list[str]:
     lines = [
         "## Learners",
         "",
-        f"| learner | points | % | {' | '.join(columns)} |",
+        f"| learner | points | % | {' | '.join(name.replace('.', '<br>') for name in columns)} |",
         f"|:--|--:|--:|{':-:|' * len(columns)}",
     ]
     used = 0
@@ -127,7 +127,7 @@ def _items(group: Class) -> list[str]:
         share = row["mean_points"] / row["points"]
         lines.append(
             f"| {row['exercise']} · {markdown(row['title'])} | {row['points']} | {row['attempted']} | {row['passed']} "
-            f"| {row['mean_points']:.1f} | {bar(share)} {percent(row['mean_points'], row['points']):.0f} % "
+            f"| {row['mean_points']:.1f} | {bar(share)}&nbsp;{percent(row['mean_points'], row['points']):.0f}&nbsp;% "
             f"| {_failure(row['commonest_failure'])} |"
         )
     return [*lines, ""]

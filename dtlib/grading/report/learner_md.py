@@ -41,6 +41,11 @@ def sign_of(entry: Record) -> str:
     return "◐" if entry["status"] == "fail" and entry["points"] else SIGNS[entry["status"]]
 
 
+def _in_words(entry: Record) -> str:
+    words = {"pass": "all right", "fail": "right in part" if entry["points"] else "not yet"}
+    return words.get(entry["status"], str(entry["status"]))
+
+
 def check_sign(entry: Record, check: Record) -> str:
     """The sign of one check of an exercise."""
     if not check["counted"]:
@@ -74,7 +79,7 @@ def _exercise(entry: Record, seed: int | None) -> list[str]:
     lines = [
         f"## {sign_of(entry)} {entry['id']} · {markdown(entry['title'])}",
         "",
-        f"*{entry['status']}*, {points}",
+        f"*{_in_words(entry)}*, {points}",
         "",
     ]
     if reason := reason_of(entry):

@@ -79,7 +79,7 @@ def _failures(entry: Record) -> list[tuple[str, str]]:
     """
     if entry["reason"]:
         return [(WHOLE, entry["trouble"] or UNKNOWN)]
-    found = []
+    found: list[tuple[str, str]] = []
     seen: set[str] = set()
     for check in entry["checks"]:
         if check["passed"] or not check["counted"]:
