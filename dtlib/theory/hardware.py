@@ -7,12 +7,12 @@ collective sends and receives at once, so one direction is what its formulas ask
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeVar
 
+from ._lookup import find
 from .units import GB, TB, TFLOP, Gbit
 
 
@@ -126,29 +126,9 @@ def link(name: str) -> Link:
     Case, spaces and hyphens do not matter, and any words of the name will do where they fit one link only. Raises
     ``ValueError`` that lists the names otherwise.
     """
-    return _find("link", name, LINKS)
+    return find("link", name, LINKS)
 
 
 def accelerator(name: str) -> Accelerator:
     """The accelerator called `name`, for example ``accelerator("H100")``; rules and errors as for `link`."""
-    return _find("accelerator", name, ACCELERATORS)
-
-
-def _find(what: str, name: str, known: Mapping[str, Named]) -> Named:
-    wanted = _words(name) if isinstance(name, str) else []
-    exact = [each for each in known.values() if _words(each.name) == wanted]
-    some = [each for each in known.values() if wanted and _contains(_words(each.name), wanted)]
-    found = exact or some
-    if len(found) != 1:
-        fitting = f" fits {', '.join(each.name for each in found)};" if found else " is unknown;"
-        raise ValueError(f"name {name!r} of {what}{fitting} there are {', '.join(known)}")
-    return found[0]
-
-
-def _words(name: str) -> list[str]:
-    """Runs of letters and runs of digits: ``"NVLink4"`` and ``"nvlink 4"`` are the same two words."""
-    return re.findall(r"[a-z]+|\d+", name.lower())
-
-
-def _contains(words: list[str], wanted: list[str]) -> bool:
-    return any(words[start : start + len(wanted)] == wanted for start in range(len(words)))
+    return find("accelerator", name, ACCELERATORS)

@@ -1,0 +1,37 @@
+"""Models by their sizes, and their parameters counted part by part.
+
+Letters: l layers (`num_layers`), h width (`hidden`), a heads (`num_heads`), V vocabulary (`vocab`), s positions
+(`seq`), Ψ parameters (`num_params`). ``model("llama3-70b")`` finds a published one; `gpt` and `llama` make others.
+
+Arguments out of range raise ``ValueError``, which names the argument, its value and the rule.
+"""
+
+from .architecture import Architecture, Norm, gpt, llama
+from .parameters import (
+    LayerParameters,
+    ModelParameters,
+    gpt_num_params,
+    layer_parameters,
+    llama_num_params,
+    model_parameters,
+    norm_parameters,
+    padded_vocab,
+)
+from .presets import MODELS, model
+
+__all__ = [
+    "MODELS",
+    "Architecture",
+    "LayerParameters",
+    "ModelParameters",
+    "Norm",
+    "gpt",
+    "gpt_num_params",
+    "layer_parameters",
+    "llama",
+    "llama_num_params",
+    "model",
+    "model_parameters",
+    "norm_parameters",
+    "padded_vocab",
+]

@@ -1,0 +1,145 @@
+"""The sizes of a decoder-only transformer: everything that its parameters, bytes and operations follow from.
+
+Letters: l layers (`num_layers`), h width (`hidden`), a heads (`num_heads`), V vocabulary (`vocab`), s positions
+(`seq`). Two families cover the models of the book: `gpt` (learned positions, layer norms, biases, an MLP of two
+matrices) and `llama` (rotary positions, RMS norms, no biases, grouped heads, a gated MLP of three matrices).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from dtlib.theory.collectives._valid import whole
+
+Norm = Literal["layer", "rms"]
+_NORMS = ("layer", "rms")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """A decoder-only transformer by its sizes; ``dataclasses.replace`` changes some of them.
+
+    Attention has `num_heads` query heads and `num_kv_heads` key and value heads of `head_dim` entries each. The MLP
+    is `ffn_hidden` wide; `gated` means three matrices (gate, up, down) instead of two. `tied` shares one matrix
+    between the embedding and the head. With `biases` every matrix of a layer has one; the head never does. A
+    ``"layer"`` norm has a weight and a bias, an ``"rms"`` norm a weight. `learned_positions` is a table of `seq` rows;
+    without it, positions cost nothing. `source` says where the sizes were published.
+
+    ``ValueError`` for a size below 1, heads that the key and value heads do not divide, or an unknown norm.
+    """
+
+    name: str
+    num_layers: int
+    hidden: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    ffn_hidden: int
+    vocab: int
+    seq: int
+    tied: bool
+    biases: bool
+    norm: Norm
+    gated: bool
+    learned_positions: bool
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.type == "int":
+                whole(field.name, value, 1)
+            elif field.type == "bool" and not isinstance(value, bool):
+                raise ValueError(f"{field.name} must be True or False, not {value!r}")
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"num_kv_heads must divide num_heads={self.num_heads}; {self.num_kv_heads} does not")
+        if self.norm not in _NORMS:
+            raise ValueError(f"norm must be one of {', '.join(_NORMS)}, not {self.norm!r}")
+
+    @property
+    def query_width(self) -> int:
+        """Entries of all query heads of one token: h, unless `head_dim` says otherwise."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        """Entries of all keys of one token, and as many of its values."""
+        return self.num_kv_heads * self.head_dim
+
+
+def gpt(
+    name: str,
+    *,
+    num_layers: int,
+    hidden: int,
+    num_heads: int,
+    vocab: int,
+    seq: int,
+    tied: bool = True,
+    source: str = "",
+) -> Architecture:
+    """A model of the GPT family: an MLP of width 4h, biases everywhere, learned positions.
+
+    ``ValueError`` where `hidden` is no multiple of `num_heads`.
+    """
+    return Architecture(
+        name=name,
+        num_layers=num_layers,
+        hidden=hidden,
+        num_heads=num_heads,
+        num_kv_heads=num_heads,
+        head_dim=_head_dim(hidden, num_heads),
+        ffn_hidden=4 * hidden,
+        vocab=vocab,
+        seq=seq,
+        tied=tied,
+        biases=True,
+        norm="layer",
+        gated=False,
+        learned_positions=True,
+        source=source,
+    )
+
+
+def llama(
+    name: str,
+    *,
+    num_layers: int,
+    hidden: int,
+    num_heads: int,
+    ffn_hidden: int,
+    vocab: int,
+    seq: int,
+    num_kv_heads: int | None = None,
+    tied: bool = False,
+    source: str = "",
+) -> Architecture:
+    """A model of the Llama family; as many key and value heads as query heads unless `num_kv_heads` says less.
+
+    ``ValueError`` where `hidden` is no multiple of `num_heads`, or `num_kv_heads` does not divide `num_heads`.
+    """
+    return Architecture(
+        name=name,
+        num_layers=num_layers,
+        hidden=hidden,
+        num_heads=num_heads,
+        num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
+        head_dim=_head_dim(hidden, num_heads),
+        ffn_hidden=ffn_hidden,
+        vocab=vocab,
+        seq=seq,
+        tied=tied,
+        biases=False,
+        norm="rms",
+        gated=True,
+        learned_positions=False,
+        source=source,
+    )
+
+
+def _head_dim(hidden: int, num_heads: int) -> int:
+    hidden, num_heads = whole("hidden", hidden, 1), whole("num_heads", num_heads, 1)
+    if hidden % num_heads:
+        raise ValueError(f"hidden must be a multiple of num_heads={num_heads}, not {hidden}")
+    return hidden // num_heads
