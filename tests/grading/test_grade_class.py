@@ -76,7 +76,7 @@ def out(handed_in, tmp_path_factory):
 
 
 def without_counted_bytes(record):
-    """The kernel counts headers too, some bytes more or less in each run; no verdict turns on them, a message names them."""
+    """The kernel counts headers too, some bytes more or less each time; no verdict turns on them."""
     return re.sub(r"Saw [\d,]+ B \([^)]*\)", "Saw bytes", json.dumps(record))
 
 
