@@ -31,6 +31,7 @@ HARMS = (
     "memory",
     "huge report",
 )
+READ_WHOLE = ("sparse file", "nested brackets", "link to the solutions", "linked folder", "pipe")
 SPARSE_BYTES = 500 * 2**20
 
 

@@ -31,7 +31,7 @@ from dtlib.theory.units import MiB
 
 from . import hostile_world as outside
 from .bank import ROOT
-from .hostile_bank import HARMS, Control, Hostile, hand_in, hostile_submissions, reference_notebook
+from .hostile_bank import HARMS, READ_WHOLE, Control, Hostile, hand_in, hostile_submissions, reference_notebook
 from .hostile_world import Naive, World
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the walls are those of Linux")
@@ -41,7 +41,6 @@ LIMITS = Limits(memory_bytes=400 * MiB, processes=32, output_bytes=MiB)
 CLOCK_S = 1.0  # for those that never end
 HOSTILE = hostile_submissions()
 CONTROLS = [(hostile, control) for hostile in HOSTILE for control in hostile.controls]
-READ_WHOLE = ("sparse file", "nested brackets", "link to the solutions", "linked folder", "pipe")
 OTHER_WALLS = ("clock", "judge", "meter", "intake")
 LARGE_BYTES = 180 * MiB  # of memory: the bombs are a good deal larger
 HANG_S = 0.8
