@@ -13,6 +13,7 @@ import os
 import re
 import select
 import socket
+import sys
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -84,7 +85,8 @@ class Sandbox:
 
     `without` leaves walls out, which is for tests that show what a wall is good for. `hidden` are folders that nobody
     inside may see even if a folder around them is in sight. Walls that this machine does not grant are left out too:
-    `walls` tells for each name "" where it stands, else why it does not. Raises ``ValueError`` for an unknown wall.
+    `walls` tells for each name "" where it stands, else why it does not. Raises ``ValueError`` for an unknown wall and
+    `SandboxError` on another system than Linux.
     """
 
     def __init__(
@@ -93,6 +95,8 @@ class Sandbox:
         unknown = sorted(set(without) - set(WALLS))
         if unknown:
             raise ValueError(f"without must name walls ({', '.join(WALLS)}), not {', '.join(map(repr, unknown))}")
+        if sys.platform != "linux":
+            raise SandboxError(f"submissions are run on Linux alone, and this is {sys.platform}; a container will do")
         self.limits = limits or Limits()
         self.walls = {wall: "left out" if wall in without else "" for wall in WALLS}
         self._hidden = [str(path) for path in hidden_paths(hidden)]
