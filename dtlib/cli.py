@@ -150,6 +150,7 @@ def grade(
       130  interrupted; who is graded stays graded
     """
     import math
+    import traceback
 
     from dtlib.grading.grader import GradeError
     from dtlib.grading.grader import grade as grade_all
@@ -178,10 +179,12 @@ def grade(
     except GradeError as error:
         raise click.UsageError(str(error)) from error
     except KeyboardInterrupt:
-        click.echo("interrupted before anything was graded", err=True)
+        click.echo("interrupted: run the same command again to grade the rest", err=True)
         raise SystemExit(130) from None
-    except OSError as error:
-        click.echo(f"Error: the results could not be written: {error}", err=True)
+    except Exception as error:
+        if not isinstance(error, OSError):
+            traceback.print_exc()
+        click.echo(f"Error: the grader itself failed: {type(error).__name__}: {error}", err=True)
         raise SystemExit(3) from error
     raise SystemExit(_tell_results(console, results, fail_under, quiet=quiet))
 
@@ -194,7 +197,9 @@ def _tell_results(console: Console, results: ClassResults, fail_under: float | N
     if not quiet:
         for line in summary_lines(results.group):
             console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=True)
-        console.print(f"the report of the class: {results.out / 'report.md'}", markup=False, soft_wrap=True)
+        console.print(
+            f"the report of the class: {results.out / 'report.md'}", markup=False, highlight=False, soft_wrap=True
+        )
     if results.interrupted:
         click.echo("interrupted: run the same command again to grade the rest", err=True)
         return 130

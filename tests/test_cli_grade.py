@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from dtlib import cli
+from dtlib.grading import report
 from dtlib.grading import sandbox as walls
 from dtlib.grading.book import Event
 from dtlib.grading.progress import Shown
@@ -84,6 +85,18 @@ def test_a_fault_of_the_grader_has_an_exit_code_of_its_own(handed_in, tmp_path):
     assert result.exit_code == 3
     assert "the grader itself failed on 1: cleo collectives.1 RuntimeError: we fell over" in result.output
     assert load(tmp_path / "results" / "results.json")["class"]["graded"] == 3
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyError("a bug of ours")])
+def test_what_nobody_foresaw_is_no_verdict_on_learners(handed_in, tmp_path, monkeypatch, error):
+    def fail(*arguments):
+        raise error
+
+    monkeypatch.setattr(report, "write_class", fail)
+    result = invoke(handed_in, "--out", tmp_path / "results", "--fail-under", "99", *CHOSEN)
+    assert result.exit_code == 3
+    assert f"the grader itself failed: {type(error).__name__}: {error}" in result.output
+    assert load(tmp_path / "results" / "results.json")["class"]["graded"] == 2, "who was graded is recorded"
 
 
 def test_the_time_limit_reaches_the_sandbox(handed_in, tmp_path, made):

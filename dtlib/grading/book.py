@@ -20,7 +20,8 @@ class Event:
     """How far the grader is: `what` is ``read``, ``kept``, ``begin``, ``exercise`` or ``learner``.
 
     `done` of `total` submissions are read (``read``) or learners graded (all others). `standing` is that of the learner
-    who is done (``kept``, ``learner``); `exercise` is the id of the exercise that is.
+    who is done (``kept``, ``learner``), `exercise` the id of the exercise that is, `num_exercises` (with ``begin``) how
+    many each learner has.
     """
 
     what: str
@@ -28,6 +29,7 @@ class Event:
     total: int
     learner: str = ""
     exercise: str = ""
+    num_exercises: int = 0
     standing: Standing | None = None
 
 
@@ -90,7 +92,7 @@ class Book:
     def _say(self, what: str, learner: str, exercise: str = "") -> None:
         total = len(self.group.standings)
         done = self.group.standings[learner] if what != "exercise" else None
-        self._progress(Event(what, self.num_done, total, self._name(learner), exercise, done))
+        self._progress(Event(what, self.num_done, total, self._name(learner), exercise, standing=done))
 
     def _name(self, learner: str) -> str:
         return self.group.standings[learner].learner

@@ -184,6 +184,7 @@ class _Run:
         except KeyboardInterrupt:
             interrupted = True
         group.state = "interrupted" if interrupted else "complete"
+        group.faults.sort(key=lambda each: (each.learner, each.exercise))  # not as threads happened to come upon them
         group.measured = self._measured(group)
         report.write_class(folder, group, exercises)
         report.write_results(folder, group)
@@ -227,7 +228,7 @@ class _Run:
         try:
             book.group.walls = merged(book.group.walls, sandbox.walls)
             book.walls = dict(sandbox.walls)
-            self.progress(Event("begin", book.num_done, len(book.group.standings)))
+            self.progress(Event("begin", book.num_done, len(book.group.standings), num_exercises=len(book.exercises)))
             work(pupils, book.exercises, book.group.seed, self.jobs, sandbox, book.tell)
         finally:
             if own is not None:

@@ -7,7 +7,7 @@ from types import TracebackType
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from .grader import Event
 
@@ -43,8 +43,13 @@ class Shown:
     def _on_bar(self, event: Event) -> None:
         assert self._bar is not None
         assert self._task is not None
-        words = "reading" if event.what == "read" else f"{escape(event.learner[:24])} {event.exercise}".strip()
-        self._bar.update(self._task, description=words, completed=event.done, total=event.total)
+        if event.what == "read":
+            self._bar.update(self._task, completed=event.done, total=event.total)
+        elif event.what == "begin":  # from here on, a step is an exercise
+            self._bar.reset(self._task, total=(event.total - event.done) * event.num_exercises)
+        elif event.what in ("exercise", "learner"):
+            words = f"{event.done} of {event.total} learners · {escape(event.learner[:24])}"
+            self._bar.update(self._task, description=words, advance=1)
 
     def _in_lines(self, event: Event) -> None:
         if event.what == "kept":
@@ -61,5 +66,5 @@ class Shown:
 
 
 def _bar(console: Console) -> Progress:
-    columns = (TextColumn("{task.description}", style="dim"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (BarColumn(), TaskProgressColumn(), TimeRemainingColumn(compact=True), TextColumn("{task.description}"))
     return Progress(*columns, console=console, transient=True)
