@@ -1,0 +1,137 @@
+"""Floating point operations of a training step, and the share of a device's peak that they use.
+
+A matrix product of (m, k) and (k, n) costs 2mkn operations; the backward pass costs two such products for each of the
+forward pass. Norms, activations and the softmax are not counted: they are bound by memory, not by arithmetic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dtlib.theory.breakdown import Breakdown
+from dtlib.theory.collectives._valid import amount, whole
+from dtlib.theory.models import Architecture
+
+RECOMPUTE = ("none", "selective", "full")
+"""What is computed again in the backward pass: nothing, the attention core, or every layer."""
+
+
+def checked_recompute(recompute: Any) -> str:
+    """`recompute`, or ``ValueError`` unless it is one of `RECOMPUTE`."""
+    if recompute not in RECOMPUTE:
+        raise ValueError(f"recompute must be one of {', '.join(RECOMPUTE)}, not {recompute!r}")
+    return str(recompute)
+
+
+@dataclass(frozen=True)
+class TokenFlops(Breakdown):
+    """Operations for one token: the `dense` matrices, the `attention` between tokens, and what is done again."""
+
+    dense: float
+    attention: float
+    recomputed: float = 0
+
+    @property
+    def model(self) -> float:
+        """What the model needs; a second computation of the same thing does not count."""
+        return self.dense + self.attention
+
+
+def training_flops_per_token(
+    num_params: float,
+    num_layers: int,
+    hidden: int,
+    seq: int,
+    *,
+    causal: bool = False,
+    recompute: str = "none",
+) -> TokenFlops:
+    """Operations to train on one token.
+
+    6Ψ + 12 l h s: each parameter multiplies and adds once forward and twice backward, and every layer compares the
+    token with all s of its sequence (2hs for the scores, 2hs for the weighted values, three times). The published
+    rates of utilisation count all s; with `causal` only the half that a causal mask leaves counts: 6 l h s. Recompute
+    adds a forward pass of everything (``"full"``: 2Ψ + 4 l h s, so 8Ψ in all) or of the attention between tokens
+    (``"selective"``: 4 l h s).
+
+    Ψ counts every parameter, embeddings too, as the PaLM paper and llm-foundry do; `forward_flops_per_token` counts the
+    products one by one. ``ValueError`` for sizes below 1 or another `recompute`. Source: Chowdhery et al. 2022, arXiv
+    2204.02311, appendix B.
+    """
+    amount("num_params", num_params)
+    l, h, s = whole("num_layers", num_layers, 1), whole("hidden", hidden, 1), whole("seq", seq, 1)
+    forward_dense, forward_attention = 2 * num_params, (2 if causal else 4) * l * h * s
+    again = {"none": 0, "selective": forward_attention, "full": forward_dense + forward_attention}
+    return TokenFlops(3 * forward_dense, 3 * forward_attention, again[checked_recompute(recompute)])
+
+
+def paper_flops_per_step(
+    sequences: int, num_layers: int, hidden: int, seq: int, vocab: int, *, full_recompute: bool = False
+) -> float:
+    """Operations of a whole step, as the Megatron papers count.
+
+    72 B l s h² (1 + s/(6h) + V/(12 l h)) for a batch of B `sequences`; with a full recompute of the layers
+    96 B l s h² (1 + s/(6h) + V/(16 l h)). These are the 6 (or 8) operations for each weight of the layers' matrices,
+    always 6 for those of the head, none for biases, norms and the embedding, and attention to all s tokens.
+    ``ValueError`` for sizes below 1. Source: Narayanan et al. 2021, arXiv 2104.04473, equation 3.
+    """
+    b, l, h = whole("sequences", sequences, 1), whole("num_layers", num_layers, 1), whole("hidden", hidden, 1)
+    s, v = whole("seq", seq, 1), whole("vocab", vocab, 1)
+    passes = 4 if full_recompute else 3
+    return b * s * (passes * (24 * l * h * h + 4 * l * h * s) + 6 * v * h)
+
+
+@dataclass(frozen=True)
+class ForwardFlops(Breakdown):
+    """Operations of one token's forward pass, product by product: the projections of attention (queries, keys, values,
+    output), its scores and weighted values, the MLP, and the head. A look-up in the embedding costs none."""
+
+    projections: float
+    scores: float
+    weighted_values: float
+    mlp: float
+    head: float
+
+
+def forward_flops_per_token(model: Architecture, *, seq: int | None = None, causal: bool = False) -> ForwardFlops:
+    """Count the forward pass of `model` for one token, on sequences of `seq` tokens (its own by default).
+
+    Exact for matrix products: 2·inputs·outputs each. With `causal`, a token looks at itself and what came before,
+    (s + 1)/2 tokens in the mean instead of s. Times 3 for training. ``ValueError`` for a `seq` below 1.
+    """
+    s = model.seq if seq is None else whole("seq", seq, 1)
+    h, q, k, l = model.hidden, model.query_width, model.kv_width, model.num_layers
+    seen = (s + 1) / 2 if causal else s
+    return ForwardFlops(
+        projections=l * 2 * (2 * h * q + 2 * h * k),
+        scores=l * 2 * q * seen,
+        weighted_values=l * 2 * q * seen,
+        mlp=l * 2 * (3 if model.gated else 2) * h * model.ffn_hidden,
+        head=2 * model.vocab * h,
+    )
+
+
+def utilisation(tokens_per_s: float, flops_per_token: float, peak_flop_per_s: float) -> float:
+    """The share of the peak that training uses, 0 to 1.
+
+    tokens a second · operations a token / peak, where tokens and peak are those of one device or both those of the
+    whole machine. With the operations that the model needs (`TokenFlops.model`) it is the **model** FLOPs utilisation,
+    MFU; with those that are done (`TokenFlops.total`, recompute included) the **hardware** FLOPs utilisation, HFU.
+    ``ValueError`` for negative amounts or a peak that is not positive. Source: Chowdhery et al. 2022, arXiv 2204.02311.
+    """
+    amount("tokens_per_s", tokens_per_s)
+    amount("flops_per_token", flops_per_token)
+    amount("peak_flop_per_s", peak_flop_per_s, positive=True)
+    return tokens_per_s * flops_per_token / peak_flop_per_s
+
+
+def mfu(tokens_per_s: float, flops: TokenFlops, peak_flop_per_s: float) -> float:
+    """Model FLOPs utilisation, 0 to 1: `utilisation` by what the model needs; recompute earns nothing."""
+    return utilisation(tokens_per_s, flops.model, peak_flop_per_s)
+
+
+def hfu(tokens_per_s: float, flops: TokenFlops, peak_flop_per_s: float) -> float:
+    """Hardware FLOPs utilisation, 0 to 1: `utilisation` by what is computed; at least `mfu`, 4/3 of it with a full
+    recompute."""
+    return utilisation(tokens_per_s, flops.total, peak_flop_per_s)

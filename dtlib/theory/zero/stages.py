@@ -1,0 +1,111 @@
+"""Bytes of the model states of one rank: what each stage of ZeRO splits among N ranks.
+
+Stage 0 splits nothing; stage 1 the optimizer's part; stage 2 the gradients too; stage 3 the weights too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from dtlib.theory.collectives._valid import amount, rank_of, ranks, whole
+from dtlib.theory.collectives.chunks import chunk_elements
+from dtlib.theory.memory.recipes import OPTIMIZER_PARTS, ModelStates, Recipe
+from dtlib.theory.memory.recipes import recipe as find_recipe
+
+STAGES = (0, 1, 2, 3)
+Layout = Literal["even", "rows"]
+_LAYOUTS = ("even", "rows")
+
+
+def checked_stage(stage: Any) -> int:
+    """`stage` as an int, or ``ValueError`` unless it is 0, 1, 2 or 3."""
+    if isinstance(stage, bool) or stage not in STAGES:
+        raise ValueError(f"stage must be 0, 1, 2 or 3, not {stage!r}")
+    return int(stage)
+
+
+def split_parts(stage: int) -> tuple[str, ...]:
+    """The parts of `ModelStates` that `stage` splits among the ranks; the others are whole on every rank."""
+    stage = checked_stage(stage)
+    split: tuple[str, ...] = OPTIMIZER_PARTS if stage >= 1 else ()
+    return split + ("gradients",) * (stage >= 2) + ("weights",) * (stage >= 3)
+
+
+def bytes_per_param(n: int, stage: int, weights: float = 2, gradients: float = 2, optimizer: float = 12) -> float:
+    """Bytes a parameter on each of N ranks.
+
+    Stage 0: w + g + o. Stage 1: w + g + o/N. Stage 2: w + (g + o)/N. Stage 3: (w + g + o)/N. `weights` w, `gradients` g
+    and `optimizer` o are the bytes of one parameter; 2, 2 and 12 are those of the 16-byte recipe. ``ValueError`` for N
+    below 1, another stage, or negative bytes. Source: Rajbhandari et al. 2020, arXiv 1910.02054, section 5.
+    """
+    stage, n = checked_stage(stage), ranks(n)
+    for name, value in (("weights", weights), ("gradients", gradients), ("optimizer", optimizer)):
+        amount(name, value)
+    w, g = weights / n if stage >= 3 else weights, gradients / n if stage >= 2 else gradients
+    return w + g + (optimizer / n if stage >= 1 else optimizer)
+
+
+def limit_bytes_per_param(stage: int, weights: float = 2, gradients: float = 2, optimizer: float = 12) -> float:
+    """Bytes a parameter that no number of ranks goes below.
+
+    The limit of `bytes_per_param` for N → ∞: w + g + o, w + g, w, and 0 for stages 0 to 3.
+    """
+    stage = checked_stage(stage)
+    for name, value in (("weights", weights), ("gradients", gradients), ("optimizer", optimizer)):
+        amount(name, value)
+    return (weights + gradients + optimizer, weights + gradients, weights, 0.0)[stage]
+
+
+def states(num_params: float, n: int, stage: int, recipe: str | Recipe = "16-byte") -> ModelStates:
+    """Bytes of the model states of one of N ranks under `recipe`, part by part: the mean over the ranks.
+
+    Parts that `stage` splits are divided by N. Where N does not divide, `states_of_rank` is exact. ``ValueError``
+    for N below 1, another stage, an unknown recipe or a negative number of parameters.
+    """
+    n, split = ranks(n), split_parts(stage)
+    full = find_recipe(recipe).states(num_params)
+    return ModelStates(**{name: value / n if name in split else value for name, value in full.parts.items()})
+
+
+def states_of_rank(
+    shapes: Sequence[Sequence[int]],
+    n: int,
+    stage: int,
+    rank: int,
+    recipe: str | Recipe = "16-byte",
+    *,
+    layout: Layout = "even",
+) -> ModelStates:
+    """Bytes of the model states of rank `rank` of N, exactly, for parameters of these `shapes`.
+
+    Each parameter is cut by itself, as `shard_elements` says for `layout`. Tied parameters stand in `shapes` once.
+    Every part but the scales of an 8-bit recipe is a whole number of bytes. ``ValueError`` as `states`, and for a
+    rank that is not below N.
+    """
+    per_param, split = find_recipe(recipe).per_param, split_parts(stage)
+    full = sum(shard_elements(shape, 1, 0) for shape in shapes)
+    mine = sum(shard_elements(shape, n, rank, layout=layout) for shape in shapes)
+    return ModelStates(**{name: value * (mine if name in split else full) for name, value in per_param.parts.items()})
+
+
+def shard_elements(shape: Sequence[int], n: int, rank: int, *, layout: Layout = "even") -> int:
+    """How many elements of a parameter of `shape` rank `rank` of N keeps.
+
+    ``"even"``: the flat elements cut into N chunks that differ by at most one, the longer ones first
+    (`chunk_bounds`), so fewer elements than ranks leave some with none. ``"rows"``: as FSDP2 cuts, whole rows of the
+    first dimension, ⌈rows/N⌉ for each rank until they run out (``torch.chunk``), so the last ranks may keep less or
+    nothing. A scalar is one row. ``ValueError`` for N below 1, a rank not below it, a negative size, another layout.
+    """
+    n = ranks(n)
+    rank = rank_of("rank", rank, n)
+    if layout not in _LAYOUTS:
+        raise ValueError(f"layout must be one of {', '.join(_LAYOUTS)}, not {layout!r}")
+    sizes = [whole("shape", size, 0) for size in shape]
+    rows, per_row = (sizes or [1])[0], 1
+    for size in sizes[1:]:
+        per_row *= size
+    if layout == "even":
+        return chunk_elements(rows * per_row, n, rank)
+    each = -(-rows // n)
+    return max(0, min(each, rows - rank * each)) * per_row
