@@ -69,10 +69,9 @@ def test_traffic_and_memory_are_measured_from_outside(sandbox: Sandbox):
 
 def test_counts_that_a_submission_makes_up_are_not_believed(sandbox: Sandbox):
     forged = (
-        "import sys\n"
+        "import gc\n"
         "def tree_broadcast(tensor, src):\n"
-        "    record = sys.getprofile().__self__\n"
-        "    sys.setprofile(None)\n"
+        "    record = next(each for each in gc.get_objects() if type(each).__name__ == 'Recorder')\n"
         "    dist.group.WORLD._get_backend(torch.device('cpu')).broadcast(tensor, src).wait()\n"
         "    record.events.clear()\n"
         "    if dist.get_rank() == src:\n"

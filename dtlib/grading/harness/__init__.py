@@ -16,6 +16,8 @@ from typing import Any
 
 from dtlib.grading.plain import pack, simplify
 
+from .cells import explain
+
 Harness = Callable[[Callable[..., Any], Mapping[str, Any]], dict[str, Any]]
 TROUBLE_MARK = "dtlib-grading-trouble:"
 MAX_EVENTS = 4000  # a record of communication that goes on for ever is cut here
@@ -64,17 +66,18 @@ def describe_error(error: BaseException, function: Callable[..., Any]) -> dict[s
     """What was raised and in which line of the learner's, as plain data."""
     file = getattr(getattr(function, "__code__", None), "co_filename", None)
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if frame.filename == file]
-    number = own[-1].lineno if own else None
-    innermost_is_own = bool(own) and frames[-1].filename == file
+    own = [frame for frame in frames if frame.filename == file or frame.filename.startswith("<cell ")]
+    last = own[-1] if own else None
+    innermost_is_own = last is not None and frames[-1] is last
+    why = explain(error)
     return {
         "kind": "blank" if isinstance(error, NotImplementedError) and innermost_is_own else "raised",
         "type": type(error).__name__,
-        "text": simplify(_first_line(error)),
-        "file": file,
-        "number": number,
-        "function": own[-1].name if own else None,
-        "source": linecache.getline(file or "", number or 0).strip(),
+        "text": simplify(_first_line(error) + (f": {why}" if why else "")),
+        "file": last.filename if last else file,
+        "number": last.lineno if last else None,
+        "function": last.name if last else None,
+        "source": linecache.getline(last.filename, last.lineno or 0).strip() if last else "",
     }
 
 
