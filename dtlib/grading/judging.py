@@ -139,17 +139,17 @@ def _judge(exercise: Exercise, cells: Sequence[CodeCell], outcome: Outcome) -> G
 
 
 def _by_trouble(exercise: Exercise, cells: Sequence[CodeCell], trouble: Trouble) -> Graded:
-    said = _sentence(str(trouble))
+    said = str(trouble)
     if trouble.kind == "missing":
         name = exercise.id.replace(".", "-")
         broken = any(cell.id == name and cell.source.strip() for cell in cells)
-        return whole(exercise, "fail" if broken else "not attempted", said, trouble.kind)
+        return whole(exercise, "fail" if broken else "not attempted", _sentence(said), trouble.kind)
     lead = {
         "tampered": "This exercise earns nothing, because what its processes said is not what was seen from outside:",
         "limit": "This exercise earns nothing, because it went beyond what a submission may use:",
-        "syntax": "Python cannot read this cell, so nothing of it could be run:",
+        "syntax": "",
     }[trouble.kind]
-    return whole(exercise, "fail", f"{lead} {said}", trouble.kind)
+    return whole(exercise, "fail", _sentence(f"{lead} {said}"), trouble.kind)
 
 
 def _same_reason(checks: Sequence[CheckResult], troubles: Sequence[Trouble], runs: Sequence[Run]) -> str:
@@ -158,7 +158,7 @@ def _same_reason(checks: Sequence[CheckResult], troubles: Sequence[Trouble], run
         return ""
     first = [each for each in troubles if each.kind != "skipped"]
     told = {each.text if each.kind == "hung" else str(each) for each in first}
-    return f"No result: {_sentence(told.pop())}" if len(told) == 1 else ""
+    return _sentence(f"no result: {told.pop()}") if len(told) == 1 else ""
 
 
 def _without(message: str, lines: Sequence[str]) -> str:
