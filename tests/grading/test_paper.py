@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
+import gc
+import os
+import subprocess
 import sys
 import threading
 
@@ -19,7 +23,7 @@ RING = "theory.collectives.ring.ring_all_reduce_bytes"
 
 def library(function) -> list[str]:
     seen = call(function, CASE)
-    assert seen["watched"]
+    assert seen["escaped"] == []
     return seen["library"]
 
 
@@ -53,6 +57,19 @@ def test_the_answers_of_the_checks_are_seen():
     assert seen["library"] == ["grading.checks.collectives.vocabulary.<lambda>"]
 
 
+def test_an_import_is_no_call():
+    """In a fresh process, where it is the first one: decorators and the like then run inside of the library."""
+    source = (
+        "from dtlib.grading.harness.paper import call\n"
+        "def answer():\n"
+        "    from dtlib import ranks, theory\n"
+        "    return str((theory.collectives, theory.dp, ranks.collectives, ranks.dp))\n"
+        "print(call(answer, {'arguments': []}))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True)
+    assert "'library': [], 'escaped': []" in done.stdout
+
+
 def test_tools_and_own_helpers_are_not():
     def own(full_bytes, n, rate):
         from dtlib.theory.collectives import ring_all_reduce_bytes as compared_with_later  # noqa: F401
@@ -62,12 +79,50 @@ def test_tools_and_own_helpers_are_not():
     assert library(own) == []
 
 
-def test_a_watch_that_is_ended_is_told_and_nothing_stays_behind():
-    assert call(lambda *_: sys.setprofile(None), CASE)["watched"] is False
+def fork():
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
+def raw_thread():
+    done = _thread.allocate_lock()
+    done.acquire()
+    _thread.start_new_thread(done.release, ())
+    done.acquire()
+
+
+def away_and_back():
+    profiler = sys.getprofile()
+    sys.setprofile(None)
+    sys.setprofile(profiler)
+
+
+@pytest.mark.parametrize(
+    ("way", "told"),
+    [
+        (lambda: sys.setprofile(None), "sys.setprofile"),
+        (away_and_back, "sys.setprofile"),
+        (lambda: threading.setprofile(None), "sys.setprofile"),
+        (lambda: sys.getprofile(), "sys.getprofile"),
+        (lambda: gc.get_objects(), "gc.get_objects"),
+        (raw_thread, "a thread that is not of threading"),
+        (fork, "another process"),
+        (lambda: subprocess.run(["true"], check=True), "another process"),
+    ],
+)
+def test_ways_out_of_sight_are_told_and_nothing_stays_behind(way, told):
+    seen = call(lambda *_: way(), CASE)["escaped"]
+    assert told in seen
     assert sys.getprofile() is None
+
+
+def test_an_answer_that_raises_leaves_no_watch_behind():
     with pytest.raises(ZeroDivisionError):
         call(lambda *_: 1 / 0, CASE)
     assert sys.getprofile() is None
+    assert threading.getprofile() is None
 
 
 def test_a_gate_may_be_worth_nothing_and_is_told_only_where_it_fails():

@@ -51,16 +51,34 @@ def mistake(name: str, fits: Any, *feedback: str) -> Mistake:
     return Mistake(name, fits, " ".join(feedback))
 
 
+_LIBRARY_CALLED = mistake(
+    "library called",
+    some_rank(lambda data, case: bool(data["library"])),
+    "The course's own code answers the question for you. Write it yourself; compare with the library afterwards.",
+)
+_OUT_OF_SIGHT = mistake(
+    "out of sight",
+    some_rank(lambda data, case: bool(data.get("escaped"))),
+    "Nobody sees what is called there, so nobody can tell that it is your own work. No exercise needs a process or a "
+    "profiler of its own: do it outside of the answer.",
+)
+NOT_YOUR_OWN = (_LIBRARY_CALLED, _OUT_OF_SIGHT)
+
+
+def called_library(data: Any, wanted: str, where: str = "") -> Finding | None:
+    """That a process called nothing of the library, and nothing out of sight; else what it called."""
+    if data["library"]:
+        return Finding(f"a call of dtlib.{data['library'][0]}{where}", wanted)
+    if data.get("escaped"):
+        return Finding(f"{data['escaped'][0]} used{where}", "calls that can be seen")
+    return None
+
+
 def own_formula(function: str) -> Check:
     """The check that the function computes its answer itself: worth nothing, and nothing else counts until it holds."""
 
     def inspect(run: Run) -> Finding | None:
-        data = run.ranks[0]
-        if data["library"]:
-            return Finding(f"a call of dtlib.{data['library'][0]}", "your own formula")
-        if not data["watched"]:
-            return Finding("the watch over the calls of your function switched off", "it to be left on")
-        return None
+        return called_library(run.ranks[0], "your own formula")
 
     return Check(
         name="own formula",
@@ -69,18 +87,5 @@ def own_formula(function: str) -> Check:
         description=f"`{function}` computes its answer itself",
         inspect=inspect,
         gate=True,
-        mistakes=(
-            mistake(
-                "library called",
-                some_rank(lambda data, case: bool(data["library"])),
-                "The course's own function answers the question for you. Write the formula yourself; compare with the "
-                "library afterwards.",
-            ),
-            mistake(
-                "watch switched off",
-                some_rank(lambda data, case: not data["watched"]),
-                "Your function calls `sys.setprofile`, or starts a profiler, and then nobody sees what else it calls. "
-                "Profile it outside of the answer.",
-            ),
-        ),
+        mistakes=NOT_YOUR_OWN,
     )

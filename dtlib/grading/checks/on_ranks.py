@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dtlib.grading import rounds
+from dtlib.grading.checks.on_paper import NOT_YOUR_OWN, called_library
 from dtlib.grading.compare import every_run, right_only_if, some_rank
 from dtlib.grading.exercise import Case, Check, Finding, Mistake, Run, describe_case
 from dtlib.theory import units
@@ -116,19 +117,10 @@ OFF_RECORD = Mistake(
 )
 
 
-LIBRARY_CALLED = Mistake(
-    "library called",
-    some_rank(lambda data, case: bool(data["library"])),
-    "The course's own implementation answers the question for you. Write it yourself; compare with it afterwards.",
-)
-
-
 def inspect_library(run: Run) -> Finding | None:
-    """That no rank called the implementations of ``dtlib.ranks``."""
-    for rank, data in enumerate(run.ranks):
-        if data["library"]:
-            return Finding(f"a call of dtlib.ranks.{data['library'][0]} on rank {rank}", "your own code")
-    return None
+    """That no rank called the library's own functions, or anything out of sight."""
+    found = (called_library(data, "your own code", f" on rank {rank}") for rank, data in enumerate(run.ranks))
+    return next((each for each in found if each), None)
 
 
 def inspect_record(run: Run) -> Finding | None:
@@ -215,7 +207,7 @@ def own_work(function: str, points: int = 1) -> Check:
         inspect=inspect,
         gate=True,
         mistakes=(
-            LIBRARY_CALLED,
+            *NOT_YOUR_OWN,
             Mistake(
                 "built-in called",
                 some_rank(lambda data, case: bool(rounds.collectives(data["events"]))),

@@ -27,9 +27,9 @@ class Meter:
 def metered() -> Iterator[Meter]:
     """Count and record what this rank communicates in the block; every rank of the run enters it.
 
-    ``meter.counts`` then holds ``sent_bytes`` of this rank, ``wire_bytes`` of all together, ``events`` and ``library``
-    (see `Recorder`). Where the kernel does not tell what was carried, ``sent_bytes`` is what the recorded calls
-    send at the least, and ``wire_bytes`` is missing.
+    ``meter.counts`` then holds ``sent_bytes`` of this rank, ``wire_bytes`` of all together, ``events`` (see
+    `Recorder`), ``library`` and ``escaped`` (see `Watch`). Where the kernel does not tell what was carried,
+    ``sent_bytes`` is what the recorded calls send at the least, and ``wire_bytes`` is missing.
     """
     meter = Meter()
     with lab.wire() as wire, meter.recorder.recording():
@@ -39,7 +39,8 @@ def metered() -> Iterator[Meter]:
         meter.counts = {"sent_bytes": wire.sent_bytes, "wire_bytes": wire.total_bytes}
     else:
         meter.counts = {"sent_bytes": least_bytes(events, dist.get_world_size())}
-    meter.counts |= {"events": events, "library": sorted(meter.recorder.library)}
+    watch = meter.recorder.watch
+    meter.counts |= {"events": events, "library": sorted(watch.called), "escaped": sorted(watch.escaped)}
 
 
 def least_bytes(events: Sequence[Mapping[str, Any]], world_size: int) -> float:

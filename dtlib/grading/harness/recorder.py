@@ -7,12 +7,9 @@ that records. A learner's own function can avoid it; the bytes that the kernel c
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +17,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import MAX_EVENTS
+from .watch import Watch
 
 # Names of the methods of a process group, in torch 2.11 and 2.13, and what they are called here.
 _OPERATIONS = {
@@ -49,20 +47,19 @@ _OPERATIONS = {
     "recv": "receive",
     "recv_anysource": "receive",
 }
-_LIBRARY = str(Path(__file__).resolve().parents[2] / "ranks") + os.sep
 
 
 class Recorder:
     """The events of one rank in the order in which they happened, as plain data.
 
     An event is ``{"op": ..., "bytes": ..., "peer": ...}``; ``{"op": "wait", "of": i}`` says that event `i` was waited
-    for. Events of other threads than the first carry a ``thread``. `mark` adds events of the harness. `library` names
-    the functions of ``dtlib.ranks`` that were called.
+    for. Events of other threads than the first carry a ``thread``. `mark` adds events of the harness. `watch` tells
+    which functions of the library were called.
     """
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
-        self.library: set[str] = set()
+        self.watch = Watch()
         self._lock = threading.Lock()
         self._threads = {threading.get_ident(): 0}
         self._works: dict[int, tuple[int, Any]] = {}
@@ -82,14 +79,10 @@ class Recorder:
         """Record what this process communicates in the block."""
         undo = [self._wrap(dist.ProcessGroup, name, self._call(name)) for name in _OPERATIONS]
         undo.append(self._wrap(dist.Work, "wait", self._wait))
-        sys.setprofile(self._profile)
-        threading.setprofile(self._profile)
         try:
-            with _FromCpp(self):
+            with _FromCpp(self), self.watch.watching():
                 yield
         finally:
-            sys.setprofile(None)
-            threading.setprofile(None)  # type: ignore[arg-type]
             for each in undo:
                 each()
 
@@ -131,13 +124,6 @@ class Recorder:
             return done
 
         return wrapper
-
-    def _profile(self, frame: Any, event: str, arg: Any) -> None:
-        # Called for every function call, so it must be quick.
-        code = frame.f_code
-        if event == "call" and code.co_filename.startswith(_LIBRARY) and not code.co_name.startswith("<"):
-            module = code.co_filename[len(_LIBRARY) :].removesuffix(".py").replace(os.sep, ".")
-            self.library.add(f"{module}.{code.co_name}")
 
 
 class _FromCpp(TorchDispatchMode):

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from dtlib.grading import rounds
-from dtlib.grading.checks.on_paper import mistake
+from dtlib.grading.checks.on_paper import NOT_YOUR_OWN, mistake
 from dtlib.grading.checks.on_ranks import (
     FLOAT_BYTES,
-    LIBRARY_CALLED,
     OFF_RECORD,
     TWO_RANKS,
     inspect_library,
@@ -74,7 +73,7 @@ _OWN = Check(
     "`overlap_gradients` calls `dist.all_reduce` itself",
     _inspect_own,
     mistakes=(
-        LIBRARY_CALLED,
+        *NOT_YOUR_OWN,
         mistake(
             "built-in called",
             some_rank(lambda data, case: any(event.get("native") for event in data["events"])),

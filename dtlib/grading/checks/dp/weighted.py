@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from dtlib.grading import rounds
-from dtlib.grading.checks.on_paper import mistake
+from dtlib.grading.checks.on_paper import NOT_YOUR_OWN, mistake
 from dtlib.grading.checks.on_ranks import (
-    LIBRARY_CALLED,
     TWO_RANKS,
     full_bytes,
     inspect_library,
@@ -80,7 +79,7 @@ WEIGHTED = Exercise(
             0,
             "`token_weighted_mean` does not call `dtlib.ranks`",
             inspect_library,
-            mistakes=(LIBRARY_CALLED,),
+            mistakes=NOT_YOUR_OWN,
             gate=True,
         ),
         Check(
