@@ -1,4 +1,5 @@
 import fcntl
+import gc
 import json
 import re
 import shutil
@@ -12,7 +13,10 @@ import pytest
 from dtlib.grading import all_exercises, fingerprint, grader
 from dtlib.grading.exercise import Run, Trouble
 from dtlib.grading.grader import GradeError, grade, grade_exercise
+from dtlib.grading.judging import Graded
 from dtlib.grading.report import folder as results_folder
+from dtlib.grading.submissions import Submission
+from dtlib.grading.workers import Pupil
 
 from .bank import ROOT
 from .classroom import (
@@ -487,6 +491,14 @@ def test_results_are_refreshed_a_bounded_number_of_times(tmp_path, monkeypatch):
     monkeypatch.setattr(grader.report, "write_results", lambda *args: (written.append(1), original(*args)))
     run(folder, tmp_path / "out", exercises=("collectives.2",))
     assert 10 < len(written) < 60
+
+
+def test_nothing_of_a_submission_is_kept_in_memory(group, tmp_path):
+    results = run(group, tmp_path / "out", jobs=2)
+    gc.collect()
+    kept = [each for each in gc.get_objects() if isinstance(each, Graded | Pupil | Submission | FakeOutcome)]
+    assert kept == []
+    assert len(results.standings) == 5
 
 
 def test_a_learner_whose_files_cannot_be_written_stops_nobody(group, tmp_path, monkeypatch):
