@@ -18,6 +18,7 @@ from .parameters import (
     padded_vocab,
 )
 from .presets import MODELS, model
+from .tensor_parallel import checked_tp, kv_width_of_rank, tp_degrees
 
 __all__ = [
     "MODELS",
@@ -25,8 +26,10 @@ __all__ = [
     "LayerParameters",
     "ModelParameters",
     "Norm",
+    "checked_tp",
     "gpt",
     "gpt_num_params",
+    "kv_width_of_rank",
     "layer_parameters",
     "llama",
     "llama_num_params",
@@ -34,4 +37,5 @@ __all__ = [
     "model_parameters",
     "norm_parameters",
     "padded_vocab",
+    "tp_degrees",
 ]

@@ -1,0 +1,159 @@
+"""Activations of one layer, tensor by tensor, for any model: what autograd keeps for the backward pass.
+
+Shapes: b sequences (`micro_batch`), s tokens (`seq`), h width, a heads, f width of the MLP, t ranks (`tp`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from dtlib.theory.breakdown import Breakdown
+from dtlib.theory.collectives._valid import amount, whole
+from dtlib.theory.memory.flops import checked_recompute
+from dtlib.theory.models import Architecture, checked_tp, kv_width_of_rank
+
+Attention = Literal["matrix", "flash"]
+_ATTENTIONS = ("matrix", "flash")
+
+
+@dataclass(frozen=True)
+class Widths:
+    """Bytes of one entry of each kind of tensor.
+
+    `element` is the dtype that the layer computes in, `core` the dtype of queries, keys, values and the attention
+    matrix, `mask` that of the dropout masks behind the blocks, `core_mask` that of the mask on the attention matrix,
+    `statistic` that of a norm's mean and inverse deviation, `log_sum_exp` that of the one number a head and token that
+    flash attention keeps. The defaults are the paper's: bf16, masks of one
+    byte, and nothing for what is small. ``ValueError`` for a negative or broken width.
+    """
+
+    element: float = 2
+    core: float = 2
+    mask: float = 1
+    core_mask: float = 1
+    statistic: float = 0
+    log_sum_exp: float = 0
+
+    def __post_init__(self) -> None:
+        for name in ("element", "core", "mask", "core_mask", "statistic", "log_sum_exp"):
+            amount(name, getattr(self, name))
+
+
+PAPER = Widths()
+
+
+def torch_cpu_widths(element: int = 4, *, attention: Attention = "flash") -> Widths:
+    """What torch keeps on a CPU for a layer of `element` bytes an entry (4: fp32, 2: bf16), as measured with 2.13.
+
+    A layer norm's statistics and the masks have the layer's dtype. Flash attention keeps its log-sum-exp in fp32; the
+    plain product of matrices turns queries, keys and values into fp32 first (and for a micro-batch of 1 it copies less
+    than it does for larger ones). Not for ``nn.RMSNorm``, which a CPU computes in steps that keep more.
+    """
+    element = whole("element", element, 1)
+    core = element if checked_attention(attention) == "flash" else 4
+    return Widths(element=element, core=core, mask=element, core_mask=core, statistic=element, log_sum_exp=4)
+
+
+@dataclass(frozen=True)
+class LayerActivations(Breakdown):
+    """Bytes that one rank keeps of one layer and one micro-batch, tensor by tensor, in the order of the forward pass.
+
+    `attention_input` and `mlp_input` are what the norms put out. `softmax_output` is the attention matrix,
+    `softmax_dropped` the same after dropout, `log_sum_exp` all that flash attention keeps of it. `mlp_hidden` is what
+    the first matrix (or both, if gated) puts out, `mlp_activation` the non-linearity's output, `mlp_product` the
+    gated product. After a full recompute only `attention_norm_input` is kept: the layer's input.
+    """
+
+    attention_norm_input: float = 0
+    attention_norm_statistics: float = 0
+    attention_input: float = 0
+    queries: float = 0
+    keys: float = 0
+    values: float = 0
+    softmax_output: float = 0
+    softmax_mask: float = 0
+    softmax_dropped: float = 0
+    log_sum_exp: float = 0
+    projection_input: float = 0
+    projection_mask: float = 0
+    mlp_norm_input: float = 0
+    mlp_norm_statistics: float = 0
+    mlp_input: float = 0
+    mlp_hidden: float = 0
+    mlp_activation: float = 0
+    mlp_product: float = 0
+    mlp_mask: float = 0
+
+    @property
+    def core(self) -> float:
+        """What a selective recompute does away with."""
+        return self.softmax_output + self.softmax_mask + self.softmax_dropped + self.log_sum_exp
+
+
+def layer_activations(
+    model: Architecture,
+    micro_batch: int,
+    *,
+    seq: int | None = None,
+    tp: int = 1,
+    sequence_parallel: bool = False,
+    recompute: str = "none",
+    attention: Attention = "matrix",
+    dropout: bool = True,
+    widths: Widths = PAPER,
+) -> LayerActivations:
+    """Bytes that one of `tp` ranks keeps of one layer of `model` for `micro_batch` sequences of `seq` tokens.
+
+    With the defaults and a GPT they add up to `layer_bytes`, Korthikanti's closed form. Queries, keys, values, the
+    attention matrix and what the MLP's first matrices put out are split by tensor parallelism; norms, their outputs and
+    the two masks behind the blocks only with `sequence_parallel`. Keys and values have as many heads as the model gives
+    them (torch's ``enable_gqa``). Without `dropout` there are no masks, and the attention matrix is kept once.
+
+    ``ValueError`` for sizes below 1, a `tp` that the model does not divide by, or an unknown word.
+    """
+    b, s = whole("micro_batch", micro_batch, 1), model.seq if seq is None else whole("seq", seq, 1)
+    t, h, tokens = checked_tp(model, tp), model.hidden, b * s
+    outside = t if sequence_parallel else 1
+    flash, kept = checked_attention(attention) == "flash", widths.element
+    norm_input = _over(kept * tokens * h, outside)
+    if checked_recompute(recompute) == "full":
+        return LayerActivations(attention_norm_input=norm_input)
+    statistics = _over(widths.statistic * tokens * (2 if model.norm == "layer" else 1), outside)
+    keys = widths.core * tokens * kv_width_of_rank(model, t)
+    matrix = 0 if flash or recompute == "selective" else _over(model.num_heads * s * tokens, t)
+    mask = _over(widths.mask * tokens * h, outside) if dropout else 0
+    wide = _over(kept * tokens * model.ffn_hidden, t)
+    return LayerActivations(
+        attention_norm_input=norm_input,
+        attention_norm_statistics=statistics,
+        attention_input=norm_input,
+        queries=_over(widths.core * tokens * model.query_width, t),
+        keys=keys,
+        values=keys,
+        softmax_output=widths.core * matrix,
+        softmax_mask=widths.core_mask * matrix if dropout else 0,
+        softmax_dropped=widths.core * matrix if dropout else 0,
+        log_sum_exp=_over(widths.log_sum_exp * tokens * model.num_heads, t) if flash and recompute == "none" else 0,
+        projection_input=_over(kept * tokens * model.query_width, t),
+        projection_mask=mask,
+        mlp_norm_input=norm_input,
+        mlp_norm_statistics=statistics,
+        mlp_input=norm_input,
+        mlp_hidden=wide * (2 if model.gated else 1),
+        mlp_activation=wide,
+        mlp_product=wide if model.gated else 0,
+        mlp_mask=mask,
+    )
+
+
+def checked_attention(attention: str) -> str:
+    """`attention`, or ``ValueError`` unless it is ``"matrix"`` or ``"flash"``."""
+    if attention not in _ATTENTIONS:
+        raise ValueError(f"attention must be one of {', '.join(_ATTENTIONS)}, not {attention!r}")
+    return attention
+
+
+def _over(num_bytes: float, ranks: int) -> float:
+    """`num_bytes` split by `ranks`; a whole number stays one where it divides."""
+    return num_bytes // ranks if isinstance(num_bytes, int) and num_bytes % ranks == 0 else num_bytes / ranks
