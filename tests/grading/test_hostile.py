@@ -38,6 +38,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the walls are t
 
 SEED = 20262
 LIMITS = Limits(memory_bytes=400 * MiB, processes=32, output_bytes=MiB)
+BESIDE = {"collectives": "collectives.3", "dp": "dp.3"}
 CLOCK_S = 1.0  # for those that never end
 HOSTILE = hostile_submissions()
 CONTROLS = [(hostile, control) for hostile in HOSTILE for control in hostile.controls]
@@ -131,9 +132,9 @@ class TestBehindWalls:
         assert len(graded.result.message) < 5000
         assert len(graded.printed) < 50_000
 
-        beside = "neighbour" if hostile.handed_in in READ_WHOLE else "mallory"
-        other = grade(sandbox, tmp_path, "collectives.3", beside)
-        assert other.result.points == all_exercises()["collectives.3"].points, str(other.result)
+        learner = "neighbour" if hostile.handed_in in READ_WHOLE else "mallory"
+        other = grade(sandbox, tmp_path, BESIDE[hostile.stem], learner)
+        assert other.result.points == all_exercises()[BESIDE[hostile.stem]].points, str(other.result)
 
         assert set(psutil.Process().children(recursive=True)) <= children
         assert outside.processes(mark) == []
