@@ -329,6 +329,7 @@ def test_the_report_of_the_class_tells_everything(out):
         "Distribution",
         "Learners",
         "Exercises",
+        "Worth a look",
         "Walls around the submissions",
         "This run",
     ]
@@ -342,13 +343,19 @@ def test_the_report_of_the_class_tells_everything(out):
     assert "the kernel <refuses>" in walls.get_text()
     assert f"--seed {SEED}" in said
     assert "we fell over" in said
+    assert "- eve · collectives.1: 1 GB printed" in said
 
 
 def test_the_report_of_a_large_class_stays_bounded():
     exercises = list(all_exercises().values())
     standings = [record.waiting(f"{number} " + "<*>" * 30, str(number), exercises) for number in range(20_000)]
     faults = [results.Fault("x" * 80, "collectives.1", "<" * 500)] * 5000
-    said = class_md.class_report(group(standings, faults=faults, walls=dict.fromkeys(WALLS, "<" * 5000)))
+    large = group(standings, faults=faults, walls=dict.fromkeys(WALLS, "<" * 5000))
+    entry = {"trouble": "tampered", "reason": "<" * 2000, "id": "collectives.1"}
+    for _ in range(1000):
+        large.look_at({"learner": "<" * 80, "exercises": [entry]})
+    said = class_md.class_report(large)
+    assert "- and 970 more" in said
     assert len(said.encode()) < class_md.MAX_BYTES
     assert "all of them stand in `scores.csv`" in said
     assert len(rendered(said).find_all("h2")) >= 3

@@ -57,6 +57,7 @@ def write_class(folder: Folder, group: Class, exercises: Sequence[Exercise]) -> 
             scores.add(standing)
             junit.add(junit_file, record)
             statistics.add(record)
+            group.look_at(record)
         junit.end(junit_file)
     group.statistics = statistics.rows()
     group.measured["exercise_seconds"] = statistics.seconds()

@@ -27,7 +27,7 @@ _WALLS = {
 def class_report(group: Class) -> str:
     """The whole report, at most `MAX_BYTES` long in UTF-8 whatever the size of the class."""
     head = [*_heading(group), *_faults(group)]
-    tail = [*_items(group), *_walls(group), *_again(group)]
+    tail = [*_items(group), *_odd(group), *_walls(group), *_again(group)]
     room = min(_TABLE_BYTES, MAX_BYTES - sum(len(line.encode()) + 1 for line in head + tail) - 4096)
     return "\n".join([*head, *_distribution(group), *_learners(group, room), *tail, ""])
 
@@ -138,6 +138,17 @@ def _failure(worst: Record | None) -> str:
         return ""
     where = "" if worst["check"] == WHOLE else f"*{markdown(worst['check'])}*: "
     return f"{where}{markdown(worst['mistake'])} ({worst['count']})"
+
+
+def _odd(group: Class) -> list[str]:
+    if not group.odd:
+        return []
+    lines = ["## Worth a look", "", "What these answers did earned nothing; it may be a mistake all the same.", ""]
+    for learner, exercise, reason in group.odd:
+        lines.append(f"- {markdown(learner)} · {exercise}: {markdown(reason.partition(': ')[2] or reason, 300)}")
+    if group.num_odd > len(group.odd):
+        lines.append(f"- and {group.num_odd - len(group.odd)} more")
+    return [*lines, ""]
 
 
 def _walls(group: Class) -> list[str]:

@@ -13,6 +13,8 @@ from .record import RESULTS_SCHEMA, WAITING, Record, Standing
 from .text import percent
 
 MAX_FAULTS = 100
+MAX_ODD = 30
+ODD = ("tampered", "limit")  # kinds of trouble that an instructor may want to ask about
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,18 @@ class Class:
     walls: Mapping[str, str] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
     statistics: Sequence[Record] = ()
+    odd: list[tuple[str, str, str]] = field(default_factory=list)  # learner, exercise, reason: for the report alone
+    num_odd: int = 0
     kept: int = 0
     measured: dict[str, Any] = field(default_factory=dict)
+
+    def look_at(self, record: Record) -> None:
+        """Remember, up to a bound, where a learner's code went beyond the rules."""
+        for entry in record["exercises"]:
+            if entry["trouble"] in ODD and entry["reason"]:
+                self.num_odd += 1
+                if len(self.odd) < MAX_ODD:
+                    self.odd.append((record["learner"], entry["id"], entry["reason"]))
 
     @property
     def max_points(self) -> int:
