@@ -5,18 +5,24 @@ from .compare import CheckError, check
 from .context import barrier, inside_rank
 from .fit import AlphaBeta, LinkFit, fit_alpha_beta, fit_link
 from .launch import RankError, RankTimeout, run
+from .memory import Memory, Moment, memory
 from .messages import Message, Messages, count_steps, messages
 from .pace import paced
 from .sends import SendCounter
+from .storages import MEMORY_KINDS, KindBytes
 from .timeline import Timeline, Timelines, timeline
 from .wire import Wire, wire
 
 __all__ = [
+    "MEMORY_KINDS",
     "AlphaBeta",
     "CheckError",
+    "KindBytes",
     "LinkFit",
+    "Memory",
     "Message",
     "Messages",
+    "Moment",
     "RankError",
     "RankTimeout",
     "SendCounter",
@@ -30,6 +36,7 @@ __all__ = [
     "fit_link",
     "inside_rank",
     "ledger",
+    "memory",
     "messages",
     "paced",
     "run",
