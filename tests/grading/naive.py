@@ -37,7 +37,7 @@ def main() -> None:
     """Answer the jobs of standard input, ``{"folder", "work", "exercise", "style", "seconds"}``, by how each ended."""
     if (pid := os.fork()) == 0:
         os._exit(0)
-    baseline = _wait(pid, 10)[1]
+    baseline = os.wait4(pid, 0)[2].ru_maxrss * 1024
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         job = json.loads(line)
@@ -47,16 +47,19 @@ def main() -> None:
             os.close(0)
             grade(Path(job["folder"]), Path(job["work"]), job["exercise"], job["style"])
             os._exit(0)
-        ended, peak = _wait(pid, job["seconds"])
+        ended, peak = _wait(pid, job["seconds"], Path(job["work"]) / "started")
         print(json.dumps({"group": pid, "hangs": not ended, "grown_bytes": peak - baseline}), flush=True)
 
 
-def _wait(pid: int, seconds: float) -> tuple[bool, int]:
-    until = time.monotonic() + seconds
+def _wait(pid: int, seconds: float, started: Path) -> tuple[bool, int]:
+    """Whether it ends within `seconds` after it has started on the submission, and its largest size in bytes."""
+    until = time.monotonic() + 30
     while time.monotonic() < until:
         ended, _, usage = os.wait4(pid, os.WNOHANG)
         if ended:
             return True, usage.ru_maxrss * 1024
+        if started.exists():
+            until = min(until, started.stat().st_mtime - time.time() + time.monotonic() + seconds)
         time.sleep(0.005)
     os.killpg(pid, signal.SIGKILL)
     return False, os.wait4(pid, 0)[2].ru_maxrss * 1024
@@ -70,6 +73,7 @@ def grade(folder: Path, work: Path, exercise: str, style: str) -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+    Path("started").touch()
     if style == "catches":
         try:
             space = run_cell(folder, exercise)
