@@ -1,6 +1,6 @@
 """What should happen: closed forms and simulations on numpy arrays. Nothing here imports torch."""
 
-from . import activations, collectives, dp, hardware, memory, models, units, zero
+from . import activations, collectives, dp, footprint, hardware, memory, models, units, zero
 from .formula import Formula, formula, formulas
 
 __all__ = [
@@ -8,6 +8,7 @@ __all__ = [
     "activations",
     "collectives",
     "dp",
+    "footprint",
     "formula",
     "formulas",
     "hardware",

@@ -57,3 +57,8 @@ class Breakdown:
         if type(other) is not type(self):
             return NotImplemented
         return type(self)(**{name: value + other.parts[name] for name, value in self.parts.items()})
+
+
+def over(value: float, ranks: int) -> float:
+    """`value` split by `ranks`; a whole number stays one where it divides."""
+    return value // ranks if isinstance(value, int) and value % ranks == 0 else value / ranks

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from dtlib.theory.breakdown import Breakdown
+from dtlib.theory.breakdown import Breakdown, over
 from dtlib.theory.collectives._valid import amount, whole
 from dtlib.theory.memory.flops import checked_recompute
 from dtlib.theory.models import Architecture, checked_tp, kv_width_of_rank
@@ -116,26 +116,26 @@ def layer_activations(
     t, h, tokens = checked_tp(model, tp), model.hidden, b * s
     outside = t if sequence_parallel else 1
     flash, kept = checked_attention(attention) == "flash", widths.element
-    norm_input = _over(kept * tokens * h, outside)
+    norm_input = over(kept * tokens * h, outside)
     if checked_recompute(recompute) == "full":
         return LayerActivations(attention_norm_input=norm_input)
-    statistics = _over(widths.statistic * tokens * (2 if model.norm == "layer" else 1), outside)
+    statistics = over(widths.statistic * tokens * (2 if model.norm == "layer" else 1), outside)
     keys = widths.core * tokens * kv_width_of_rank(model, t)
-    matrix = 0 if flash or recompute == "selective" else _over(model.num_heads * s * tokens, t)
-    mask = _over(widths.mask * tokens * h, outside) if dropout else 0
-    wide = _over(kept * tokens * model.ffn_hidden, t)
+    matrix = 0 if flash or recompute == "selective" else over(model.num_heads * s * tokens, t)
+    mask = over(widths.mask * tokens * h, outside) if dropout else 0
+    wide = over(kept * tokens * model.ffn_hidden, t)
     return LayerActivations(
         attention_norm_input=norm_input,
         attention_norm_statistics=statistics,
         attention_input=norm_input,
-        queries=_over(widths.core * tokens * model.query_width, t),
+        queries=over(widths.core * tokens * model.query_width, t),
         keys=keys,
         values=keys,
         softmax_output=widths.core * matrix,
         softmax_mask=widths.core_mask * matrix if dropout else 0,
         softmax_dropped=widths.core * matrix if dropout else 0,
-        log_sum_exp=_over(widths.log_sum_exp * tokens * model.num_heads, t) if flash and recompute == "none" else 0,
-        projection_input=_over(kept * tokens * model.query_width, t),
+        log_sum_exp=over(widths.log_sum_exp * tokens * model.num_heads, t) if flash and recompute == "none" else 0,
+        projection_input=over(kept * tokens * model.query_width, t),
         projection_mask=mask,
         mlp_norm_input=norm_input,
         mlp_norm_statistics=statistics,
@@ -152,8 +152,3 @@ def checked_attention(attention: str) -> str:
     if attention not in _ATTENTIONS:
         raise ValueError(f"attention must be one of {', '.join(_ATTENTIONS)}, not {attention!r}")
     return attention
-
-
-def _over(num_bytes: float, ranks: int) -> float:
-    """`num_bytes` split by `ranks`; a whole number stays one where it divides."""
-    return num_bytes // ranks if isinstance(num_bytes, int) and num_bytes % ranks == 0 else num_bytes / ranks

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from dtlib.theory.breakdown import over
 from dtlib.theory.collectives._valid import amount, rank_of, ranks, whole
 from dtlib.theory.collectives.chunks import chunk_elements
 from dtlib.theory.memory.recipes import OPTIMIZER_PARTS, ModelStates, Recipe
@@ -18,10 +19,10 @@ Layout = Literal["even", "rows"]
 _LAYOUTS = ("even", "rows")
 
 
-def checked_stage(stage: Any) -> int:
-    """`stage` as an int, or ``ValueError`` unless it is 0, 1, 2 or 3."""
+def checked_stage(stage: Any, name: str = "stage") -> int:
+    """`stage` as an int, or ``ValueError``, which calls it `name`, unless it is 0, 1, 2 or 3."""
     if isinstance(stage, bool) or stage not in STAGES:
-        raise ValueError(f"stage must be 0, 1, 2 or 3, not {stage!r}")
+        raise ValueError(f"{name} must be 0, 1, 2 or 3, not {stage!r}")
     return int(stage)
 
 
@@ -65,7 +66,7 @@ def states(num_params: float, n: int, stage: int, recipe: str | Recipe = "16-byt
     """
     n, split = ranks(n), split_parts(stage)
     full = find_recipe(recipe).states(num_params)
-    return ModelStates(**{name: value / n if name in split else value for name, value in full.parts.items()})
+    return ModelStates(**{name: over(value, n) if name in split else value for name, value in full.parts.items()})
 
 
 def states_of_rank(

@@ -1,0 +1,26 @@
+"""The memory of one rank of a real job: what `memory`, `zero` and `activations` say, put together.
+
+``rank_memory(models.model("llama3-70b"), Setup(dp=64, zero=3))`` has the bytes of its fullest rank, part by part.
+
+Arguments out of range raise ``ValueError``, which names the argument, its value and the rule.
+"""
+
+from .budget import fits, fitting_models, largest_micro_batch, most_layers
+from .rank import RankMemory, memory_by_stage, rank_memory
+from .setup import Setup, checked_pp
+from .stages import chunks_in_flight, stage_layers, stage_parameters
+
+__all__ = [
+    "RankMemory",
+    "Setup",
+    "checked_pp",
+    "chunks_in_flight",
+    "fits",
+    "fitting_models",
+    "largest_micro_batch",
+    "memory_by_stage",
+    "most_layers",
+    "rank_memory",
+    "stage_layers",
+    "stage_parameters",
+]

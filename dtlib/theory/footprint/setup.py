@@ -1,0 +1,97 @@
+"""How a model is trained: over how many ranks, how sharded, with which batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dtlib.theory.activations import Attention, checked_attention
+from dtlib.theory.collectives._valid import whole
+from dtlib.theory.memory import Recipe, checked_recompute, recipe
+from dtlib.theory.models import Architecture, checked_tp
+from dtlib.theory.zero import checked_stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """One way to train: dp · tp · pp ranks.
+
+    `dp` ranks of data parallelism share the states as ZeRO's stage `zero` says; `tp` ranks split each matrix, and with
+    `sequence_parallel` what lies between the matrices; `pp` stages split the layers, each with `chunks` pieces of them
+    if interleaved. A rank works on `micro_batches` micro-batches of `micro_batch` sequences between two updates
+    (default: as many as there are stages), `seq` tokens each (default: the model's). `recipe` names the bytes of a
+    parameter, `recompute` what is computed again, `attention` how attention is stored (``"flash"`` or ``"matrix"``);
+    `prefetched` modules are gathered ahead at stage 3.
+
+    ``ValueError`` for counts below 1 and unknown words; what depends on the model is checked when it is known.
+    """
+
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    zero: int = 0
+    recipe: str | Recipe = "16-byte"
+    micro_batch: int = 1
+    micro_batches: int | None = None
+    seq: int | None = None
+    chunks: int = 1
+    sequence_parallel: bool = False
+    recompute: str = "none"
+    attention: Attention = "flash"
+    dropout: bool = False
+    prefetched: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("dp", "tp", "pp", "micro_batch", "chunks"):
+            whole(name, getattr(self, name), 1)
+        for name in ("micro_batches", "seq"):
+            if getattr(self, name) is not None:
+                whole(name, getattr(self, name), 1)
+        whole("prefetched", self.prefetched, 0)
+        checked_stage(self.zero, "zero")
+        recipe(self.recipe)
+        checked_recompute(self.recompute)
+        checked_attention(self.attention)
+        if self.chunks > 1 and self.num_micro_batches % self.pp:
+            raise ValueError(
+                f"micro_batches must be a multiple of pp={self.pp} where chunks={self.chunks} are interleaved, "
+                f"not {self.num_micro_batches}"
+            )
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all."""
+        return self.dp * self.tp * self.pp
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro-batches of a rank between two updates."""
+        return self.pp if self.micro_batches is None else self.micro_batches
+
+    def seq_of(self, model: Architecture) -> int:
+        """Tokens of a sequence."""
+        return model.seq if self.seq is None else self.seq
+
+    def check(self, model: Architecture) -> None:
+        """``ValueError`` that says what is possible where `model` cannot be cut like this."""
+        checked_tp(model, self.tp)
+        checked_pp(model, self.pp)
+        pieces = model.num_layers // self.pp
+        if self.chunks > 1 and (self.pp == 1 or model.num_layers % (self.pp * self.chunks)):
+            even = self.pp > 1 and model.num_layers % self.pp == 0
+            possible = [v for v in range(1, pieces + 1) if pieces % v == 0] if even else [1]
+            raise ValueError(
+                f"chunks of {model.name} on pp={self.pp} must be one of {', '.join(map(str, possible))} "
+                f"(num_layers={model.num_layers} in equal pieces), not {self.chunks}"
+            )
+        if self.sequence_parallel and self.seq_of(model) % self.tp:
+            raise ValueError(f"seq must be a multiple of tp={self.tp} with sequence_parallel, not {self.seq_of(model)}")
+        if model.learned_positions and self.seq_of(model) > model.seq:
+            raise ValueError(f"seq of {model.name} must be at most {model.seq}, its learned positions, not {self.seq}")
+
+
+def checked_pp(model: Architecture, pp: Any) -> int:
+    """`pp` as an int from 1 to the number of layers, or ``ValueError``."""
+    if whole("pp", pp, 1) > model.num_layers:
+        raise ValueError(f"pp of {model.name} must be from 1 to {model.num_layers}, its layers, not {pp}")
+    return int(pp)

@@ -1,0 +1,73 @@
+"""What one rank of a pipeline of split matrices holds: its layers, its parameters, its micro-batches in flight."""
+
+from __future__ import annotations
+
+from dtlib.theory.collectives._valid import whole
+from dtlib.theory.models import (
+    Architecture,
+    ModelParameters,
+    checked_tp,
+    kv_width_of_rank,
+    norm_parameters,
+)
+
+
+def stage_layers(num_layers: int, stages: int) -> list[int]:
+    """Layers of each of p stages, as even as possible.
+
+    Where p does not divide l, stages at the ends have one layer less, the last first, then the first, and so inwards:
+    they also hold the head and the embedding. 126 layers on 16 stages are 7, fourteen times 8, and 7, as Llama 3 405B
+    was cut (arXiv 2407.21783, section 3.3.2). ``ValueError`` for counts below 1 or more stages than layers.
+    """
+    l, p = whole("num_layers", num_layers, 1), whole("stages", stages, 1)
+    if p > l:
+        raise ValueError(f"stages must be at most num_layers={l}, not {p}")
+    layers = [-(-l // p)] * p
+    for turn in range(sum(layers) - l):
+        layers[turn // 2 if turn % 2 else p - 1 - turn // 2] -= 1
+    return layers
+
+
+def stage_parameters(model: Architecture, tp: int, pp: int, stage: int) -> ModelParameters:
+    """Parameters on one rank of stage `stage` (0 to pp−1) when `tp` ranks split each matrix.
+
+    Columns of the first matrix of each pair and rows of the second are split, and the rows of embedding and head
+    (⌈V/t⌉ each); norms, positions and the biases of the second matrices are on every rank. The first stage holds
+    embedding and positions, the last one the norm behind the layers and the head: its own copy of the embedding where
+    the two are tied and p > 1. ``ValueError`` for degrees that `model` does not divide by.
+    """
+    t, layers = checked_tp(model, tp), stage_layers(model.num_layers, pp)
+    stage = _checked_stage(stage, len(layers))
+    h, q, k, f = model.hidden, model.query_width // t, kv_width_of_rank(model, t), model.ffn_hidden // t
+    attention, mlp = 2 * h * q + 2 * h * k, (3 if model.gated else 2) * h * f
+    if model.biases:
+        attention += q + 2 * k + h
+        mlp += (2 if model.gated else 1) * f + h
+    first, last, l = stage == 0, stage == len(layers) - 1, layers[stage]
+    table = -(-model.vocab // t) * h
+    return ModelParameters(
+        embedding=table if first else 0,
+        positions=model.seq * h if first and model.learned_positions else 0,
+        attention=l * attention,
+        mlp=l * mlp,
+        norms=(2 * l + last) * norm_parameters(model),
+        head=table if last and not (model.tied and first) else 0,
+    )
+
+
+def chunks_in_flight(stages: int, stage: int, micro_batches: int, chunks: int = 1) -> int:
+    """Forward passes of a chunk whose activations a rank of stage i keeps at its fullest, under 1F1B.
+
+    min(m, p − i) micro-batches; with v chunks a rank min(m v, (v − 1) p + 2 (p − i − 1) + 1), each of l/(p v) layers.
+    On the first stage that is l (1 + (p − 1)/(p v)) layers. ``ValueError`` for counts below 1 or a stage not below p.
+    Source: Narayanan et al. 2021, arXiv 2104.04473, section 2.2.
+    """
+    p, m, v = whole("stages", stages, 1), whole("micro_batches", micro_batches, 1), whole("chunks", chunks, 1)
+    i = _checked_stage(stage, p)
+    return min(m, p - i) if v == 1 else min(m * v, (v - 1) * p + 2 * (p - i - 1) + 1)
+
+
+def _checked_stage(stage: int, stages: int) -> int:
+    if whole("stage", stage, 0) >= stages:
+        raise ValueError(f"stage must be from 0 to {stages - 1}, not {stage}")
+    return int(stage)

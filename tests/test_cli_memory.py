@@ -1,0 +1,130 @@
+"""``dtlib memory``: what it prints is what the theory says, and what is impossible says what is possible."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from dtlib.cli_memory import memory
+from dtlib.theory import footprint, models
+from dtlib.theory.footprint import Setup
+from dtlib.theory.units import format_bytes
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(memory, [str(argument) for argument in arguments])
+
+
+def told(*arguments):
+    result = invoke(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.output)
+
+
+def test_the_table_has_every_part_and_the_total():
+    result = invoke("--model", "llama3-70b", "--dp", 64, "--zero", 3)
+    found = footprint.rank_memory(models.model("llama3-70b"), Setup(dp=64, zero=3))
+    assert result.exit_code == 0
+    assert "llama3-70b: 70,553,706,496 parameters on 64 ranks (dp 64 × tp 1 × pp 1), ZeRO stage 3" in result.output
+    lines = result.output.splitlines()
+    for part in found.table():
+        (line,) = [line for line in lines if line.startswith(part.name + " ")]
+        assert f"{format_bytes(part.value)} " in line
+        assert line.rstrip().endswith(f"{part.share:.1%}")
+    (total,) = [line for line in lines if line.startswith("total ")]
+    assert format_bytes(found.total) in total
+    assert f"{found.total / 1e9:.1f} GB" in total
+
+
+def test_json_has_the_bytes_of_the_theory():
+    data = told(
+        "--model", "gpt3", "--dp", 4, "--zero", 1, "--tp", 8, "--sequence-parallel", "--pp", 8, "--chunks", 3,
+        "--recipe", 18, "--micro-batch", 2, "--micro-batches", 16, "--seq", 1024, "--recompute", "selective",
+        "--attention", "matrix", "--dropout",
+    )  # fmt: skip
+    setup = Setup(
+        dp=4, zero=1, tp=8, sequence_parallel=True, pp=8, chunks=3, recipe="18", micro_batch=2, micro_batches=16,
+        seq=1024, recompute="selective", attention="matrix", dropout=True,
+    )  # fmt: skip
+    found = footprint.rank_memory(models.model("gpt3"), setup)
+    assert data["bytes"] == found.parts
+    assert data["total_bytes"] == found.total == sum(data["bytes"].values())
+    assert data["states_bytes"] + data["activations_bytes"] + data["transient_bytes"] == pytest.approx(found.total)
+    assert data["model"] == "gpt3-175b"
+    assert sum(data["parameters"].values()) == data["num_params"] == 174_604_259_328
+    assert data["world_size"] == 256
+    assert data["setup"]["micro_batches"] == 16
+    assert data["setup"]["seq"] == 1024
+
+
+def test_the_fullest_stage_unless_another_is_named():
+    options = ("--model", "llama3-405b", "--dp", 64, "--tp", 8, "--pp", 16, "--micro-batches", 16)
+    assert told(*options)["pipeline_stage"] == 1
+    stages = footprint.memory_by_stage(models.model("llama3-405b"), Setup(dp=64, tp=8, pp=16, micro_batches=16))
+    last = told(*options, "--pipeline-stage", 15)
+    assert last["pipeline_stage"] == 15
+    assert last["total_bytes"] == stages[15].total
+    assert "on a rank of pipeline stage 15" in invoke(*options, "--pipeline-stage", 15).output
+
+
+def test_a_gpu_says_whether_it_fits():
+    options = ("--model", "llama3-70b", "--dp", 64, "--zero", 3, "--recompute", "full")
+    assert (
+        "It fits the 80 GB of H100-80GB-SXM; micro-batches of up to 3 would."
+        in invoke(*options, "--gpu", "h100").output
+    )
+    assert told(*options, "--gpu", "h100")["device"] == {
+        "name": "H100-80GB-SXM", "memory_bytes": 80e9, "fits": True, "largest_micro_batch": 3,
+    }  # fmt: skip
+    crowded = invoke("--model", "llama3-70b", "--gpu", "h100")
+    assert crowded.exit_code == 0
+    assert "It does not fit the 80 GB of H100-80GB-SXM; no micro-batch would." in crowded.output
+    assert "device" not in told(*options)
+
+
+def test_the_list_has_every_model_and_its_source():
+    result = invoke("--list")
+    assert result.exit_code == 0
+    for name in models.MODELS:
+        assert any(line.split()[:1] == [name] for line in result.output.splitlines()), name
+    assert "405,853,388,800" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "--model is missing; there are tiny, 25m, gpt2-124m"),
+        (("--model", "gpt9"), "name 'gpt9' of model is unknown; there are tiny, 25m, gpt2-124m"),
+        (("--model", "70b"), "name '70b' of model fits llama2-70b, llama3-70b, mpt-70b"),
+        (("--model", "llama3-70b", "--tp", 3), "tp of llama3-70b must be one of 1, 2, 4, 8, 16, 32, 64"),
+        (("--model", "llama3-70b", "--pp", 81), "pp of llama3-70b must be from 1 to 80"),
+        (("--model", "llama3-70b", "--pp", 4, "--chunks", 3), "must be one of 1, 2, 4, 5, 10, 20"),
+        (("--model", "llama3-70b", "--dp", 0), "dp must be at least 1, not 0"),
+        (("--model", "llama3-70b", "--zero", 4), "zero must be 0, 1, 2 or 3, not 4"),
+        (("--model", "llama3-70b", "--recipe", 17), "name '17' of recipe is unknown; there are 12-byte, 16-byte"),
+        (("--model", "llama3-70b", "--recompute", "some"), "recompute must be one of none, selective, full"),
+        (("--model", "llama3-70b", "--attention", "no"), "attention must be one of matrix, flash"),
+        (("--model", "llama3-70b", "--gpu", "abacus"), "name 'abacus' of accelerator is unknown; there are V100"),
+        (("--model", "llama3-70b", "--pp", 2, "--pipeline-stage", 2), "pipeline-stage must be from 0 to 1, not 2"),
+        (("--model", "gpt3", "--seq", 4096), "seq of gpt3-175b must be at most 2048"),
+        (("--model", "tiny", "--dp", "many"), "'many' is not a valid integer"),
+    ],
+)
+def test_what_is_impossible_says_what_is_possible(arguments, message):
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert message in result.output
+    assert "Traceback" not in result.output
+
+
+def test_help_needs_neither_numpy_nor_rich():
+    code = (
+        "import sys\nfrom dtlib.cli_memory import memory\n"
+        "try:\n    memory(['--help'])\nexcept SystemExit as stop:\n    assert stop.code == 0\n"
+        "heavy = {'torch', 'numpy', 'rich'} & set(sys.modules)\nassert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "--zero" in done.stdout
