@@ -8,6 +8,7 @@ from .launch import RankError, RankTimeout, run
 from .memory import Memory, Moment, memory
 from .messages import Message, Messages, count_steps, messages
 from .pace import paced
+from .saved import Saved, SavedTensor, saved_bytes
 from .sends import SendCounter
 from .storages import MEMORY_KINDS, KindBytes
 from .timeline import Timeline, Timelines, timeline
@@ -25,6 +26,8 @@ __all__ = [
     "Moment",
     "RankError",
     "RankTimeout",
+    "Saved",
+    "SavedTensor",
     "SendCounter",
     "Timeline",
     "Timelines",
@@ -40,6 +43,7 @@ __all__ = [
     "messages",
     "paced",
     "run",
+    "saved_bytes",
     "timeline",
     "wire",
 ]

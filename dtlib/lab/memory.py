@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from html import escape
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,6 +12,7 @@ from torch.optim import Optimizer
 
 from dtlib.theory.units import format_bytes
 
+from .html import table_html
 from .storages import MEMORY_KINDS, KindBytes
 from .tracker import Tracker
 
@@ -158,16 +158,7 @@ class Memory:
 
     def _repr_html_(self) -> str:
         head, *rows = self._rows()
-        return _html(head, rows)
-
-
-def _html(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    def row(cells: Iterable[str], tag: str) -> str:
-        return "<tr>" + "".join(f'<{tag} style="{style}">{escape(cell)}</{tag.split()[0]}>' for cell in cells) + "</tr>"
-
-    style = "padding:.1rem .7rem;text-align:right"
-    body = "".join(row(cells, "td") for cells in rows)
-    return f'<table class="dataframe"><thead>{row(head, "th")}</thead><tbody>{body}</tbody></table>'
+        return table_html(head, rows)
 
 
 _active: Tracker | None = None

@@ -79,6 +79,14 @@ def storages(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
             yield from storages(part)
 
 
+def keepable(tensor: Tensor) -> Tensor:
+    """What a hook on saved tensors may keep for `tensor`: not a result itself, whose graph would then never be freed.
+
+    A leaf is kept as it is, so that its data can be exchanged until the backward pass.
+    """
+    return tensor if tensor.is_leaf else tensor.detach()
+
+
 def tensors_in(tree: Any) -> Iterator[Tensor]:
     """The tensors in nested lists, tuples and dictionaries."""
     for leaf in tree_leaves(tree):

@@ -17,15 +17,11 @@ from torch import Tensor, nn
 from torch._guards import active_fake_mode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules import module as module_hooks
-from torch.optim.optimizer import (
-    Optimizer,
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
 from .modules import DONE, NO_BACKWARD, ModuleWatch, backward_pass
-from .storages import KindBytes, Owners, storages, tensors_in
+from .storages import KindBytes, Owners, keepable, storages, tensors_in
 
 _BIRTHS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift.default)  # torch.tensor(...) hands its result in
 
@@ -69,8 +65,8 @@ class _Kept:
     __slots__ = ("keys", "tensor", "tracker")
 
     def __init__(self, tensor: Tensor, tracker: Tracker) -> None:
-        self.tensor, self.tracker = tensor, tracker
-        self.keys = tracker.keep(tensor)
+        self.tracker = tracker
+        self.tensor, self.keys = tracker.keep(tensor)
 
     def __del__(self) -> None:
         self.tracker.release(self.keys)
@@ -94,6 +90,7 @@ class Tracker(TorchDispatchMode):
         self._lock = threading.RLock()  # storages may be freed by another thread
         self._exits = ExitStack()
         self._fake_mode: Any = None
+        self._looking = True
 
     def start(self) -> None:
         """Begin to look."""
@@ -110,7 +107,7 @@ class Tracker(TorchDispatchMode):
             self.watch.watch(register(lambda module, name, tensor: self._built(module)))
         self.watch.watch(register_optimizer_step_pre_hook(lambda opt, args, kwargs: self._step(opt, "step")))
         self.watch.watch(register_optimizer_step_post_hook(lambda opt, args, kwargs: self._step(opt, "step" + DONE)))
-        enter(mock.patch.object(torch.UntypedStorage, "resize_", _telling(torch.UntypedStorage.resize_, self._sized)))
+        enter(mock.patch.object(torch.UntypedStorage, "resize_", self._telling(torch.UntypedStorage.resize_)))
         enter(saved_tensors_hooks(partial(_Kept, tracker=self), lambda kept: kept.tensor))
         enter(mock.patch.object(saved_tensors_hooks, "__enter__", self._noting(saved_tensors_hooks.__enter__)))
         enter(self)
@@ -208,16 +205,28 @@ class Tracker(TorchDispatchMode):
                 if listener.is_waiting():
                     listener.peak_is(held)
 
+    def _telling(self, resize: Callable[..., Any]) -> Callable[..., Any]:
+        def resize_(storage: Any, *args: Any) -> Any:
+            result = resize(storage, *args)
+            self._sized(storage)
+            return result
+
+        return resize_
+
     # What autograd keeps
 
-    def keep(self, tensor: Tensor) -> list[int]:
-        """Autograd keeps `tensor`: the keys of its storages."""
+    def keep(self, tensor: Tensor) -> tuple[Tensor, list[int]]:
+        """Autograd keeps `tensor`: what to keep for it, and the keys of its storages."""
         keys = []
         for storage in storages(tensor):
             self._learn(storage)
             self._table[storage._cdata].saved += 1
             keys.append(storage._cdata)
-        return keys
+        self._looking = False
+        try:
+            return keepable(tensor), keys
+        finally:
+            self._looking = True
 
     def release(self, keys: Iterable[int]) -> None:
         """Autograd keeps a tensor no longer."""
@@ -251,7 +260,7 @@ class Tracker(TorchDispatchMode):
         if any(is_traceable_wrapper_subclass_type(each) for each in types):
             return NotImplemented  # a DTensor becomes operations on its local part, which come by here
         kwargs = kwargs or {}
-        if active_fake_mode() is not self._fake_mode:  # DTensor works out a shape
+        if not self._looking or active_fake_mode() is not self._fake_mode:  # DTensor works out a shape
             return func(*args, **kwargs)
         if func not in _BIRTHS:
             self._look((args, kwargs))
@@ -286,12 +295,3 @@ class Tracker(TorchDispatchMode):
     def _tell(self, name: str, phase: str) -> None:
         for listener in self.listeners:
             listener.event(name, phase)
-
-
-def _telling(resize: Callable[..., Any], tell: Callable[[Any], None]) -> Callable[..., Any]:
-    def resize_(storage: Any, *args: Any) -> Any:
-        result = resize(storage, *args)
-        tell(storage)
-        return result
-
-    return resize_

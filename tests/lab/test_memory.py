@@ -166,6 +166,15 @@ def test_without_gradients_nothing_is_kept():
     assert memory.peak == 3 * LINEAR + 3 * X  # x, and what goes into a layer and what comes out
 
 
+def test_a_graph_that_is_dropped_takes_what_it_kept_along():
+    with lab.memory() as memory:
+        x = torch.randn(B, H, requires_grad=True)
+        y = x.exp().exp().tanh()
+        assert memory.now == KindBytes(activations=3 * X, temporary=X)  # results of all three, and x
+        del y
+        assert memory.now == KindBytes(temporary=X)
+
+
 def test_bf16_takes_half():
     with lab.memory() as memory:
         model, x = _stack(dtype=torch.bfloat16), torch.randn(B, H, dtype=torch.bfloat16)
