@@ -354,7 +354,7 @@ def _trouble(task: Mapping[str, Any], back: _Told) -> Trouble | None:
         return Trouble("died", str(facts["lost"]))
     if facts["limit"]:
         kind, _, text = facts["limit"].partition(": ")
-        return Trouble("limit", f"the submission {text}" if kind else text)
+        return Trouble("tampered" if kind == "tampered" else "limit", f"the submission {text}")
     if facts["timed_out"]:
         late = [rank for rank, state in enumerate(facts["states"]) if state == "running"]
         stacks = {rank: _own_frames(back.stacks[rank], json.loads(task["cells"].tobytes())) for rank in late}

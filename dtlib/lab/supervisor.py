@@ -184,6 +184,7 @@ class Run:
         if kind == b"X":
             rank.waiting = payload
             if all(other.waiting is not None for other in self.ranks):
+                self.all_meet([other.waiting or b"" for other in self.ranks])
                 answer = context.join([other.waiting or b"" for other in self.ranks])
                 for other in self.ranks:
                     other.waiting = None
@@ -243,6 +244,9 @@ class Run:
             if os.fstat(rank.files.output).st_size > MAX_OUTPUT_BYTES:
                 rank.state = "raised"
                 rank.failure = Failure(f"printed more than {MAX_OUTPUT_BYTES // 2**20} MiB and was stopped")
+
+    def all_meet(self, said: list[bytes]) -> None:
+        """Called when all ranks have come to an exchange, before they are told what the others `said`."""
 
     def all_done(self) -> None:
         """Called when all ranks have returned and none has left yet."""

@@ -11,6 +11,7 @@ from dtlib.theory.units import MiB
 
 from . import kernel
 
+_OVERFLOW_USER = 65534  # who has no name in a user namespace
 _FIRST_USER = 1_900_000_000  # far above every user that a machine has
 
 
@@ -45,7 +46,7 @@ def obey(limits: Limits, timeout_s: float) -> None:
         resource.RLIMIT_DATA: _private_bytes() + limits.memory_bytes,
         resource.RLIMIT_NPROC: limits.processes,  # threads count, and this user has no other processes
         resource.RLIMIT_FSIZE: limits.file_bytes,
-        resource.RLIMIT_NOFILE: 512,
+        resource.RLIMIT_NOFILE: 128,  # each socket holds memory that no other limit counts
         resource.RLIMIT_CORE: 0,
     }
     for name, value in settings.items():
@@ -72,6 +73,11 @@ def become_nobody(number: int) -> None:
             kernel.unshare(kernel.CLONE_NEWUSER)
         kernel.empty_bounding_set()
     kernel.drop_capabilities()
+
+
+def users(number: int, world_size: int) -> list[int]:
+    """The user ids that inmates may have, as they see them."""
+    return sorted({os.geteuid(), _OVERFLOW_USER, *(_FIRST_USER + number + rank for rank in range(world_size))})
 
 
 def resident_bytes(pid: int | str = "self") -> tuple[int, int]:

@@ -16,6 +16,7 @@ _FILES = ("/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives")
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _PACKAGE = Path(__file__).resolve().parents[2]
 _PASSWD = f"learner:x:{{user}}:{{user}}::{HOME}:/bin/false\n"
+_SWITCHES = ("sys", "sysrq-trigger", "irq", "bus", "fs")  # parts of /proc through which a machine is configured
 
 
 def hidden_paths(more: Iterable[Path] = ()) -> list[Path]:
@@ -32,9 +33,10 @@ def see_own_processes() -> None:
     kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
 
 
-def enter_view(hidden: Iterable[Path], *, own_processes: bool) -> None:
+def enter_view(hidden: Iterable[Path], users: Iterable[int], *, own_processes: bool) -> None:
     """Make a new root of read-only views for this process and those that it will start. Raises ``OSError``.
 
+    What is `hidden` shows as empty folders; `users` get a name, since some libraries ask for it.
     The process must have a mount namespace of its own; with `own_processes` it is the first process of its namespace.
     """
     kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
@@ -49,14 +51,18 @@ def enter_view(hidden: Iterable[Path], *, own_processes: bool) -> None:
     for folder in (f"{root}/proc", f"{root}/dev/shm", f"{root}/tmp", root + HOME):
         os.makedirs(folder, exist_ok=True)
     if own_processes:
-        kernel.mount("proc", f"{root}/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+        flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
+        kernel.mount("proc", f"{root}/proc", "proc", flags, "hidepid=2")
     else:
         kernel.mount("/proc", f"{root}/proc", flags=kernel.MS_BIND | kernel.MS_REC)
+    for switch in (f"{root}/proc/{name}" for name in _SWITCHES if os.path.exists(f"{root}/proc/{name}")):
+        kernel.mount(switch, switch, flags=kernel.MS_BIND)
+        kernel.make_read_only(switch)
     for name, fd in devices.items():
         Path(f"{root}/dev/{name}").touch()
         kernel.mount(f"/proc/self/fd/{fd}", f"{root}/dev/{name}", flags=kernel.MS_BIND)
     os.makedirs(f"{root}/etc", exist_ok=True)
-    Path(f"{root}/etc/passwd").write_text(_PASSWD.format(user=os.geteuid()))
+    Path(f"{root}/etc/passwd").write_text("".join(_PASSWD.format(user=user) for user in users))
     for fd in (*sources.values(), *devices.values()):
         os.close(fd)
     for folder in map(str, hidden):

@@ -29,6 +29,11 @@ _NAMESPACES = {
 }
 
 
+SETTLE = b"settle"  # what inmates say who want what is under way to arrive before they go on
+_MAX_FRAME_BYTES, _MAX_MEETINGS = 64, 64  # so much is needed, and more would be a way to exchange data unseen
+_QUIET_SECONDS, _LONGEST_SETTLE_SECONDS = 0.02, 1.0
+
+
 class NoWall(Exception):
     """A wall that was asked for cannot stand on this machine; `wall` names it."""
 
@@ -139,6 +144,9 @@ class Cell(Run):
         self.peak_bytes = 0
         self.first_bytes = limits.resident_bytes()[0]
         self.broken_limit = ""
+        self.settled: list[list[int]] = []
+        self._num_meetings = 0
+        self._begun: dict[int, float] = {}
 
     def prepare(self) -> None:
         """Raise the walls that are left: the network's tap and the view. Raises `NoWall`."""
@@ -151,7 +159,7 @@ class Cell(Run):
         own_processes = "processes" in self.standing
         if "files" in self.standing:
             try:
-                view.enter_view((Path(path) for path in self.task["hidden"]), own_processes=own_processes)
+                view.enter_view(map(Path, self.task["hidden"]), self._users(), own_processes=own_processes)
             except OSError as error:
                 raise NoWall("files", error) from error
         elif own_processes:
@@ -163,6 +171,9 @@ class Cell(Run):
             self._try_privileges()
         if "processes" not in self.standing:
             adopt_orphans()
+
+    def _users(self) -> list[int]:
+        return limits.users(self.task["number"], self.task["world_size"])
 
     def _try_privileges(self) -> None:
         """See, in a process that does nothing else, whether an inmate could give up its privileges."""
@@ -184,6 +195,44 @@ class Cell(Run):
     def read_failure(self, rank: Rank) -> Failure:
         """What an inmate wrote is left for the grader to read, as plain data."""
         return Failure("told")
+
+    def _serve(self, number: int) -> bool:
+        """Read one frame of an inmate, as soon as it is there as a whole: nobody may keep the warden waiting."""
+        sock = self.ranks[number].sock
+        try:
+            ready = sock.recv(4 + _MAX_FRAME_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except OSError:
+            return False
+        length = int.from_bytes(ready[:4], "big") if len(ready) >= 4 else 0
+        if length > _MAX_FRAME_BYTES:
+            self._break("tampered", "wrote to the grader's own channel")
+            return False
+        if ready and len(ready) < 4 + length:
+            if time.monotonic() - self._begun.setdefault(number, time.monotonic()) > self.frame_seconds:
+                self._break("tampered", "wrote to the grader's own channel")
+                return False
+            time.sleep(0.01)
+            return True
+        self._begun.pop(number, None)
+        return super()._serve(number)
+
+    def all_meet(self, said: list[bytes]) -> None:
+        """Count the meetings, and where all want it, let what is under way arrive and note what each rank has sent."""
+        self._num_meetings += 1
+        if self._num_meetings > _MAX_MEETINGS:
+            self._break("tampered", "used the grader's own channel to exchange data")
+        if self.tap is None or any(each != SETTLE for each in said):
+            return
+        until = time.monotonic() + _LONGEST_SETTLE_SECONDS
+        before, quiet_since = -1, time.monotonic()
+        while time.monotonic() < until:
+            self.tap.read()
+            if self.tap.num_bytes != before:
+                before, quiet_since = self.tap.num_bytes, time.monotonic()
+            elif time.monotonic() - quiet_since > _QUIET_SECONDS:
+                break
+            time.sleep(0.002)
+        self.settled.append(list(self.tap.traffic([ports_of(rank.pid) for rank in self.ranks]).sent_bytes))
 
     def look_after(self) -> None:
         """Drain the tap, and end what uses too much memory or prints too much."""
@@ -217,7 +266,10 @@ class Cell(Run):
         return any(rank.pid == pid for rank in self.ranks)
 
     def all_done(self) -> None:
-        """While all inmates wait to leave: read the counters."""
+        """While all inmates wait to leave: stop them, and read the counters."""
+        if "processes" in self.standing:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(-1, signal.SIGSTOP)
         if self.tap is not None:
             self.traffic = self.tap.traffic([ports_of(rank.pid) for rank in self.ranks])
         highest = [limits.resident_bytes(rank.pid)[1] - self.first_bytes for rank in self.ranks if rank.pid]
@@ -234,6 +286,7 @@ class Cell(Run):
                 "other_bytes": seen.other_bytes,
                 "messages": seen.messages,
                 "complete": seen.complete,
+                "settled": self.settled,
             }
         return facts
 
