@@ -65,14 +65,23 @@ class Hostile:
         return self.exercise.replace(".", "-")
 
     def cell(self, knows: dict[str, Any]) -> str:
-        """The code of the answer cell: what the case knows, `right`, `begin_child`, and then its own lines."""
+        """The code of the answer cell: what the case knows, `right`, `fork`, `begin_child`, and then its own lines."""
         function = all_exercises()[self.exercise].function
         reference = cells(self.stem)[self.cell_id].replace(f"def {function}(", "def right(", 1)
         known = "".join(f"{name} = {value!r}\n" for name, value in knows.items())
-        return f"{known}\n\n{reference}\n\n{_BEGIN_CHILD}\n\n{self.source}"
+        return f"{known}\n\n{reference}\n\n{_PROCESSES}\n\n{self.source}"
 
 
-_BEGIN_CHILD = """\
+_PROCESSES = """\
+def fork():
+    import ctypes
+
+    pid = ctypes.PyDLL(None).fork()  # as os.fork, but nothing in Python hears of it
+    if pid < 0:
+        raise BlockingIOError("no process was granted")
+    return pid
+
+
 def begin_child(seconds):
     import ctypes
     import signal
