@@ -11,11 +11,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from . import rounds
 from .exercise import Case, Run, Trouble
 from .harness import MAX_EVENTS, TROUBLE_MARK
 from .runner import told
 
 FORGED = "dtlib-grading-forged"
+_MOST_OF = 0.95  # a collective's last bytes may wait for another rank
 _SLACK_BYTES = 4096  # a connection that was opened and closed costs headers; an answer's data are far more
 # What gloo puts on the wire for a collective of the record, by how its name begins: a reduce-scatter is an all-reduce.
 _ON_THE_WIRE = (
@@ -98,6 +100,22 @@ def contradiction(ranks: Sequence[Mapping[str, Any]], traffic: Mapping[str, Any]
         if difference:
             source, target, num_bytes = min(difference)
             return f"a message of {num_bytes} B from rank {source} to rank {target} {words}"
+    return _unsettled(ranks, traffic["settled"])
+
+
+def _unsettled(ranks: Sequence[Mapping[str, Any]], settled: Sequence[Sequence[int]]) -> str:
+    """Whether a record says that messages were under way at a meeting, and the network had not seen them; "" if not.
+
+    `settled` are the bytes that each rank had sent at each meeting of `harness.meter.settle`.
+    """
+    for rank, data in enumerate(ranks):
+        events = data["events"]
+        meetings = [index for index, event in enumerate(events) if event["op"] == "backward done"]
+        if len(meetings) != len(settled):
+            return "the submission took the harness's part at a meeting of the ranks"
+        for index, sent in zip(meetings, settled, strict=True):
+            if sent[rank] < _MOST_OF * rounds.least_bytes(events[:index], len(ranks)) - _SLACK_BYTES:
+                return f"rank {rank} had not sent by the end of backward what its record says it had"
     return ""
 
 

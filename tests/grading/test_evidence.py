@@ -23,7 +23,7 @@ def ranks(*events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def traffic(
     *messages: tuple[int, int, str, int], sent: tuple[int, int] = (400, 300), other: int = 0, complete: bool = True
 ):
-    return {"sent_bytes": sent, "other_bytes": other, "messages": messages, "complete": complete}
+    return {"sent_bytes": sent, "other_bytes": other, "messages": messages, "complete": complete, "settled": []}
 
 
 def test_bytes_are_those_of_the_kernel():
@@ -123,3 +123,22 @@ def test_without_a_private_network_the_ranks_own_counts_stay():
     run = evidence.run_from(CASE, ranks([], []), None)
     assert run.wire_bytes == 2
     assert run.ranks[0]["sent_bytes"] == 1
+
+
+@pytest.mark.parametrize(
+    ("sent_by_then", "said"),
+    [
+        ([[100_000, 100_000]], ""),
+        ([[99_000, 100_000]], ""),
+        ([[40_000, 100_000]], "rank 0 had not sent by the end of backward"),
+        ([[100_000, 0]], "rank 1 had not sent by the end of backward"),
+        ([], "took the harness's part"),
+        ([[100_000, 100_000]] * 2, "took the harness's part"),
+    ],
+)
+def test_what_a_record_says_was_under_way_must_have_been_sent(sent_by_then: Any, said: str):
+    events = [{"op": "all_reduce", "bytes": 100_000}, {"op": "backward done"}, {"op": "all_reduce", "bytes": 9}]
+    seen = {**traffic((0, 1, "all_reduce", 50)), "settled": sent_by_then}
+    run = evidence.run_from(CASE, ranks(events, events), seen)
+    assert said in str(run.trouble or "")
+    assert (run.trouble is None) == (said == "")

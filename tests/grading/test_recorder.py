@@ -9,9 +9,9 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
 from dtlib import lab
-from dtlib.grading.harness.meter import least_bytes, metered
+from dtlib.grading.harness.meter import metered
 from dtlib.grading.harness.recorder import Recorder
-from dtlib.grading.rounds import collectives
+from dtlib.grading.rounds import collectives, least_bytes
 
 
 def names(events: list[dict]) -> list[str]:
@@ -79,12 +79,37 @@ def test_events_of_messages_and_waits():
     ]
 
 
+def test_every_way_to_wait_and_to_ask_is_seen():
+    def rank() -> list[dict]:
+        recorder, tensor = Recorder(), torch.ones(3)
+        with recorder.recording():
+            dist.all_reduce(tensor, async_op=True).synchronize()
+            dist.all_reduce(tensor, async_op=True).get_future().wait()
+            torch.futures.wait_all([dist.all_reduce(tensor, async_op=True).get_future()])
+            request = dist.all_reduce(tensor, async_op=True)
+            while not (request.is_completed() and request.is_completed()):
+                pass
+        return recorder.events
+
+    events = lab.run(rank, 2)[0]
+    calls = [index for index, event in enumerate(events) if event["op"] == "all_reduce"]
+    assert len(calls) == 4
+    waited = {event["of"] for event in events if event["op"] == "wait"}
+    assert waited >= set(calls[:3])
+    (poll,) = [event for event in events if event["op"] == "poll"]
+    assert poll["of"] == calls[3]
+    assert poll["times"] > 1
+
+
 def test_recording_leaves_torch_as_it_was():
     def rank() -> bool:
-        before = dist.ProcessGroup.send, dist.Work.wait
+        def parts() -> tuple:
+            return dist.ProcessGroup.send, dist.Work.wait, dist.Work.is_completed, torch._C.Future.wait
+
+        before = parts()
         with Recorder().recording():
             assert dist.ProcessGroup.send is not before[0]
-        return (dist.ProcessGroup.send, dist.Work.wait) == before
+        return parts() == before
 
     assert lab.run(rank, 1) == [True]
 

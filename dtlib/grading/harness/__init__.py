@@ -20,6 +20,7 @@ from .cells import explain
 
 Harness = Callable[[Callable[..., Any], Mapping[str, Any]], dict[str, Any]]
 TROUBLE_MARK = "dtlib-grading-trouble:"
+SETTLE = b"settle"  # what a rank says at a meeting before which its messages are to arrive; then how many bytes
 MAX_EVENTS = 4000  # a record of communication that goes on for ever is cut here
 
 

@@ -9,7 +9,7 @@ import torch
 
 from dtlib.grading.drawn import is_frozen
 
-from .meter import metered
+from .meter import metered, settle
 from .recorder import Recorder
 
 
@@ -44,6 +44,7 @@ def overlap(function: Callable[..., Any], case: Mapping[str, Any]) -> dict[str, 
             recorder.mark("step")
             loss_fn(model, _tensors(case, step)).backward()
             recorder.mark("backward done")
+            settle(meter)
             finish()
             recorder.mark("finished")
             gradients.append(_gradients(model))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,8 +10,11 @@ from typing import Any
 import torch.distributed as dist
 
 from dtlib import lab
+from dtlib.grading.rounds import least_bytes
+from dtlib.lab import context
 from dtlib.lab.wire import kernel_counts_connections
 
+from . import SETTLE
 from .recorder import Recorder
 
 
@@ -43,8 +46,11 @@ def metered() -> Iterator[Meter]:
     meter.counts |= {"events": events, "library": sorted(watch.called), "escaped": sorted(watch.escaped)}
 
 
-def least_bytes(events: Sequence[Mapping[str, Any]], world_size: int) -> float:
-    """What a rank sends in the recorded calls, when each collective meets its lower bound."""
-    share = (world_size - 1) / world_size
-    factors = {"send": 1.0, "receive": 0.0, "all_reduce": 2 * share, "all_gather": world_size - 1.0}
-    return sum(event["bytes"] * factors.get(event["op"], share) for event in events if "bytes" in event)
+def settle(meter: Meter) -> None:
+    """Meet the other ranks and the warden, which waits until what the record says is under way has been sent.
+
+    So the order of "backward is done" and of the bytes is known outside, where nobody can change it. In a notebook
+    this is a meeting and no more.
+    """
+    launched = int(least_bytes(meter.recorder.events, dist.get_world_size()))
+    context.current("settle()").exchange(SETTLE + launched.to_bytes(8, "big"))

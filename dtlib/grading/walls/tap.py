@@ -98,11 +98,6 @@ class Tap:
         dropped = struct.unpack("=II", self.sock.getsockopt(_SOL_PACKET, _PACKET_STATISTICS, 8))[1]
         self.lost = self.lost or dropped > 0
 
-    @property
-    def num_bytes(self) -> int:
-        """All payload that was seen so far."""
-        return self.foreign_bytes + sum(stream.num_bytes for _, stream in self._unique())
-
     def close(self) -> None:
         """Stop listening."""
         self.sock.close()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dtlib.grading import plain
+from dtlib.grading.harness import SETTLE
 from dtlib.lab.supervisor import Rank, Run
 from dtlib.lab.worker import Failure, Job, RankFiles
 from dtlib.processes.channel import anonymous_file, open_fd, send_frame
@@ -29,9 +30,8 @@ _NAMESPACES = {
 }
 
 
-SETTLE = b"settle"  # what inmates say who want what is under way to arrive before they go on
 _MAX_FRAME_BYTES, _MAX_MEETINGS = 64, 64  # so much is needed, and more would be a way to exchange data unseen
-_QUIET_SECONDS, _LONGEST_SETTLE_SECONDS = 0.02, 1.0
+_LONGEST_SETTLE_SECONDS = 2.0
 
 
 class NoWall(Exception):
@@ -221,18 +221,18 @@ class Cell(Run):
         self._num_meetings += 1
         if self._num_meetings > _MAX_MEETINGS:
             self._break("tampered", "used the grader's own channel to exchange data")
-        if self.tap is None or any(each != SETTLE for each in said):
+        if self.tap is None or not all(each.startswith(SETTLE) for each in said):
             return
+        ports = [ports_of(rank.pid) for rank in self.ranks]
+        announced = [int.from_bytes(each[len(SETTLE) :], "big") for each in said]
         until = time.monotonic() + _LONGEST_SETTLE_SECONDS
-        before, quiet_since = -1, time.monotonic()
-        while time.monotonic() < until:
-            self.tap.read()
-            if self.tap.num_bytes != before:
-                before, quiet_since = self.tap.num_bytes, time.monotonic()
-            elif time.monotonic() - quiet_since > _QUIET_SECONDS:
+        while True:
+            sent = self.tap.traffic(ports).sent_bytes
+            arrived = all(seen >= wanted for seen, wanted in zip(sent, announced, strict=True))
+            if arrived or time.monotonic() > until:
                 break
             time.sleep(0.002)
-        self.settled.append(list(self.tap.traffic([ports_of(rank.pid) for rank in self.ranks]).sent_bytes))
+        self.settled.append(list(sent))
 
     def look_after(self) -> None:
         """Drain the tap, and end what uses too much memory or prints too much."""
