@@ -248,6 +248,19 @@ def test_korthikantis_utilisation_and_the_equation_that_contradicts_its_text():
     assert once_more < float(row["hfu_pct"]) - 1
 
 
+# --- roofline --------------------------------------------------------------------------------------------------
+
+
+def test_roofline():
+    assert memory.matmul_intensity(4096, 4096, 4096) == pytest.approx(4096 / 3)
+    assert memory.matmul_intensity(1, 4096, 4096) == pytest.approx(1, rel=1e-3)
+    assert memory.matmul_intensity(8, 8, 8, element_bytes=4) == pytest.approx(8 / 6)
+    ridge = memory.ridge_intensity(989e12, 3.35e12)
+    assert memory.roofline_flop_per_s(ridge, 989e12, 3.35e12) == pytest.approx(989e12)
+    assert memory.roofline_flop_per_s(ridge / 2, 989e12, 3.35e12) == pytest.approx(989e12 / 2)
+    assert memory.roofline_flop_per_s(1e9, 989e12, 3.35e12) == 989e12
+
+
 # --- what fits, and bad input ----------------------------------------------------------------------------------
 
 
@@ -265,6 +278,9 @@ def test_the_largest_model_whose_states_fit():
         (lambda: memory.largest_num_params(1, 0), "bytes_per_param must be finite and positive, not 0"),
         (lambda: memory.training_flops_per_token(1, 1, 1, 0), "seq must be at least 1, not 0"),
         (lambda: memory.forward_flops_per_token(models.model("tiny"), seq=0), "seq must be at least 1, not 0"),
+        (lambda: memory.matmul_intensity(0, 1, 1), "rows must be at least 1, not 0"),
+        (lambda: memory.ridge_intensity(1, 0), "memory_bytes_per_s must be finite and positive, not 0"),
+        (lambda: memory.roofline_flop_per_s(-1, 1, 1), "intensity must be finite and zero or more, not -1"),
         (lambda: memory.utilisation(1, 1, 0), "peak_flop_per_s must be finite and positive, not 0"),
         (
             lambda: memory.training_flops_per_token(1, 1, 1, 1, recompute="half"),

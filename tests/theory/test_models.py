@@ -133,6 +133,23 @@ def test_released_weights_have_as_many_parameters(name, num_params):
     assert models.model_parameters(models.model(name)).total == num_params
 
 
+@pytest.mark.parametrize(
+    ("name", "sizes", "num_params"),
+    [
+        ("Llama 3.2 1B", (16, 2048, 32, 8, 8192, 128256, True), 1_235_814_400),
+        ("Llama 3.2 3B", (28, 3072, 24, 8, 8192, 128256, True), 3_212_749_824),
+        ("Mistral 7B", (32, 4096, 32, 8, 14336, 32000, False), 7_241_732_096),
+        ("TinyLlama 1.1B", (22, 2048, 32, 4, 5632, 32000, False), 1_100_048_384),
+    ],
+)
+def test_released_weights_that_are_no_presets(name, sizes, num_params):
+    l, h, a, g, f, vocab, tied = sizes
+    m = models.llama(
+        name, num_layers=l, hidden=h, num_heads=a, num_kv_heads=g, ffn_hidden=f, vocab=vocab, seq=4096, tied=tied
+    )
+    assert models.model_parameters(m).total == num_params
+
+
 def test_every_row_of_llm_foundry_to_the_integer():
     rows = mpt_rows()
     assert len(rows) == 61

@@ -1,7 +1,10 @@
 """Bytes of a rank at each stage: the paper's tables, brute force over ranks, and torch's own cuts."""
 
 import csv
+import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -131,6 +134,44 @@ def test_flat_elements_are_cut_as_torch_tensor_split(num_elements, n):
     assert [zero.shard_elements((num_elements,), n, rank) for rank in range(n)] == expected
 
 
+FSDP2 = """
+import json
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+def stored(tensors):
+    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
+
+found = []
+for rank, n in CASES:
+    dist.init_process_group("fake", rank=rank, world_size=n, store=FakeStore())
+    net = nn.Sequential(nn.Linear(3, 10), nn.Linear(10, 7))
+    fully_shard(net, mesh=dist.device_mesh.init_device_mesh("cpu", (n,)))
+    optimizer = torch.optim.AdamW(net.parameters())
+    net(torch.zeros(2, 3)).sum().backward()
+    optimizer.step()
+    parameters = list(net.parameters())
+    moments = [[optimizer.state[p][name].to_local() for p in parameters] for name in ("exp_avg", "exp_avg_sq")]
+    local = [[p.to_local() for p in parameters], [p.grad.to_local() for p in parameters], *moments]
+    found.append([stored(tensors) for tensors in local])
+    dist.destroy_process_group()
+print(json.dumps(found))
+"""
+
+
+def test_fsdp2_stores_padded_rows():
+    """torch's fake process group: one process is any rank of as many as we like, and holds what that rank would."""
+    cases = [(0, 4), (3, 4), (2, 3), (11, 12), (0, 1024), (1023, 1024)]
+    code = FSDP2.replace("CASES", repr(cases))
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    for (rank, n), found in zip(cases, json.loads(done.stdout), strict=True):
+        states = zero.states_of_rank([(10, 3), (10,), (7, 10), (7,)], n, 3, rank, "fp32", layout="padded_rows")
+        assert [states.weights, states.gradients, states.first_moment, states.second_moment] == found, (rank, n)
+
+
 @settings(deadline=None, max_examples=50)
 @given(shapes=shapes, n=world, stage=st.sampled_from(zero.STAGES), layout=st.sampled_from(["even", "rows"]))
 def test_the_ranks_mean_is_the_formula(shapes, n, stage, layout):
@@ -189,7 +230,10 @@ def test_gathered_modules():
         (lambda: zero.states(1, 4, 1, "17"), "name '17' of recipe is unknown"),
         (lambda: zero.states_of_rank([(1,)], 4, 1, 4), "rank must be below the number of ranks, 4, not 4"),
         (lambda: zero.shard_elements((4, -1), 2, 0), "shape must be at least 0, not -1"),
-        (lambda: zero.shard_elements((4,), 2, 0, layout="columns"), "layout must be one of even, rows, not 'columns'"),
+        (
+            lambda: zero.shard_elements((4,), 2, 0, layout="columns"),
+            "layout must be one of even, rows, padded_rows, not",
+        ),
         (lambda: zero.sent_bytes(-1, 2, 0), "full_bytes must be finite and zero or more, not -1"),
         (lambda: zero.gathered_bytes(1, prefetched=-1), "prefetched must be at least 0, not -1"),
     ],

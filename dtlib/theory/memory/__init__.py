@@ -19,6 +19,7 @@ from .flops import (
     utilisation,
 )
 from .recipes import OPTIMIZER_PARTS, RECIPES, ModelStates, Recipe, adam_8bit, recipe
+from .roofline import matmul_intensity, ridge_intensity, roofline_flop_per_s
 from .states import largest_num_params, model_state_bytes, model_states
 
 __all__ = [
@@ -34,11 +35,14 @@ __all__ = [
     "forward_flops_per_token",
     "hfu",
     "largest_num_params",
+    "matmul_intensity",
     "mfu",
     "model_state_bytes",
     "model_states",
     "paper_flops_per_step",
     "recipe",
+    "ridge_intensity",
+    "roofline_flop_per_s",
     "training_flops_per_token",
     "utilisation",
 ]

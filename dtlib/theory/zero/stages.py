@@ -15,8 +15,8 @@ from dtlib.theory.memory.recipes import OPTIMIZER_PARTS, ModelStates, Recipe
 from dtlib.theory.memory.recipes import recipe as find_recipe
 
 STAGES = (0, 1, 2, 3)
-Layout = Literal["even", "rows"]
-_LAYOUTS = ("even", "rows")
+Layout = Literal["even", "rows", "padded_rows"]
+_LAYOUTS = ("even", "rows", "padded_rows")
 
 
 def checked_stage(stage: Any, name: str = "stage") -> int:
@@ -80,14 +80,20 @@ def states_of_rank(
 ) -> ModelStates:
     """Bytes of the model states of rank `rank` of N, exactly, for parameters of these `shapes`.
 
-    Each parameter is cut by itself, as `shard_elements` says for `layout`. Tied parameters stand in `shapes` once.
+    Each parameter is cut by itself, as `shard_elements` says for `layout`; with ``"padded_rows"`` weights and gradients
+    are padded and the optimizer's states are not, which is what FSDP2 stores. Tied parameters stand in `shapes` once.
     Every part but the scales of an 8-bit recipe is a whole number of bytes. ``ValueError`` as `states`, and for a
     rank that is not below N.
     """
     per_param, split = find_recipe(recipe).per_param, split_parts(stage)
     full = sum(shard_elements(shape, 1, 0) for shape in shapes)
     mine = sum(shard_elements(shape, n, rank, layout=layout) for shape in shapes)
-    return ModelStates(**{name: value * (mine if name in split else full) for name, value in per_param.parts.items()})
+    optimized = sum(shard_elements(shape, n, rank, layout=_unpadded(layout)) for shape in shapes)
+
+    def kept(name: str) -> int:
+        return full if name not in split else optimized if name in OPTIMIZER_PARTS else mine
+
+    return ModelStates(**{name: value * kept(name) for name, value in per_param.parts.items()})
 
 
 def shard_elements(shape: Sequence[int], n: int, rank: int, *, layout: Layout = "even") -> int:
@@ -96,7 +102,8 @@ def shard_elements(shape: Sequence[int], n: int, rank: int, *, layout: Layout = 
     ``"even"``: the flat elements cut into N chunks that differ by at most one, the longer ones first
     (`chunk_bounds`), so fewer elements than ranks leave some with none. ``"rows"``: as FSDP2 cuts, whole rows of the
     first dimension, ⌈rows/N⌉ for each rank until they run out (``torch.chunk``), so the last ranks may keep less or
-    nothing. A scalar is one row. ``ValueError`` for N below 1, a rank not below it, a negative size, another layout.
+    nothing. ``"padded_rows"``: as FSDP2 allocates, ⌈rows/N⌉ rows on every rank. A scalar is one row.
+    ``ValueError`` for N below 1, a rank not below it, a negative size, another layout.
     """
     n = ranks(n)
     rank = rank_of("rank", rank, n)
@@ -109,4 +116,8 @@ def shard_elements(shape: Sequence[int], n: int, rank: int, *, layout: Layout = 
     if layout == "even":
         return chunk_elements(rows * per_row, n, rank)
     each = -(-rows // n)
-    return max(0, min(each, rows - rank * each)) * per_row
+    return (each if layout == "padded_rows" else max(0, min(each, rows - rank * each))) * per_row
+
+
+def _unpadded(layout: Layout) -> Layout:
+    return "rows" if layout == "padded_rows" else layout

@@ -1,0 +1,39 @@
+"""The roofline: whether arithmetic or memory is the limit of an operation."""
+
+from __future__ import annotations
+
+from dtlib.theory.collectives._valid import amount, whole
+
+
+def matmul_intensity(rows: int, inner: int, columns: int, element_bytes: float = 2) -> float:
+    """Operations for each byte of a matrix product.
+
+    2 m k n / ((m k + k n + m n) e): every factor is read once and the product written once. For square matrices of size
+    n that is n/3 in bf16; for one row, hardly 1. ``ValueError`` for sizes below 1 or an element without bytes. Source:
+    Williams et al. 2009, doi 10.1145/1498765.1498785.
+    """
+    m, k, n = whole("rows", rows, 1), whole("inner", inner, 1), whole("columns", columns, 1)
+    amount("element_bytes", element_bytes, positive=True)
+    return 2 * m * k * n / ((m * k + k * n + m * n) * element_bytes)
+
+
+def ridge_intensity(peak_flop_per_s: float, memory_bytes_per_s: float) -> float:
+    """The intensity from which arithmetic is the limit.
+
+    Peak over bandwidth, operations for each byte. ``ValueError`` unless both are positive. Source as
+    `matmul_intensity`.
+    """
+    amount("peak_flop_per_s", peak_flop_per_s, positive=True)
+    amount("memory_bytes_per_s", memory_bytes_per_s, positive=True)
+    return peak_flop_per_s / memory_bytes_per_s
+
+
+def roofline_flop_per_s(intensity: float, peak_flop_per_s: float, memory_bytes_per_s: float) -> float:
+    """The rate that an operation can reach.
+
+    min(peak, intensity · bandwidth), operations a second. ``ValueError`` for a negative intensity or rates that are not
+    positive. Source as `matmul_intensity`.
+    """
+    amount("intensity", intensity)
+    ridge_intensity(peak_flop_per_s, memory_bytes_per_s)
+    return min(peak_flop_per_s, intensity * memory_bytes_per_s)
