@@ -95,7 +95,7 @@ def test_every_way_to_wait_and_to_ask_is_seen():
     calls = [index for index, event in enumerate(events) if event["op"] == "all_reduce"]
     assert len(calls) == 4
     waited = {event["of"] for event in events if event["op"] == "wait"}
-    assert waited >= set(calls[:3])
+    assert waited >= {*calls[:2], -1}  # of several at once nobody can tell which
     (poll,) = [event for event in events if event["op"] == "poll"]
     assert poll["of"] == calls[3]
     assert poll["times"] > 1

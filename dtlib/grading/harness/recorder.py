@@ -47,14 +47,22 @@ _OPERATIONS = {
     "recv": "receive",
     "recv_anysource": "receive",
 }
+_WAITS = (
+    (dist.Work, "wait"),
+    (dist.Work, "synchronize"),
+    (dist.Work, "block_current_stream"),
+    (torch._C.Future, "wait"),
+)
+_POLLS = ((dist.Work, "is_completed"), (torch._C.Future, "done"))
 
 
 class Recorder:
     """The events of one rank in the order in which they happened, as plain data.
 
     An event is ``{"op": ..., "bytes": ..., "peer": ...}``; ``{"op": "wait", "of": i}`` says that event `i` was waited
-    for. Events of other threads than the first carry a ``thread``. `mark` adds events of the harness. `watch` tells
-    which functions of the library were called.
+    for, ``{"op": "poll", "of": i, "times": k}`` that somebody asked k times in a row whether it was done. Events of
+    other threads than the first carry a ``thread``. `mark` adds events of the harness. `watch` tells which functions
+    of the library were called.
     """
 
     def __init__(self) -> None:
@@ -78,7 +86,9 @@ class Recorder:
     def recording(self) -> Iterator[None]:
         """Record what this process communicates in the block."""
         undo = [self._wrap(dist.ProcessGroup, name, self._call(name)) for name in _OPERATIONS]
-        undo.append(self._wrap(dist.Work, "wait", self._wait))
+        undo += [self._wrap(owner, name, self._wait) for owner, name in _WAITS]
+        undo += [self._wrap(owner, name, self._poll) for owner, name in _POLLS]
+        undo.append(self._wrap(dist.Work, "get_future", self._future))
         try:
             with _FromCpp(self), self.watch.watching():
                 yield
@@ -122,6 +132,26 @@ class Recorder:
             done = original(work, *args, **kwargs)
             self.mark("wait", of=index)
             return done
+
+        return wrapper
+
+    def _poll(self, original: Any) -> Any:
+        def wrapper(work: Any) -> Any:
+            index, _ = self._works.get(id(work), (-1, None))
+            last = self.events[-1] if self.events else {}
+            if last.get("op") == "poll" and last["of"] == index:
+                last["times"] += 1
+            else:
+                self.mark("poll", of=index, times=1)
+            return original(work)
+
+        return wrapper
+
+    def _future(self, original: Any) -> Any:
+        def wrapper(work: Any) -> Any:
+            future = original(work)
+            self._works[id(future)] = (self._works.get(id(work), (-1, None))[0], future)
+            return future
 
         return wrapper
 

@@ -84,11 +84,16 @@ BUCKETS = Check(
 )
 
 
+def _waits(event: Mapping[str, Any]) -> bool:
+    """Whether a rank waited: in a call that waits, or by asking again and again whether something is done."""
+    return bool(event["op"] == "wait" or (event["op"] == "poll" and event["times"] > 1))
+
+
 def _inspect_overlap(run: Run) -> Finding | None:
     counts = np.cumsum([len(bucket) for bucket in expected_buckets(run.case)])
     for where, events in each_step(run):
         end = position_of(events, "backward done")
-        waits = sum(event["op"] == "wait" for event in events[:end])
+        waits = sum(_waits(event) for event in events[:end])
         if waits:
             return Finding(f"{waits} waits for a collective during backward", "none before it ends", where)
         launched = launches(events)
@@ -112,7 +117,7 @@ def _all_launched_late(data: Mapping[str, Any], case: Case) -> bool:
 
 def _waits_early(data: Mapping[str, Any], case: Case) -> bool:
     return any(
-        any(event["op"] == "wait" for event in events[: position_of(events, "backward done")])
+        any(_waits(event) for event in events[: position_of(events, "backward done")])
         for events in steps_of(data["events"])
     )
 
