@@ -114,7 +114,7 @@ def forbid_syscalls() -> None:
     if machine not in _FORBIDDEN:
         raise OSError(f"no list of system calls for {machine}")
     load, equal, at_least, bits, done = 0x20, 0x15, 0x35, 0x45, 0x06
-    number, arch, argument = 0, 4, 16
+    number, arch, argument, third_argument = 0, 4, 16, 32
     program = [(load, 0, 0, arch), (equal, 1, 0, _AUDIT_ARCH[machine]), (done, 0, 0, _KILL), (load, 0, 0, number)]
     program += [(at_least, 0, 1, _X32), (done, 0, 0, _KILL)]
     for forbidden in _FORBIDDEN[machine].values():
@@ -122,9 +122,11 @@ def forbid_syscalls() -> None:
     program += [(equal, 0, 1, _CLONE3), (done, 0, 0, _ABSENT)]  # its flags lie in memory; glibc then takes clone
     program += [(equal, 0, 3, _CLONE[machine]), (load, 0, 0, argument), (bits, 0, 1, CLONE_NEWUSER)]
     program += [(done, 0, 0, _REFUSE), (load, 0, 0, number)]
-    # Only IPv4, IPv6 and netlink (which lists network devices) may open a socket.
-    program += [(equal, 0, 5, _SOCKET[machine]), (load, 0, 0, argument)]
-    program += [(equal, 3, 0, socket.AF_INET), (equal, 2, 0, socket.AF_INET6), (equal, 1, 0, socket.AF_NETLINK)]
+    # Only IPv4, IPv6 and the netlink that lists network devices (protocol 0) may open a socket: with another protocol
+    # processes talk to each other.
+    program += [(equal, 0, 7, _SOCKET[machine]), (load, 0, 0, argument)]
+    program += [(equal, 5, 0, socket.AF_INET), (equal, 4, 0, socket.AF_INET6), (equal, 0, 2, socket.AF_NETLINK)]
+    program += [(load, 0, 0, third_argument), (equal, 1, 0, 0)]
     program += [(done, 0, 0, _REFUSE), (done, 0, 0, _ALLOW)]
     code = b"".join(struct.pack("=HBBI", *line) for line in program)
     buffer = ctypes.create_string_buffer(code, len(code))
