@@ -138,11 +138,12 @@ def main() -> None:
     columns = ["run", "time", "kept", f"peak after {EARLY}", "peak at the end"]
     print_table(f"{NUM_LEARNERS} submissions of {STEM}, --jobs {JOBS}; memory of the grader alone", columns, rows)
     growth = whole["end"] / early
+    differing = [one[0] for one, two in zip(first, second, strict=True) if one != two]
     for what, met in (
         (f"{whole['seconds']:.0f} s, target under {TARGET_SECONDS} s", whole["seconds"] < TARGET_SECONDS),
         (f"memory grew by a factor {growth:.3f}, target at most {TARGET_GROWTH}", growth <= TARGET_GROWTH),
         (f"{resumed['kept']} of {recorded} learners kept after the kill", resumed["kept"] >= recorded),
-        ("the same scores after a kill half-way", first == second),
+        ("the same scores after a kill half-way" + "".join(f", but not {name}" for name in differing), not differing),
     ):
         console.print(f"{'✓' if met else '✗ missed:'} {what}")
     measured = {
@@ -154,7 +155,7 @@ def main() -> None:
         "kept_after_kill": resumed["kept"],
         "peak_bytes_early": early,
         "peak_bytes_end": whole["end"],
-        "same_scores_after_kill": first == second,
+        "same_scores_after_kill": not differing,
     }
     path = save("grade", measured)
     console.print(f"[dim]{path.relative_to(path.parents[2])}[/]")
