@@ -105,6 +105,25 @@ def test_interleaved_1f1b_against_its_order_played(p, rounds, v):
         assert closed[0] / (p * v) == pytest.approx(activations.first_stage_layers(p, v))
 
 
+def embeddings_of(p, m, v):
+    """Play the first rank and count open passes of its first chunk: chunks take turns, p micro-batches each."""
+    forward = [(k // p) % v == 0 for k in range(m * v)] if v > 1 else [True] * m
+    backward = [(k // p) % v == v - 1 for k in range(m * v)] if v > 1 else [True] * m
+    order, done, back, alive, peak = next(iter(one_f_one_b(p, m, v))), 0, 0, 0, 0
+    for step in order:
+        if step > 0:
+            alive, done = alive + forward[done], done + 1
+        else:
+            alive, back = alive - backward[back], back + 1
+        peak = max(peak, alive)
+    return peak
+
+
+@given(p=st.integers(2, 8), rounds=st.integers(1, 4), v=st.integers(1, 4))
+def test_embeddings_in_flight_against_the_order_played(p, rounds, v):
+    assert footprint.embeddings_in_flight(p, p * rounds, v) == embeddings_of(p, p * rounds, v)
+
+
 # --- a rank ----------------------------------------------------------------------------------------------------
 
 
@@ -177,6 +196,8 @@ def test_the_ends_of_the_model():
     first, *_, last = footprint.memory_by_stage(m, Setup(pp=4, micro_batches=8))
     assert (first.logits, first.head_activations) == (0, 0)
     assert last.logits == 4 * m.seq * m.vocab
+    masks = footprint.rank_memory(m, Setup(pp=4, micro_batches=8, dropout=True), 0).embedding_activations
+    assert masks == 4 * m.seq * m.hidden  # the paper's s b h p
 
 
 def test_the_fullest_stage_is_the_default():

@@ -8,13 +8,14 @@ Arguments out of range raise ``ValueError``, which names the argument, its value
 from .budget import fits, fitting_models, largest_micro_batch, most_layers
 from .rank import RankMemory, memory_by_stage, rank_memory
 from .setup import Setup, checked_pp
-from .stages import chunks_in_flight, stage_layers, stage_parameters
+from .stages import chunks_in_flight, embeddings_in_flight, stage_layers, stage_parameters
 
 __all__ = [
     "RankMemory",
     "Setup",
     "checked_pp",
     "chunks_in_flight",
+    "embeddings_in_flight",
     "fits",
     "fitting_models",
     "largest_micro_batch",

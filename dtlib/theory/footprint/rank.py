@@ -11,7 +11,7 @@ from dtlib.theory.models import Architecture, ModelParameters, norm_parameters
 from dtlib.theory.zero import states
 
 from .setup import Setup
-from .stages import chunks_in_flight, stage_layers, stage_parameters
+from .stages import chunks_in_flight, embeddings_in_flight, stage_layers, stage_parameters
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def _activations(model: Architecture, setup: Setup, stage: int) -> dict[str, flo
     return {
         "layer_activations": over(kept * num_layers * chunks, v),
         "recomputed_layer": 0 if setup.recompute == "none" else layer("none") - kept,
-        "embedding_activations": entries * min(m, -(-chunks // v)) if first and setup.dropout else 0,
+        "embedding_activations": entries * embeddings_in_flight(p, m, v) if first and setup.dropout else 0,
         "head_activations": 4 * entries if last else 0,  # two inputs of two bytes
         "logits": 4 * scores if last else 0,
     }

@@ -67,6 +67,16 @@ def chunks_in_flight(stages: int, stage: int, micro_batches: int, chunks: int = 
     return min(m, p - i) if v == 1 else min(m * v, (v - 1) * p + 2 * (p - i - 1) + 1)
 
 
+def embeddings_in_flight(stages: int, micro_batches: int, chunks: int = 1) -> int:
+    """Micro-batches of which the first stage keeps what its embedding put out, at its fullest.
+
+    min(m, p) with 1F1B, min(m, 2p) where chunks are interleaved: p more enter before the first come back. Errors as
+    `chunks_in_flight`; derived here, from the same schedule.
+    """
+    p, m, v = whole("stages", stages, 1), whole("micro_batches", micro_batches, 1), whole("chunks", chunks, 1)
+    return min(m, p if v == 1 else 2 * p)
+
+
 def _checked_stage(stage: int, stages: int) -> int:
     if whole("stage", stage, 0) >= stages:
         raise ValueError(f"stage must be from 0 to {stages - 1}, not {stage}")
