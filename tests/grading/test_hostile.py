@@ -39,6 +39,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the walls are t
 SEED = 20262
 LIMITS = Limits(memory_bytes=400 * MiB, processes=32, output_bytes=MiB)
 BESIDE = {"collectives": "collectives.3", "dp": "dp.3"}
+ON_RANKS = ("collectives.6", "dp.6")
+FEW_CASES = 2  # of ranks, each in fresh processes: enough to earn points with
 CLOCK_S = 1.0  # for those that never end
 HOSTILE = hostile_submissions()
 CONTROLS = [(hostile, control) for hostile in HOSTILE for control in hostile.controls]
@@ -95,7 +97,9 @@ def grade(sandbox: Sandbox, folder: Path, exercise: str, learner: str = "mallory
     """What the grader says about an exercise of a learner, by the same steps as `dtlib grade` takes."""
     (found,) = [each for each in find(folder) if each.learner == learner]
     asked = all_exercises()[exercise]
-    return grade_exercise(sandbox, replace(asked, timeout_s=timeout_s or asked.timeout_s), read(found), SEED)
+    draw = (lambda rng: asked.draw(rng)[:FEW_CASES]) if exercise in ON_RANKS else asked.draw
+    few = replace(asked, timeout_s=timeout_s or asked.timeout_s, draw=draw)
+    return grade_exercise(sandbox, few, read(found), SEED)
 
 
 def hand_in_beside_neighbour(hostile: Hostile, folder: Path, knows: dict[str, Any]) -> None:
