@@ -1,6 +1,7 @@
 """What did happen: instruments that launch ranks, count bytes, record timelines and compare with `theory`."""
 
 from . import ledger
+from .collectives import Collective, Collectives
 from .compare import CheckError, check
 from .context import barrier, inside_rank
 from .fit import AlphaBeta, LinkFit, fit_alpha_beta, fit_link
@@ -9,6 +10,7 @@ from .memory import Memory, Moment, memory
 from .messages import Message, Messages, count_steps, messages
 from .pace import paced
 from .saved import Saved, SavedTensor, saved_bytes
+from .scale import AtScale, at_scale
 from .sends import SendCounter
 from .storages import MEMORY_KINDS, KindBytes
 from .timeline import Timeline, Timelines, timeline
@@ -17,7 +19,10 @@ from .wire import Wire, wire
 __all__ = [
     "MEMORY_KINDS",
     "AlphaBeta",
+    "AtScale",
     "CheckError",
+    "Collective",
+    "Collectives",
     "KindBytes",
     "LinkFit",
     "Memory",
@@ -32,6 +37,7 @@ __all__ = [
     "Timeline",
     "Timelines",
     "Wire",
+    "at_scale",
     "barrier",
     "check",
     "count_steps",

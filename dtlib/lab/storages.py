@@ -63,7 +63,9 @@ def storages(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
     """
     if type(tensor) not in _PLAIN and is_traceable_wrapper_subclass(tensor):
         for name in tensor.__tensor_flatten__()[0]:
-            yield from storages(getattr(tensor, name))
+            part = getattr(tensor, name)
+            if isinstance(part, Tensor):  # a DTensor names its mesh too
+                yield from storages(part)
     elif tensor.layout is torch.strided:
         if tensor.device.type != "meta":
             with contextlib.suppress(NotImplementedError, RuntimeError):  # a tensor of vmap or grad, which has none
