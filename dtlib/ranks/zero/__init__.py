@@ -15,9 +15,13 @@ With N ranks and Ψ parameters of `width` bytes, each rank keeps and sends in a 
 | `ZeroStage1` | all | all | 1/N | 2 |
 | `ZeroStage2` | all | 1/N | 1/N | 2 |
 | `ZeroStage3` | 1/N | 1/N | 1/N | 3 |
+
+`save` writes a checkpoint, each rank its part; `load` reads it on any number of ranks and in any stage, and `merge`
+without any ranks at all.
 """
 
+from .checkpoint import load, merge, save
 from .gathered import ZeroStage3
 from .replicated import ZeroStage1, ZeroStage2
 
-__all__ = ["ZeroStage1", "ZeroStage2", "ZeroStage3"]
+__all__ = ["ZeroStage1", "ZeroStage2", "ZeroStage3", "load", "merge", "save"]

@@ -68,7 +68,9 @@ class Zero(DataParallel):
         )
         self.overlap, self.master_dtype = overlap, master_dtype
         self._peers = Peers(self._params[0].device, group)
+        self._all_names = list(self._names)
         self._flats = self._lay_out()
+        self._all_flats = self._flats_with_frozen()
         self._where = {index: flat for flat in self._flats for index in flat.indices}
         self._under_way: deque[Flat] = deque()
         self._syncing = True
@@ -83,6 +85,9 @@ class Zero(DataParallel):
     @abstractmethod
     def _lay_out(self) -> list[Flat]:
         """The flat buffers of all trainable parameters, in the order in which their gradients are reduced."""
+
+    def _flats_with_frozen(self) -> list[Flat]:
+        return self._flats
 
     @abstractmethod
     def _keep(self, flat: Flat, own: Tensor) -> None:
@@ -217,6 +222,7 @@ class Zero(DataParallel):
             {**each, "params": [weight for p in each["params"] for weight in weights[index_of[id(p)]]]}
             for each in groups
         ]
+        self._group_names = [[self._names[index_of[id(p)]] for p in each["params"]] for each in groups]
         optimizer = make_optimizer(sharded)
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)

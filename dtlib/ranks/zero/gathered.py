@@ -74,9 +74,10 @@ class ZeroStage3(Zero):
 
     def _lay_out(self) -> list[Flat]:
         where = assign(self.module, self._chosen)
-        frozen = [p for p in self.module.parameters() if not p.requires_grad]
+        frozen = {name: p for name, p in self.module.named_parameters() if not p.requires_grad}
+        self._all_names += frozen
         members: dict[int, dict[Any, list[int]]] = {position: {} for position in range(len(self._chosen))}
-        everything = [*self._params, *frozen]
+        everything = [*self._params, *frozen.values()]
         for index, p in enumerate(everything):
             kind = (not p.requires_grad, p.dtype, p.device)
             members[where[id(p)]].setdefault(kind, []).append(index)
@@ -92,6 +93,9 @@ class ZeroStage3(Zero):
             if unit.flats:
                 self._units.append(unit)
         return [flat for unit in reversed(self._units) for flat in unit.trainable]
+
+    def _flats_with_frozen(self) -> list[Flat]:
+        return [flat for unit in self._units for flat in unit.flats]
 
     # Around the forward pass of a unit
 

@@ -1,0 +1,165 @@
+"""Checkpoints: what one number of ranks wrote, another goes on with, as one process would have."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.testing import assert_close
+
+from dtlib import lab
+from dtlib.ranks import zero
+
+from .judge import BATCH, CLOSE, MAX_NORM, STEPS, Awkward, groups, loss_of, make_adamw, single_process, whole_batch
+
+STAGES = {1: zero.ZeroStage1, 2: zero.ZeroStage2, 3: zero.ZeroStage3}
+SAVED_AFTER = 2
+
+
+def go_on(wrapped, first, last):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    rows = slice(rank * BATCH // n, (rank + 1) * BATCH // n)
+    for step in range(first, last):
+        wrapped.optimizer.zero_grad()
+        tokens, targets = whole_batch(step)
+        loss_of(wrapped, tokens[0, rows], targets[0, rows]).backward()
+        wrapped.clip_grad_norm_(MAX_NORM)
+        wrapped.optimizer.step()
+
+
+def wrap(stage, seed=0, model=None, **options):
+    torch.manual_seed(seed)
+    model = model or Awkward()
+    return STAGES[stage](model, make_adamw, param_groups=groups(model), **options)
+
+
+def begin(folder, stage):
+    wrapped = wrap(stage)
+    go_on(wrapped, 0, SAVED_AFTER)
+    wrapped.optimizer.param_groups[1]["lr"] = 3e-3  # as a schedule would
+    zero.save(wrapped, folder)
+
+
+def finish(folder, stage):
+    wrapped = wrap(stage, seed=7 + dist.get_rank())
+    wrapped.optimizer.param_groups[1]["lr"] = 0.5  # must be forgotten
+    go_on(wrapped, 0, 1)  # states, gradients and another order of buckets, all to be forgotten
+    zero.load(wrapped, folder)
+    go_on(wrapped, SAVED_AFTER, STEPS)
+    return wrapped.state_dict()
+
+
+def assert_as_one_process(weights):
+    for name, weight in single_process(False)["weights"].items():
+        if name not in ("seen", "calls"):
+            assert_close(weights[name], weight, **CLOSE, msg=lambda m, k=name: f"weight {k}: {m}")
+
+
+@pytest.mark.parametrize(
+    ("saver", "ranks_before", "loader", "ranks_after"),
+    [(1, 3, 1, 3), (2, 3, 2, 2), (3, 2, 3, 3), (3, 4, 3, 1), (3, 3, 1, 4), (1, 1, 3, 4), (2, 4, 3, 3)],
+)
+def test_goes_on_with_another_number_of_ranks_and_another_stage(tmp_path, saver, ranks_before, loader, ranks_after):
+    lab.run(begin, ranks_before, args=(str(tmp_path), saver))
+    for weights in lab.run(finish, ranks_after, args=(str(tmp_path), loader)):
+        assert_as_one_process(weights)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_goes_on_in_one_process_without_ranks(tmp_path, stage):
+    lab.run(begin, 3, args=(str(tmp_path), stage))
+    merged = zero.merge(tmp_path)
+    model = Awkward()
+    model.load_state_dict(merged["module"])
+    assert model.calls.item() == SAVED_AFTER
+    trained = [{**g, "params": [p for p in g["params"] if p.requires_grad]} for g in groups(model)]
+    optimizer = make_adamw(trained)
+    optimizer.load_state_dict(merged["optimizer"])
+    for step in range(SAVED_AFTER, STEPS):
+        optimizer.zero_grad()
+        tokens, targets = whole_batch(step)
+        loss_of(model, tokens[0], targets[0]).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
+        optimizer.step()
+    assert_as_one_process(model.state_dict())
+
+
+def test_each_rank_writes_its_part_alone(tmp_path):
+    lab.run(begin, 4, args=(str(tmp_path), 3))
+    full = sum(p.numel() * 8 for p in Awkward().parameters())
+    trained = sum(p.numel() * 8 for p in Awkward().parameters() if p.requires_grad)
+    for part in tmp_path.glob("part-*.pt"):
+        assert part.stat().st_size == pytest.approx((full + 2 * trained) / 4, rel=0.02)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["index.json", *(f"part-0000{r}.pt" for r in range(4))]
+
+
+def test_a_second_checkpoint_takes_the_place_of_the_first(tmp_path):
+    lab.run(begin, 4, args=(str(tmp_path), 1))
+    lab.run(begin, 2, args=(str(tmp_path), 3))
+    assert len(list(tmp_path.glob("part-*.pt"))) == 2
+    for weights in lab.run(finish, 2, args=(str(tmp_path), 1)):
+        assert_as_one_process(weights)
+
+
+def refused(folder, wrong=None):
+    def job():
+        model = wrong() if wrong else None
+        wrapped = wrap(2, model=model)
+        before = wrapped.state_dict()["embedding.weight"].clone()
+        try:
+            zero.load(wrapped, folder)
+        except ValueError as error:
+            assert torch.equal(before, wrapped.state_dict()["embedding.weight"])
+            return str(error)
+
+    first, second = lab.run(job, 2)
+    assert first == second
+    return first
+
+
+def test_what_is_no_finished_checkpoint(tmp_path):
+    assert "folder must hold a finished checkpoint; there is no index.json" in refused(str(tmp_path))
+    with pytest.raises(ValueError, match="finished checkpoint"):
+        zero.merge(tmp_path)
+    lab.run(begin, 2, args=(str(tmp_path), 2))
+    (tmp_path / "part-00001.pt").unlink()
+    assert "folder must hold all 2 parts" in refused(str(tmp_path))
+    index = json.loads((tmp_path / "index.json").read_text())
+    (tmp_path / "index.json").write_text(json.dumps(index | {"format": 99}))
+    assert "checkpoint of format 1" in refused(str(tmp_path))
+
+
+def test_a_checkpoint_of_another_module(tmp_path):
+    lab.run(begin, 2, args=(str(tmp_path), 2))
+
+    def wider():
+        model = Awkward()
+        model.tiny = nn.Parameter(torch.zeros(5, dtype=torch.float64))
+        return model
+
+    def richer():
+        model = Awkward()
+        model.extra = nn.Parameter(torch.zeros(5, dtype=torch.float64))
+        return model
+
+    assert "'tiny' is of shape (5,) here and of shape (3,) in" in refused(str(tmp_path), wider)
+    assert "'extra' is of shape (5,) here and missing in" in refused(str(tmp_path), richer)
+
+
+def test_other_parameter_groups(tmp_path):
+    lab.run(begin, 1, args=(str(tmp_path), 2))
+
+    def job():
+        with pytest.raises(ValueError, match=r"as many parameter groups as the optimizer has, 1; .* holds 2"):
+            zero.load(zero.ZeroStage2(Awkward(), make_adamw), str(tmp_path))
+
+    lab.run(job, 1)
+
+
+def test_only_stages_have_checkpoints(tmp_path):
+    for call in (zero.save, zero.load):
+        with pytest.raises(TypeError, match="model must be a ZeroStage1, ZeroStage2 or ZeroStage3, not Linear"):
+            call(nn.Linear(1, 1), tmp_path)
