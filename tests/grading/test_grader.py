@@ -496,7 +496,7 @@ def test_results_are_refreshed_a_bounded_number_of_times(tmp_path, monkeypatch):
 def test_nothing_of_a_submission_is_kept_in_memory(group, tmp_path):
     results = run(group, tmp_path / "out", jobs=2)
     gc.collect()
-    kept = [each for each in gc.get_objects() if isinstance(each, Graded | Pupil | Submission | FakeOutcome)]
+    kept = [each for each in gc.get_objects() if type(each) in (Graded, Pupil, Submission, FakeOutcome)]
     assert kept == []
     assert len(results.standings) == 5
 
