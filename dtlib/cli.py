@@ -1,4 +1,4 @@
-"""The command line: ``dtlib doctor``, ``dtlib ledger``, ``dtlib release``, ``dtlib grade``."""
+"""The command line: ``dtlib doctor``, ``dtlib ledger``, ``dtlib memory``, ``dtlib release``, ``dtlib grade``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ try:
     import click
 except ModuleNotFoundError:
     raise SystemExit("dtlib: the command line needs more than the theory does: pip install 'dtlib[lab]'") from None
+
+from dtlib.cli_memory import memory
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -253,6 +255,8 @@ def _console() -> Console:
 
     return Console()
 
+
+main.add_command(memory)
 
 if __name__ == "__main__":
     main()

@@ -7,6 +7,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
+from dtlib.cli import main
 from dtlib.cli_memory import memory
 from dtlib.theory import footprint, models
 from dtlib.theory.footprint import Setup
@@ -21,6 +22,13 @@ def told(*arguments):
     result = invoke(*arguments, "--json")
     assert result.exit_code == 0, result.output
     return json.loads(result.output)
+
+
+def test_it_is_a_command_of_dtlib():
+    assert main.commands["memory"] is memory
+    result = CliRunner().invoke(main, ["memory", "-h"])
+    assert result.exit_code == 0
+    assert "--recompute" in result.output
 
 
 def test_the_table_has_every_part_and_the_total():
