@@ -11,8 +11,6 @@ import os
 import re
 import shutil
 import signal
-import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -32,6 +30,7 @@ from dtlib.theory.units import MiB
 from . import hostile_world as outside
 from .bank import ROOT
 from .hostile_bank import HARMS, READ_WHOLE, Control, Hostile, hand_in, hostile_submissions, reference_notebook
+from .hostile_needs import NEEDS
 from .hostile_world import Naive, World
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the walls are those of Linux")
@@ -243,38 +242,6 @@ class TestControls:
     def printed(self, work: Path) -> str:
         output = work / "output.txt"
         return output.read_text(errors="replace")[-1000:] if output.exists() else "no output"
-
-
-def _git() -> str:
-    asked = ["git", "-C", str(ROOT), "cat-file", "-e", "HEAD:solutions/collectives.ipynb"]
-    with contextlib.suppress(OSError):
-        if subprocess.run(asked, capture_output=True).returncode == 0:
-            return ""
-    return "the project has no history here"
-
-
-def _route() -> str:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as caller:
-        try:
-            caller.connect(("192.0.2.1", 53))
-        except OSError:
-            return "this machine has no route to anywhere"
-    return ""
-
-
-def _root() -> str:
-    return "" if os.geteuid() == 0 else "the naive grader would have to run as root"
-
-
-def _unshare() -> str:
-    with contextlib.suppress(OSError):
-        if subprocess.run(["unshare", "--user", "true"], capture_output=True).returncode == 0:
-            return ""
-    return "this machine grants no user namespaces"
-
-
-# What a control run needs of the machine: "" where it is there, else why the run says nothing here.
-NEEDS = {"git": _git, "route": _route, "root": _root, "unshare": _unshare, "doors": _root}
 
 
 class TestBank:
