@@ -121,8 +121,9 @@ def _listening(name: str, answer: str) -> Iterator[int]:
                 while True:
                     udp.sendto(answer.encode(), udp.recvfrom(2**16)[1])
 
-        for target, args in ((answer_datagrams, ()), *((give_away, (each,)) for each in listeners)):
-            threading.Thread(target=target, args=args, daemon=True).start()
+        for listener in listeners:
+            threading.Thread(target=give_away, args=(listener,), daemon=True).start()
+        threading.Thread(target=answer_datagrams, daemon=True).start()
         yield port
         for listener in (*listeners, udp):
             with contextlib.suppress(OSError):
