@@ -185,8 +185,7 @@ def memory(*held: Any, detail: str = "modules") -> Iterator[Memory]:
     Raises ``TypeError`` for something in `held` that has no tensors, ``ValueError`` for an unknown `detail`.
     """
     global _active
-    if detail not in _DETAILS:
-        raise ValueError(f"detail must be one of {', '.join(_DETAILS)}, not {detail!r}")
+    check_detail(detail)
     owners = list(_owners(held))
     outermost = _active is None
     tracker = Tracker() if _active is None else _active
@@ -207,6 +206,12 @@ def memory(*held: Any, detail: str = "modules") -> Iterator[Memory]:
         if outermost:
             _active = None
             tracker.stop()
+
+
+def check_detail(detail: str) -> None:
+    """``ValueError`` for what is no `detail` of `memory`."""
+    if detail not in _DETAILS:
+        raise ValueError(f"detail must be one of {', '.join(_DETAILS)}, not {detail!r}")
 
 
 def is_recording() -> bool:

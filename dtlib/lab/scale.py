@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_map_only
 
 from . import context, launch
 from .collectives import CollectiveRecorder, Collectives
-from .memory import Memory, memory
+from .memory import Memory, check_detail, memory
 from .ship import pack
 from .storages import tensors_in
 from .worker import Job
@@ -62,14 +62,15 @@ def at_scale(
     *,
     args: Sequence[Any] = (),
     timeout_s: float = 60,
+    detail: str = "marks",
 ) -> AtScale:
     """Call ``fn(*args)`` as rank `rank` of `world_size` ranks, of which there is no other, and see what it holds.
 
     `fn` runs in a fresh process, with torch's fake process group (every collective returns at once) and fake tensors
     (a shape, a type, a device, and no memory): a layer of any size fits, and nothing is computed. DTensor, DeviceMesh
     and FSDP2's ``fully_shard`` work as they do in a real job. Bytes and collectives are those of this one rank; `fn`
-    may use `lab.memory` itself to mark places or to look at a part. What ``lab.run`` says of `fn`, `args`, the result
-    and what is printed holds here too.
+    may use `lab.memory` itself to mark places or to look at a part, and `detail` is that of `lab.memory`. What
+    ``lab.run`` says of `fn`, `args`, the result and what is printed holds here too.
 
     Code that needs the value of a tensor cannot run: ``.item()``, an ``if`` on a tensor, objects that are sent.
 
@@ -84,8 +85,9 @@ def at_scale(
         raise TypeError(f"args must be a tuple of the arguments of fn, not {args!r}")
     world_size = _integer("world_size", world_size, 1, MAX_SCALE, "")
     rank = _integer("rank", rank, 0, world_size - 1, "world_size-1=")
+    check_detail(detail)
     job = Job(
-        call=pack(_be_one_of_many, (world_size, rank, pack(fn, tuple(args)))),
+        call=pack(_be_one_of_many, (world_size, rank, detail, pack(fn, tuple(args)))),
         environment=dict(os.environ),
         directory=os.getcwd(),
         path=list(sys.path),
@@ -129,21 +131,21 @@ def _renamed(message: str, rank: int, world_size: int) -> str:
 # In the child process
 
 
-def _be_one_of_many(world_size: int, rank: int, call: bytes) -> tuple[AtScale | _Failure, str]:
+def _be_one_of_many(world_size: int, rank: int, detail: str, call: bytes) -> tuple[AtScale | _Failure, str]:
     _join(world_size, rank)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        outcome = _outcome(world_size, rank, call)
+        outcome = _outcome(world_size, rank, detail, call)
     return outcome, printed.getvalue()
 
 
-def _outcome(world_size: int, rank: int, call: bytes) -> AtScale | _Failure:
+def _outcome(world_size: int, rank: int, detail: str, call: bytes) -> AtScale | _Failure:
     recorder = CollectiveRecorder()
     try:
         fn, args = pickle.loads(call)
         with FakeTensorMode(allow_non_fake_inputs=True) as fake, recorder:
             args = tree_map_only(Tensor, fake.from_tensor, args)
-            with memory(*tensors_in(args)) as held:
+            with memory(*tensors_in(args), detail=detail) as held:
                 result = fn(*args)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         return _Failure(

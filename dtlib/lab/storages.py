@@ -7,17 +7,18 @@ counts every byte once.
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
-from torch.utils.weak import WeakIdKeyDictionary
 
 _PLAIN = (Tensor, nn.Parameter)
+_LEAVES = frozenset({int, float, bool, str, torch.dtype, torch.device, torch.layout, torch.memory_format})
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,15 @@ def storages(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
             yield from storages(part)
 
 
+def quick_key(tensor: Tensor) -> int:
+    """The key of the one storage of a common tensor, fast; 0 for others, which `storages` takes apart."""
+    local = getattr(tensor, "_local_tensor", tensor)  # of a DTensor
+    try:
+        return int(local.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):
+        return 0
+
+
 def keepable(tensor: Tensor) -> Tensor:
     """What a hook on saved tensors may keep for `tensor`: not a result itself, whose graph would then never be freed.
 
@@ -91,57 +101,92 @@ def keepable(tensor: Tensor) -> Tensor:
 
 def tensors_in(tree: Any) -> Iterator[Tensor]:
     """The tensors in nested lists, tuples and dictionaries."""
-    for leaf in tree_leaves(tree):
-        if isinstance(leaf, Tensor):
-            yield leaf
+    if isinstance(tree, Tensor):
+        yield tree
+    elif type(tree) in (list, tuple):
+        for item in tree:
+            yield from tensors_in(item)
+    elif type(tree) is dict:
+        for item in tree.values():
+            yield from tensors_in(item)
+    elif tree is not None and type(tree) not in _LEAVES:
+        yield from (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
 
 
 class Owners:
     """The modules and optimizers that are known, and so what their tensors are for. It keeps none of them alive."""
 
     def __init__(self) -> None:
-        self._modules: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        self._optimizers: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        self._params: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        self._labels: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._modules = _WeakSet[nn.Module]()
+        self._optimizers = _WeakSet[torch.optim.Optimizer]()
+        self._params = _WeakSet[Tensor]()
+        self._labels = {kind: _WeakSet[Tensor]() for kind in MEMORY_KINDS}
 
     def add(self, owner: nn.Module | torch.optim.Optimizer) -> bool:
         """Learn of a module or an optimizer; whether it is new."""
-        known = self._modules if isinstance(owner, nn.Module) else self._optimizers
-        if owner in known:
-            return False
-        known[owner] = None
-        return True
+        return self._modules.add(owner) if isinstance(owner, nn.Module) else self._optimizers.add(owner)
 
     def label(self, kind: str, tensor: Tensor) -> None:
         """Count `tensor` as `kind` from now on, whatever else it may be."""
-        self._labels[tensor] = kind
+        for labelled in self._labels.values():
+            labelled.discard(tensor)
+        self._labels[kind].add(tensor)
 
     def claims(self) -> Iterator[tuple[Tensor, str]]:
         """Every tensor whose kind follows from its owner, and the kind; the first claim on a storage holds."""
-        for tensor, kind in list(self._labels.items()):
-            yield tensor, kind
+        labelled = [(tensor, kind) for kind, tensors in self._labels.items() for tensor in tensors]
+        yield from labelled
         # Parameters are remembered: FSDP2 takes the gathered ones out of a module after use, and puts them back.
-        modules = list(self._modules)
+        modules, optimizers = list(self._modules), list(self._optimizers)
         for module in modules:
             for parameter in module._parameters.values():
                 if parameter is not None:
-                    self._params[parameter] = None
-        optimizers = list(self._optimizers)
+                    self._params.add(parameter)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
-                    self._params[parameter] = None
+                    self._params.add(parameter)
         params = list(self._params)
         for parameter in params:
             yield parameter, "parameters"
-        for parameter in (*params, *self._labels):
+        for parameter in (*params, *(tensor for tensor, _ in labelled)):
             if parameter.is_leaf and parameter.grad is not None:
                 yield parameter.grad, "gradients"
         for optimizer in optimizers:
-            for tensor in tensors_in(list(optimizer.state.values())):
-                yield tensor, "optimizer"
+            for state in list(optimizer.state.values()):
+                for tensor in tensors_in(state):
+                    yield tensor, "optimizer"
         for module in modules:
             for tensor in module._buffers.values():
                 if tensor is not None:
                     yield tensor, "buffers"
+
+
+T = TypeVar("T")
+
+
+class _WeakSet(Generic[T]):
+    """A set by identity that keeps nothing alive; iterating costs little."""
+
+    def __init__(self) -> None:
+        self._refs: dict[int, weakref.ref[T]] = {}
+
+    def add(self, item: T) -> bool:
+        """Add `item`; whether it is new."""
+        key = id(item)
+        if key in self._refs:
+            return False
+        self._refs[key] = weakref.ref(item, lambda ref: self._refs.pop(key, None))
+        return True
+
+    def discard(self, item: T) -> None:
+        """Remove `item` if it is there."""
+        self._refs.pop(id(item), None)
+
+    def __iter__(self) -> Iterator[T]:
+        for ref in list(self._refs.values()):
+            item = ref()
+            if item is not None:
+                if isinstance(item, Tensor):
+                    item._fix_weakref()  # as torch.utils.weak does
+                yield item

@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib
 import threading
 import weakref
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 from unittest import mock
 
 import torch
@@ -20,29 +20,11 @@ from torch.nn.modules import module as module_hooks
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
+from .listener import Listener
 from .modules import DONE, NO_BACKWARD, ModuleWatch, backward_pass
-from .storages import KindBytes, Owners, keepable, storages, tensors_in
+from .storages import MEMORY_KINDS, KindBytes, Owners, keepable, quick_key, storages, tensors_in
 
 _BIRTHS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift.default)  # torch.tensor(...) hands its result in
-
-
-class Listener(Protocol):
-    """Who wants to know how much there is."""
-
-    def grown(self, total: int) -> None:
-        """There are now `total` bytes, more than before."""
-
-    def is_waiting(self) -> bool:
-        """Whether the peak that was reached still wants its kinds."""
-
-    def peak_is(self, held: KindBytes) -> None:
-        """What there is, while the peak lasts."""
-
-    def event(self, module: str, phase: str) -> None:
-        """Something worth a line in the timeline."""
-
-    def was_there(self, kind: str, num_bytes: int) -> None:
-        """So many bytes were there from the start, and are known only now."""
 
 
 class _Storage:
@@ -53,10 +35,9 @@ class _Storage:
     def __init__(self, num_bytes: int, ref: weakref.ref[Any]) -> None:
         self.num_bytes, self.ref, self.saved, self.recomputed_in = num_bytes, ref, 0, NO_BACKWARD
 
-    @property
-    def kind(self) -> str:
-        """What it is for if it has no owner."""
-        return "activations" if self.saved or self.recomputed_in == backward_pass() != NO_BACKWARD else "temporary"
+    def kind(self, now_in: int) -> str:
+        """What it is for if it has no owner, in the backward pass `now_in`."""
+        return "activations" if self.saved or self.recomputed_in == now_in != NO_BACKWARD else "temporary"
 
 
 class _Kept:
@@ -97,14 +78,12 @@ class Tracker(TorchDispatchMode):
         self._fake_mode = active_fake_mode()
         if self._fake_mode is not None:
             importlib.import_module("torch.distributed._tools.fake_collectives")  # collectives that know only shapes
+            self._overlook_shapes_of_dtensors()
         enter = self._exits.enter_context
         self._exits.callback(self._table.clear)
         enter(self.watch)
-        for register in (
-            module_hooks.register_module_parameter_registration_hook,
-            module_hooks.register_module_buffer_registration_hook,
-        ):
-            self.watch.watch(register(lambda module, name, tensor: self._built(module)))
+        self.watch.watch(module_hooks.register_module_parameter_registration_hook(self._built))
+        self.watch.watch(module_hooks.register_module_buffer_registration_hook(self._built))
         self.watch.watch(register_optimizer_step_pre_hook(lambda opt, args, kwargs: self._step(opt, "step")))
         self.watch.watch(register_optimizer_step_post_hook(lambda opt, args, kwargs: self._step(opt, "step" + DONE)))
         enter(mock.patch.object(torch.UntypedStorage, "resize_", self._telling(torch.UntypedStorage.resize_)))
@@ -116,19 +95,44 @@ class Tracker(TorchDispatchMode):
         """Look no more."""
         self._exits.close()
 
+    def _overlook_shapes_of_dtensors(self) -> None:
+        """To learn the shape of a result, DTensor computes with fake tensors of the full size: nobody holds those."""
+        propagator = importlib.import_module("torch.distributed.tensor._sharding_prop").ShardingPropagator
+        name = "_propagate_tensor_meta_non_cached"
+        if hasattr(propagator, name):
+            compute = getattr(propagator, name)
+
+            def overlooked(*args: Any) -> Any:
+                with self._overlooking():
+                    return compute(*args)
+
+            self._exits.enter_context(mock.patch.object(propagator, name, overlooked))
+
+    @contextmanager
+    def _overlooking(self) -> Iterator[None]:
+        before, self._looking = self._looking, False
+        try:
+            yield
+        finally:
+            self._looking = before
+
     # What there is
 
     def by_kind(self) -> KindBytes:
         """All bytes of now, by kind."""
         while True:
-            changes, kinds = self._changes, dict[int, str]()
+            changes, kinds, table = self._changes, dict[int, str](), self._table
             for tensor, kind in self.owners.claims():
+                key = quick_key(tensor)
+                if key in table:
+                    kinds.setdefault(key, kind)
+                    continue
                 for storage in storages(tensor):
                     self._learn(storage)
                     kinds.setdefault(storage._cdata, kind)
-            held = dict.fromkeys(KindBytes().as_dict(), 0)
-            for key, entry in list(self._table.items()):
-                held[kinds.get(key) or entry.kind] += entry.num_bytes
+            held, now_in = dict.fromkeys(MEMORY_KINDS, 0), backward_pass()
+            for key, entry in list(table.items()):
+                held[kinds.get(key) or entry.kind(now_in)] += entry.num_bytes
             if changes == self._changes:  # else Python has collected garbage meanwhile
                 return KindBytes(**held)
 
@@ -222,11 +226,8 @@ class Tracker(TorchDispatchMode):
             self._learn(storage)
             self._table[storage._cdata].saved += 1
             keys.append(storage._cdata)
-        self._looking = False
-        try:
+        with self._overlooking():
             return keepable(tensor), keys
-        finally:
-            self._looking = True
 
     def release(self, keys: Iterable[int]) -> None:
         """Autograd keeps a tensor no longer."""
@@ -269,8 +270,9 @@ class Tracker(TorchDispatchMode):
         else:
             result = func(*args, **kwargs)
         self._look(result)
-        name = func.name().split("::")[-1].split(".")[0]
-        self._tell(self.watch.stack[-1] if self.watch.stack else "", f"op {name}")
+        if any(True for _ in tensors_in(result)):
+            name = func.name().split("::")[-1].split(".")[0]
+            self._tell(self.watch.stack[-1] if self.watch.stack else "", f"op {name}")
         return result
 
     def _look(self, tree: Any) -> None:
@@ -278,7 +280,7 @@ class Tracker(TorchDispatchMode):
             for storage in storages(tensor):
                 self._learn(storage)
 
-    def _built(self, module: nn.Module) -> None:
+    def _built(self, module: nn.Module, name: str, tensor: Any) -> None:
         self.owners.add(module)
 
     def _step(self, optimizer: Optimizer, phase: str) -> None:

@@ -82,6 +82,31 @@ def test_fsdp2_stores_the_shards_that_are_counted_by_hand(world_size, rank):
     assert {call.group_size for call in sent.log} == {world_size}
 
 
+def test_real_ranks_hold_the_same():
+    config = preset("tiny", seq=32)
+    real = lab.run(_train, 3, args=(config,))
+    for rank, memory in enumerate(real):
+        scaled = lab.at_scale(_train, 3, rank, args=(config,)).result
+        assert [moment.held for moment in scaled.timeline] == [moment.held for moment in memory.timeline]
+        # The peak is where the backward pass begins, when no collective is going on: gloo's threads hold nothing then.
+        assert (scaled.peak, scaled.at_peak) == (memory.peak, memory.at_peak)
+
+
+def test_dtensors_way_to_learn_a_shape_takes_nothing():
+    def step(rows):
+        linear = nn.Linear(16, rows, bias=False)
+        fully_shard(linear)
+        optimizer = torch.optim.AdamW(linear.parameters())
+        linear.weight.grad = torch.zeros_like(linear.weight)
+        with lab.memory(linear, optimizer, detail="marks") as memory:
+            optimizer.step()
+        return memory.peak
+
+    shard = 4 * 16 * 2048 // 1024
+    # Weight, gradient, two moments, the step, and what AdamW computes: a root, then a quotient beside it.
+    assert lab.at_scale(step, args=(2048,)).result == 6 * shard + 4
+
+
 def test_torchs_tracker_of_fsdp2_has_the_same_peak():
     def both(config):
         model = GPT(config)
@@ -107,7 +132,7 @@ def test_a_large_model_takes_no_memory_here():
         return sum(parameter.numel() for parameter in GPT(config).parameters())
 
     config = GPTConfig(num_layers=96, hidden=12288, num_heads=96, seq=2048, vocab=50257)  # GPT-3
-    scaled = lab.at_scale(build, args=(config,))
+    scaled = lab.at_scale(build, args=(config,), detail="modules")
     assert scaled.result == config.num_params
     assert scaled.memory.peak >= 4 * scaled.result > 690e9
     assert (scaled.world_size, scaled.rank) == (1024, 0)
@@ -231,6 +256,7 @@ def test_a_job_that_takes_too_long_is_ended():
         ({"world_size": 8, "rank": 8}, ValueError, "rank must be a whole number from 0 to world_size-1=7, not 8"),
         ({"rank": -1}, ValueError, "rank must be a whole number from 0 to world_size-1=1023, not -1"),
         ({"timeout_s": 0}, ValueError, "timeout_s must be a positive number of seconds, not 0"),
+        ({"detail": "all"}, ValueError, "detail must be one of marks, modules, ops, not 'all'"),
         ({"args": 3}, TypeError, "args must be a tuple of the arguments of fn, not 3"),
         ({"fn": 3}, TypeError, "fn must be callable, not 3"),
     ],
