@@ -147,6 +147,8 @@ class Sandbox:
                 continue
             task = self._task(exercise, sources, group, min(exercise.timeout_s, left))
             back = self._perform(task)
+            if "lost" in back.facts:  # nobody inside can end a warden, so something outside did
+                back = self._perform(task)
             runs += _runs(group, task, back)
             peak = max(peak, int(back.facts.get("peak_bytes", 0)))
             printed += _marked(back.outputs)

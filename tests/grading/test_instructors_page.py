@@ -7,7 +7,7 @@ import re
 import pytest
 
 from dtlib.cli import main
-from dtlib.grading.walls import WALLS
+from dtlib.grading.walls import MEANING, WALLS
 
 from .bank import ROOT, cells
 
@@ -34,8 +34,9 @@ def test_options_are_those_of_the_commands():
 
 
 def test_every_wall_is_explained():
-    for wall in WALLS:
-        assert f'    "{wall}": "' in PAGE
+    assert set(MEANING) == set(WALLS)
+    assert all(MEANING.values())
+    assert "MEANING[name]" in PAGE
 
 
 def test_cells_are_short():

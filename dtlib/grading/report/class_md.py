@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dtlib.grading.walls import MEANING
+
 from .learner_md import MARK, SIGNS
 from .record import WAITING, Record, Standing
 from .results import Class
@@ -14,14 +16,6 @@ MAX_BYTES = 900 * 1024
 _TABLE_BYTES = 700 * 1024
 _MAX_COLUMNS = 14  # exercises; above that, a column is a chapter
 _MAX_FAULTS = 20
-_WALLS = {
-    "processes": "a submission sees and signals its own processes alone",
-    "network": "it reaches no network, and what it sends is counted by the kernel",
-    "files": "it sees the project without solutions and checks, read-only, and a home that is thrown away",
-    "limits": "memory, processes, files and time are bounded",
-    "syscalls": "calls of the kernel that no exercise needs are refused",
-    "environment": "no variable of this machine's environment is passed on",
-}
 
 
 def class_report(group: Class) -> str:
@@ -158,7 +152,7 @@ def _walls(group: Class) -> list[str]:
     verdict = "All of them stood." if not down else f"**{_count(len(down), 'wall')} did not stand.**"
     lines = ["## Walls around the submissions", "", verdict, "", "| | wall | what it does |", "|:-:|:--|:--|"]
     for name, reason in group.walls.items():
-        told = _WALLS.get(name, "")
+        told = MEANING.get(name, "")
         missing = f"; **it did not stand**: {markdown(reason, 300)}" if reason else ""
         lines.append(f"| {'✗' if reason else '✓'} | {markdown(name)} | {told}{missing} |")
     return [*lines, ""]

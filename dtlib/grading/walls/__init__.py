@@ -9,11 +9,11 @@ Which walls a machine grants is tried out, never assumed: `dtlib.grading.sandbox
 """
 
 MEANING = {
-    "processes": "sees and signals no process outside; nothing outlives its case",
-    "network": "reaches no network; its traffic is read from outside",
-    "files": "reads the libraries alone, without checks and solutions; writes to a throw-away home alone",
-    "limits": "a user of its own; memory, processes, files and output are bounded",
-    "syscalls": "no privileges to regain; no way into other processes, mounts or uncounted memory",
-    "environment": "no variable of the grader's environment",
+    "processes": "a submission sees and signals its own processes alone; when its time is up they are all killed",
+    "network": "it has a network of its own, on which its bytes are counted from outside; it reaches nobody else",
+    "files": "it reads the system and the library, no checks, solutions or submissions; its home is thrown away",
+    "limits": "memory, processes, files, output and time are bounded",
+    "syscalls": "calls of the kernel that no exercise needs are refused",
+    "environment": "it gets none of the grader's variables, so none of its secrets",
 }
 WALLS = tuple(MEANING)

@@ -45,7 +45,8 @@ class Stream:
     framed: bool = True
     left: int = 0  # bytes of the current message's payload still to come
     head: bytearray = field(default_factory=bytearray)
-    hello: int = 0
+    hello: int = 0  # bytes of the greeting still to come
+    said_hello: int = 0
 
 
 @dataclass(frozen=True)
@@ -149,6 +150,7 @@ class Tap:
                 skip = min(stream.hello or stream.left, len(payload))
                 if stream.hello:
                     stream.hello -= skip
+                    stream.said_hello += skip
                 else:
                     stream.left -= skip
                 payload = payload[skip:]
@@ -180,8 +182,8 @@ class Tap:
             source, target = rank_of.get(key[1]), rank_of.get(key[3])
             if source is None:
                 other += stream.num_bytes
-            else:
-                sent[source] += stream.num_bytes
+            else:  # which side connects, and so says hello, is a matter of chance
+                sent[source] += stream.num_bytes - (stream.said_hello if target is not None else 0)
             framed = stream.framed and source is not None and target is not None
             complete = complete and (framed or not stream.num_bytes)
             if framed:
