@@ -46,12 +46,29 @@ def test_the_other_stages_worked_out_by_hand(stage, weights, optimizer, gradient
     assert {moment.held.gathered_weights for moment in played} == {0}
 
 
+def test_outer_parameters_are_whole_through_both_passes():
+    """Two modules of 8 and 4, and 16 outside of them, on 4 ranks."""
+    played = zero.step_timeline([8, 4], 4, 3, outer_params=16)
+    assert [moment.held.weights for moment in played] == [2 * 7] * 6
+    assert [moment.held.gathered_weights for moment in played] == [0, 2 * 28, 2 * 20, 2 * 28, 2 * 24, 0]
+    assert [moment.held.unsharded_gradients for moment in played] == [0, 0, 0, 2 * 20, 2 * 24, 0]
+    assert [moment.held.gradients for moment in played] == [0, 0, 0, 2 * 1, 2 * 3, 2 * 7]
+    whole = zero.step_timeline([8, 4], 4, 1, outer_params=16)
+    assert [moment.held.gradients for moment in whole] == [0, 0, 0, 2 * 20, 2 * 28, 2 * 28]
+
+
+def test_weights_that_stay_from_forward_to_backward():
+    played = zero.step_timeline([8, 4, 12], 4, 3, reshard_after_forward=False)
+    assert [moment.held.gathered_weights for moment in played] == [0, 24, 48, 48, 48, 24, 16, 0]
+    assert zero.traffic(8, 4, 3, reshard_after_forward=False).total == zero.sent_bytes(8, 4, 2)
+
+
 @settings(deadline=None)
 @given(modules=modules, n=world, stage=stages, recipe=st.sampled_from(sorted(memory.RECIPES)), data=st.data())
 def test_states_before_the_update_are_those_of_the_stage(modules, n, stage, recipe, data):
     rank = data.draw(st.integers(0, n - 1))
-    *_, update = zero.step_timeline(modules, n, stage, recipe, rank=rank)
-    exact = zero.states_of_rank([(size,) for size in modules], n, stage, rank, recipe)
+    *_, update = zero.step_timeline(modules, n, stage, recipe, outer_params=17, rank=rank)
+    exact = zero.states_of_rank([(17,), *((size,) for size in modules)], n, stage, rank, recipe)
     held = update.held
     assert held.weights == exact.weights
     assert held.gradients == exact.gradients
@@ -59,9 +76,10 @@ def test_states_before_the_update_are_those_of_the_stage(modules, n, stage, reci
     assert held.total == pytest.approx(exact.total, rel=1e-12)
 
 
-@given(modules=modules, stage=stages)
-def test_on_one_rank_all_stages_are_the_same(modules, stage):
-    assert zero.step_timeline(modules, 1, stage) == zero.step_timeline(modules, 1, 0)
+@given(modules=modules, outer=st.integers(0, 50), stage=stages)
+def test_on_one_rank_all_stages_are_the_same(modules, outer, stage):
+    alone = zero.step_timeline(modules, 1, stage, outer_params=outer)
+    assert alone == zero.step_timeline(modules, 1, 0, outer_params=outer)
 
 
 @given(n=st.integers(2, 12), per_rank=st.integers(1, 20), layers=st.integers(2, 6))

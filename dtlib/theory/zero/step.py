@@ -22,11 +22,19 @@ class ZeroTraffic(Breakdown):
     gather_backward: float = 0
 
 
-def traffic(grad_bytes: float, n: int, stage: int, weight_bytes: float | None = None) -> ZeroTraffic:
+def traffic(
+    grad_bytes: float,
+    n: int,
+    stage: int,
+    weight_bytes: float | None = None,
+    *,
+    reshard_after_forward: bool = True,
+) -> ZeroTraffic:
     """Bytes that a rank sends in a step of one micro-batch, collective by collective.
 
     A ring's all-gather or reduce-scatter sends (N−1)/N · D, its all-reduce twice that. `grad_bytes` is the full
-    gradient, `weight_bytes` the full weights as they travel (by default as many). ``ValueError`` for N below 1, another
+    gradient, `weight_bytes` the full weights as they travel (by default as many). Stage 3 without
+    `reshard_after_forward` keeps the weights for backward, and gathers once. ``ValueError`` for N below 1, another
     stage, or negative bytes. Source: Rajbhandari et al. 2020, arXiv 1910.02054, section 7.
     """
     stage, n = checked_stage(stage), sized(grad_bytes, n)
@@ -38,7 +46,11 @@ def traffic(grad_bytes: float, n: int, stage: int, weight_bytes: float | None = 
     if stage < 3:
         return ZeroTraffic(reduce_scatter=share * grad_bytes, gather_updated=share * weight_bytes)
     gathered = share * weight_bytes
-    return ZeroTraffic(reduce_scatter=share * grad_bytes, gather_forward=gathered, gather_backward=gathered)
+    return ZeroTraffic(
+        reduce_scatter=share * grad_bytes,
+        gather_forward=gathered,
+        gather_backward=gathered if reshard_after_forward else 0,
+    )
 
 
 def sent_bytes(full_bytes: float, n: int, stage: int) -> float:
