@@ -41,6 +41,7 @@ def live(
         die_with_parent()
         _keep_only([sock.fileno(), files.result, files.output, files.stack, store_fd])
         _redirect(files)
+        os.nice(5)  # the warden, its clock and the tap come first
         _settle(task, rank, standing)
         give_up_privileges(task, rank, standing)
         context.enter(

@@ -240,7 +240,7 @@ class Cell(Run):
             self.tap.read(at_most=2000)
         if "limits" not in self.standing:
             return
-        self._measure_memory()
+        self._count()
         if self.peak_bytes > self.limits.memory_bytes:
             self._break("memory", f"used more than {self.limits.memory_bytes / 2**20:.0f} MiB of memory and was ended")
         for rank in self.ranks:
@@ -253,14 +253,16 @@ class Cell(Run):
             if rank.state == "running":
                 rank.state, rank.failure = "raised", Failure(text)
 
-    def _measure_memory(self) -> None:
-        """The resident memory of all inmates and what they started, beyond what a rank has when it is forked."""
+    def _count(self) -> None:
+        """Count the inmates and what they started, and their memory beyond what a rank has when it is forked."""
         own = os.getpid()
-        grown = 0
-        for name in os.listdir("/proc"):
-            if name.isdigit() and int(name) != own and ("processes" in self.standing or self._is_rank(int(name))):
-                grown += max(0, limits.resident_bytes(int(name))[0] - self.first_bytes)
+        found = [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != own]
+        inmates = [pid for pid in found if "processes" in self.standing or self._is_rank(pid)]
+        grown = sum(max(0, limits.resident_bytes(pid)[0] - self.first_bytes) for pid in inmates)
         self.peak_bytes = max(self.peak_bytes, grown)
+        most = (self.limits.processes + 1) * len(self.ranks)  # the kernel holds each rank to it, but not the root user
+        if len(inmates) > most:
+            self._break("processes", f"started more than {most} processes and was ended")
 
     def _is_rank(self, pid: int) -> bool:
         return any(rank.pid == pid for rank in self.ranks)
