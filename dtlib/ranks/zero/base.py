@@ -45,8 +45,9 @@ class Zero(DataParallel):
     else they start after it. Errors are raised before anything is sent.
     """
 
-    in_flight = 2
-    """How many reductions may be under way before the backward pass waits for the oldest."""
+    in_flight = 1
+    """How many reductions may be under way while the backward pass goes on; each holds a buffer, and room for what
+    arrives."""
 
     def __init__(
         self,

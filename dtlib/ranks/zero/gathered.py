@@ -35,8 +35,11 @@ class ZeroStage3(Zero):
     - **step**: nothing is sent.
 
     With ``reshard_after_forward=False`` weights stay from forward to backward, and the second gather is saved. All
-    ranks must run the same units in the same order. Between passes a parameter of the module is the flat piece that
-    this rank owns: see the weights with `gathered` or ``state_dict``. Inside ``no_sync`` the full gradient stays.
+    ranks must run the same units in the same order, backward too: where a unit gets gradients on some ranks only
+    (`find_unused_parameters`), weights must stay, as the other ranks would not join its second gather. Between passes
+    a parameter of the module is the flat piece that this rank owns: see the weights with `gathered` or ``state_dict``.
+    Inside ``no_sync`` the full gradient stays.
+
     ``ValueError`` for a unit that is no part of `module` or a negative `prefetch`; ``TypeError`` in the forward pass of
     a unit whose output hides its tensors in an object of unknown kind. Source: Rajbhandari et al. 2020, arXiv
     1910.02054, sections 5.3 and 7.2.2.

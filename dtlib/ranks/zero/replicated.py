@@ -101,6 +101,8 @@ class ZeroStage1(_Replicated):
     registration. Source: Rajbhandari et al. 2020, arXiv 1910.02054, section 5.1.
     """
 
+    in_flight = 2
+
     def __init__(
         self,
         module: nn.Module,
@@ -159,8 +161,8 @@ class ZeroStage2(_Replicated):
     | gradients, master copy and optimizer states | of Ψ/N elements, one more at most for each bucket |
 
     - **backward**: gradients are collected in buckets. A full bucket is reduce-scattered at once, (N−1)/N · Ψ · width
-      bytes sent in all, and freed: at most ``in_flight`` + 1 buckets exist at a time, each with room beside it for the
-      N−1 chunks that arrive. The module's ``.grad`` stay None; those of ``optimizer``'s pieces are the mean.
+      bytes sent in all, and freed: one fills while ``in_flight`` are under way, each with room beside it for the N−1
+      chunks that arrive. The module's ``.grad`` stay None; those of ``optimizer``'s pieces are the mean.
     - **step**: each rank updates its chunk of each bucket, then all gather: (N−1)/N · Ψ · width.
 
     Inside ``no_sync`` nothing is sent, so the full gradient has to stay: accumulate without it to keep the memory

@@ -1,0 +1,578 @@
+"""What else the stages must do: any module and optimizer of torch, forward without backward, errors with names."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+import pickle
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.utils.checkpoint
+from torch import nn
+from torch.testing import assert_close
+
+from dtlib import lab
+from dtlib.ranks import dp, zero
+
+STAGES = {1: zero.ZeroStage1, 2: zero.ZeroStage2, 3: zero.ZeroStage3}
+make_sgd = functools.partial(torch.optim.SGD, lr=0.1)
+every_stage = pytest.mark.parametrize("stage", STAGES)
+
+
+def network(width=8):
+    layers = [nn.Linear(width, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1)]
+    return nn.Sequential(*layers).double()
+
+
+def rows(step, width=8):
+    return torch.randn(12, width, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
+
+
+def mine(batch):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    return batch[rank * len(batch) // n : (rank + 1) * len(batch) // n]
+
+
+def train_alone(model, optimizer, steps=3):
+    for step in range(steps):
+        optimizer.zero_grad()
+        model(rows(step)).square().mean().backward()
+        optimizer.step()
+    return {name: p.detach() for name, p in model.named_parameters()}
+
+
+def train(wrapped, steps=3):
+    for step in range(steps):
+        wrapped.optimizer.zero_grad()
+        wrapped(mine(rows(step))).square().mean().backward()
+        wrapped.optimizer.step()
+    return wrapped.state_dict()
+
+
+def fresh(make=network):
+    torch.manual_seed(3)
+    return make()
+
+
+def assert_same(results, expected):
+    for weights in results:
+        for name, weight in expected.items():
+            assert_close(weights[name], weight, rtol=1e-9, atol=1e-9)  # float64, as in the judge
+
+
+# --- any optimizer of torch that treats each element by itself ---------------------------------------------------
+
+OPTIMIZERS = {
+    "SGD with momentum": functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
+    "AdamW with amsgrad": functools.partial(torch.optim.AdamW, lr=1e-2, amsgrad=True),
+    "Adam, not foreach": functools.partial(torch.optim.Adam, lr=1e-2, foreach=False),
+    "AdamW, fused": functools.partial(torch.optim.AdamW, lr=1e-2, fused=True),
+    "Adagrad": functools.partial(torch.optim.Adagrad, lr=1e-2),
+    "RMSprop": functools.partial(torch.optim.RMSprop, lr=1e-3, centered=True),
+    "NAdam": functools.partial(torch.optim.NAdam, lr=1e-2),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_any_optimizer(name):
+    model = fresh()
+    expected = train_alone(model, OPTIMIZERS[name](model.parameters()))
+    for stage in STAGES if name.startswith("SGD") else [3]:
+        assert_same(lab.run(lambda s=stage: train(STAGES[s](fresh(), OPTIMIZERS[name])), 3), expected)
+
+
+@pytest.mark.parametrize("name", ["LBFGS", "Adafactor", "Muon", "SparseAdam"])
+def test_optimizers_that_look_at_whole_parameters_are_refused(name):
+    if not hasattr(torch.optim, name):
+        pytest.skip(f"this torch has no {name}")
+
+    def job():
+        with lab.SendCounter() as seen, pytest.raises(TypeError, match=r"treats each element by itself|2D parameters"):
+            zero.ZeroStage1(network(), getattr(torch.optim, name))
+        assert seen.sent_bytes == 0
+        assert not seen.collectives
+
+    if name == "Muon":  # it refuses flat pieces by itself
+        with pytest.raises(lab.RankError, match="2D parameters"):
+            lab.run(job, 1)
+    else:
+        lab.run(job, 1)
+
+
+@every_stage
+def test_a_schedule_of_the_learning_rate(stage):
+    def halve(optimizer):
+        return torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+
+    def steps(model, optimizer, schedule, share):
+        for step in range(3):
+            optimizer.zero_grad()
+            model(share(rows(step))).square().mean().backward()
+            optimizer.step()
+            schedule.step()
+
+    def job():
+        wrapped = STAGES[stage](fresh(), make_sgd)
+        steps(wrapped, wrapped.optimizer, halve(wrapped.optimizer), mine)
+        return wrapped.state_dict()
+
+    model = fresh()
+    optimizer = make_sgd(model.parameters())
+    steps(model, optimizer, halve(optimizer), lambda x: x)
+    assert_same(lab.run(job, 2), dict(model.named_parameters()))
+
+
+# --- any module ----------------------------------------------------------------------------------------------
+
+
+@every_stage
+def test_fewer_elements_than_ranks(stage):
+    def tiny():
+        return nn.Linear(1, 1, dtype=torch.float64)  # 2 elements, 4 ranks
+
+    def job():
+        wrapped = STAGES[stage](fresh(tiny), make_sgd)
+        for step in range(3):
+            wrapped.optimizer.zero_grad()
+            wrapped(mine(rows(step, 1))).square().mean().backward()
+            wrapped.clip_grad_norm_(0.5)
+            wrapped.optimizer.step()
+        held = [p.numel() for group in wrapped.optimizer.param_groups for p in group["params"]]
+        return wrapped.state_dict(), sum(held)
+
+    model = fresh(tiny)
+    optimizer = make_sgd(model.parameters())
+    for step in range(3):
+        optimizer.zero_grad()
+        model(rows(step, 1)).square().mean().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+    results = lab.run(job, 4)
+    assert_same([weights for weights, _ in results], dict(model.named_parameters()))
+    assert [held for _, held in results] == [1, 1, 0, 0]
+
+
+class Twice(nn.Module):
+    """Calls one layer twice, and hands over a dictionary."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([Named(), Named()])
+
+    def forward(self, x):
+        once = self.layers[0](x=x)["y"]
+        return self.layers[1](x=self.layers[0](x=once)["y"])["y"]
+
+
+class Named(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8, dtype=torch.float64)
+
+    def forward(self, *, x):
+        return {"y": torch.tanh(self.linear(x)), "why": "a reason"}
+
+
+class Checkpointed(nn.Module):
+    """Computes its layers again in the backward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(network()[:4])
+        self.head = nn.Linear(8, 1, dtype=torch.float64)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)
+        return self.head(x)
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cells = nn.ModuleList([nn.LSTM(8, 5, dtype=torch.float64)])
+
+    def forward(self, x):
+        return self.cells[0](x[None])[0]
+
+
+@every_stage
+@pytest.mark.parametrize("make", [Twice, Checkpointed, Recurrent])
+def test_modules_of_every_kind(stage, make):
+    model = fresh(make)
+    expected = train_alone(model, make_sgd(model.parameters()))
+    assert_same(lab.run(lambda: train(STAGES[stage](fresh(make), make_sgd)), 3), expected)
+
+
+@every_stage
+def test_channels_last_and_transposed_weights(stage):
+    def make():
+        model = nn.Sequential(nn.Conv2d(2, 4, 3, dtype=torch.float64), nn.Flatten(), nn.Linear(16, 1).double())
+        model[2].weight = nn.Parameter(torch.randn(16, 1, dtype=torch.float64).t())
+        return model.to(memory_format=torch.channels_last)
+
+    def loss(model, x):
+        return model(x.view(-1, 2, 4, 4)).square().mean()
+
+    def job():
+        wrapped = STAGES[stage](fresh(make), make_sgd)
+        for step in range(2):
+            wrapped.optimizer.zero_grad()
+            loss(wrapped, mine(rows(step, 32))).backward()
+            wrapped.optimizer.step()
+        return wrapped.state_dict()
+
+    model = fresh(make)
+    optimizer = make_sgd(model.parameters())
+    for step in range(2):
+        optimizer.zero_grad()
+        loss(model, rows(step, 32)).backward()
+        optimizer.step()
+    assert_same(lab.run(job, 3), dict(model.named_parameters()))
+
+
+class Choosy(nn.Module):
+    """Uses its second branch on some ranks, its third nowhere."""
+
+    def __init__(self):
+        super().__init__()
+        self.branches = nn.ModuleList(nn.Linear(2, 1, bias=False, dtype=torch.float64) for _ in range(3))
+
+    def forward(self, x, second):
+        for branch in self.branches[1:]:
+            branch(x)  # all ranks run all units
+        return self.branches[0](x) + (self.branches[1](x) if second else 0)
+
+
+@every_stage
+def test_unused_parameters(stage):
+    # a unit that gets no gradient on some ranks is not gathered again there, so it must stay
+    options = {"reshard_after_forward": False} if stage == 3 else {}
+
+    def job():
+        make_adamw = functools.partial(torch.optim.AdamW, lr=0.1)
+        wrapped = STAGES[stage](fresh(Choosy), make_adamw, find_unused_parameters=True, **options)
+        before = {name: weight.clone() for name, weight in wrapped.state_dict().items()}
+        wrapped(torch.ones(1, 2, dtype=torch.float64), second=dist.get_rank() == 1).sum().backward()
+        norm = wrapped.clip_grad_norm_(math.inf).item()
+        wrapped.optimizer.step()
+        moved = {name: bool((weight != before[name]).all()) for name, weight in wrapped.state_dict().items()}
+        return list(moved.values()), norm
+
+    for moved, norm in lab.run(job, 3):
+        assert moved == [True, True, False]  # the one without any gradient does not even decay
+        assert norm == pytest.approx((2 + 2 / 9) ** 0.5)
+
+
+@every_stage
+def test_an_unused_parameter_is_named(stage):
+    def job():
+        wrapped = STAGES[stage](fresh(Choosy), make_sgd)
+        wrapped(torch.ones(1, 2, dtype=torch.float64), second=True).sum().backward()
+
+    with pytest.raises(lab.RankError, match=r"no gradient for 'branches.2.weight' on rank \d"):
+        lab.run(job, 2)
+
+
+# --- passes of every kind --------------------------------------------------------------------------------------
+
+
+@every_stage
+def test_forward_without_backward(stage):
+    def job():
+        wrapped = STAGES[stage](fresh(), make_sgd)
+        expected = fresh()(rows(0))
+        wrapped.eval()
+        with torch.no_grad():
+            assert torch.equal(wrapped(rows(0)), expected)
+            assert torch.equal(wrapped(rows(0)), expected)
+        wrapped.train()
+        assert torch.equal(wrapped(rows(0)), expected)  # with a graph that nobody follows
+        return train(wrapped)
+
+    model = fresh()
+    assert_same(lab.run(job, 3), train_alone(model, make_sgd(model.parameters())))
+
+
+@every_stage
+def test_two_losses_and_a_graph_used_twice(stage):
+    def both(model, x):
+        y = model(x)
+        first, second = y.square().mean(), y.mean()
+        first.backward(retain_graph=True)
+        second.backward()
+        model(2 * x).mean().backward()
+
+    def job():
+        wrapped = STAGES[stage](fresh(), make_sgd)
+        both(wrapped, mine(rows(0)))
+        wrapped.optimizer.step()
+        return wrapped.state_dict()
+
+    model = fresh()
+    optimizer = make_sgd(model.parameters())
+    both(model, rows(0))
+    optimizer.step()
+    assert_same(lab.run(job, 3), dict(model.named_parameters()))
+
+
+@every_stage
+def test_two_forward_passes_before_their_backward(stage):
+    def both(model, x):
+        first, second = model(x).mean(), model(3 * x).square().mean()
+        (first + second).backward()
+
+    def job():
+        wrapped = STAGES[stage](fresh(), make_sgd)
+        both(wrapped, mine(rows(0)))
+        wrapped.optimizer.step()
+        return wrapped.state_dict()
+
+    model = fresh()
+    optimizer = make_sgd(model.parameters())
+    both(model, rows(0))
+    optimizer.step()
+    assert_same(lab.run(job, 3), dict(model.named_parameters()))
+
+
+@every_stage
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_zero_grad_forgets_everything(stage, set_to_none):
+    def job():
+        wrapped = STAGES[stage](fresh(), make_sgd)
+        wrapped(mine(rows(7))).mean().backward()
+        with wrapped.no_sync():
+            wrapped(mine(rows(8))).mean().backward()
+        wrapped.optimizer.zero_grad(set_to_none=set_to_none)
+        wrapped(mine(rows(9))).mean().backward()
+        wrapped.zero_grad(set_to_none=set_to_none)
+        return train(wrapped)
+
+    model = fresh()
+    assert_same(lab.run(job, 2), train_alone(model, make_sgd(model.parameters())))
+
+
+@every_stage
+def test_recovers_from_a_backward_pass_that_failed(stage):
+    class Boom(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            raise ArithmeticError("boom")
+
+    def job():
+        wrapped = STAGES[stage](fresh(), make_sgd)
+        net = wrapped.module
+        handle = net[1].register_forward_hook(lambda m, a, out: Boom.apply(out))
+        with pytest.raises(ArithmeticError):
+            wrapped(mine(rows(5))).mean().backward()
+        handle.remove()
+        wrapped.zero_grad()
+        return train(wrapped)
+
+    model = fresh()
+    assert_same(lab.run(job, 2), train_alone(model, make_sgd(model.parameters())))
+
+
+@every_stage
+def test_a_group_of_some_ranks(stage):
+    def job():
+        groups = [dist.new_group([0, 2]), dist.new_group([3, 1])]
+        rank = dist.get_rank()
+        torch.manual_seed(rank)
+        model = nn.Linear(1, 1, bias=False, dtype=torch.float64)
+        wrapped = STAGES[stage](model, functools.partial(torch.optim.SGD, lr=1.0), group=groups[rank % 2])
+        start = wrapped.state_dict()["weight"].item()
+        wrapped(torch.full((1, 1), float(rank), dtype=torch.float64)).sum().backward()
+        wrapped.optimizer.step()
+        return start, start - wrapped.state_dict()["weight"].item()
+
+    results = lab.run(job, 4)
+    assert [moved for _, moved in results] == pytest.approx([1, 2, 1, 2])  # means of {0, 2} and of {1, 3}
+    starts = [start for start, _ in results]
+    assert starts[0] == starts[2] != starts[1] == starts[3]
+
+
+@every_stage
+def test_a_module_wrapped_anew(stage):
+    def job():
+        model = fresh()
+        zero.ZeroStage1(model, make_sgd)
+        zero.ZeroStage2(model, make_sgd)
+        return train(STAGES[stage](model, make_sgd))
+
+    model = fresh()
+    assert_same(lab.run(job, 2), train_alone(model, make_sgd(model.parameters())))
+
+
+# --- norms -----------------------------------------------------------------------------------------------------
+
+
+@every_stage
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, 3.5, math.inf])
+def test_norms(stage, norm_type):
+    def job():
+        wrapped = STAGES[stage](fresh(), make_sgd)
+        wrapped(mine(rows(0))).square().mean().backward()
+        return [wrapped.clip_grad_norm_(limit, norm_type).item() for limit in (1e9, 0.01, 1e9)]
+
+    model = fresh()
+    model(rows(0)).square().mean().backward()
+    whole = nn.utils.clip_grad_norm_(model.parameters(), 0.01, norm_type).item()
+    for first, second, clipped in lab.run(job, 3):
+        assert first == pytest.approx(whole, rel=1e-9)
+        assert second == pytest.approx(whole, rel=1e-9)
+        assert clipped == pytest.approx(0.01, rel=1e-3)  # torch adds 1e-6 to the norm before it divides
+
+
+def test_norms_that_cannot_be():
+    def job():
+        wrapped = zero.ZeroStage2(fresh(), make_sgd)
+        wrapped(mine(rows(0))).mean().mul(math.nan).backward()
+        with pytest.raises(ValueError, match="max_norm must be at least 0, not -1"):
+            wrapped.clip_grad_norm_(-1)
+        with pytest.raises(ValueError, match="norm_type must be above 0"):
+            wrapped.clip_grad_norm_(1, 0)
+        with pytest.raises(RuntimeError, match="the norm of the gradient is nan"):
+            wrapped.clip_grad_norm_(1, error_if_nonfinite=True)
+        return wrapped.clip_grad_norm_(1).item()
+
+    assert all(math.isnan(norm) for norm in lab.run(job, 2))
+
+
+# --- bad input -------------------------------------------------------------------------------------------------
+
+
+def refused(job, error, words, n=2):
+    def quiet():
+        with lab.SendCounter() as seen, pytest.raises(error, match=words):
+            job()
+        assert seen.sent_bytes == 0
+        assert not seen.collectives
+
+    lab.run(quiet, n)
+
+
+@every_stage
+def test_bad_arguments_are_named_before_anything_is_sent(stage):
+    make = STAGES[stage]
+    a_model = network()
+    cases = [
+        (lambda: make(3, make_sgd), TypeError, "module must be a torch.nn.Module, not int"),
+        (lambda: make(network(), 3), TypeError, "make_optimizer must make an optimizer"),
+        (lambda: make(network(), lambda groups: 3), TypeError, "make_optimizer must return .* not int"),
+        (lambda: make(network(), make_sgd, param_groups=[3]), TypeError, "param_groups must be dictionaries"),
+        (lambda: make(network(), make_sgd, master_dtype=torch.int8), ValueError, "master_dtype must be"),
+        (lambda: make(network(), make_sgd, master_dtype="float32"), ValueError, "master_dtype must be"),
+        (lambda: make(network().requires_grad_(False), make_sgd), ValueError, "must have a parameter that requires"),
+    ]
+    first = [{"params": a_model[0].weight}]
+    cases += [
+        (lambda: make(a_model, make_sgd, param_groups=first), ValueError, "must hold every .* misses '0.bias'"),
+        (lambda: make(a_model, make_sgd, param_groups=first * 2), ValueError, "names '0.weight' twice"),
+        (lambda: make(network(), make_sgd, param_groups=first), ValueError, "must hold parameters of module"),
+    ]
+    if stage < 3:
+        cases.append((lambda: make(network(), make_sgd, bucket_bytes=0), ValueError, "bucket_bytes must be at least 1"))
+    else:
+        cases += [
+            (lambda: make(network(), make_sgd, prefetch=-1), ValueError, "prefetch must be a whole number"),
+            (lambda: make(network(), make_sgd, units=[nn.Tanh()]), ValueError, "units must be parts of module"),
+            (lambda: make(network(), make_sgd, units=["0"]), TypeError, "units must be modules, not '0'"),
+        ]
+
+    def all_of_them():
+        for job, error, words in cases:
+            with lab.SendCounter() as seen, pytest.raises(error, match=words):
+                job()
+            assert seen.sent_bytes == 0
+            assert not seen.collectives
+
+    lab.run(all_of_them, 2)
+
+
+@every_stage
+def test_modules_that_differ_between_ranks(stage):
+    with pytest.raises(lab.RankError, match=r"module must be alike on all ranks[\s\S]*'0.weight'"):
+        lab.run(lambda: STAGES[stage](network(8 + dist.get_rank()), make_sgd), 2)
+
+
+@every_stage
+def test_misuse_is_told(stage):
+    def job():
+        wrapped = STAGES[stage](fresh(), make_sgd)
+        with wrapped.no_sync():
+            wrapped(mine(rows(0))).mean().backward()
+        with pytest.raises(RuntimeError, match=r"'0.weight'.* are still local"):
+            wrapped.optimizer.step()
+        with pytest.raises(ValueError, match="closure must be None"):
+            wrapped.optimizer.step(lambda: None)
+        with pytest.raises(TypeError, match="cannot be copied"):
+            copy.deepcopy(wrapped)
+        with pytest.raises(TypeError, match="cannot be pickled"):
+            pickle.dumps(wrapped)
+        wrapped.module[2].bias.requires_grad_(False)
+        with pytest.raises(RuntimeError, match=r"'2.bias' changed after the module was wrapped"):
+            wrapped(mine(rows(0)))
+
+    lab.run(job, 2)
+
+
+def test_an_output_that_hides_its_tensors():
+    class Box:
+        def __init__(self, tensor):
+            self.tensor = tensor
+
+    class Hides(nn.Linear):
+        def forward(self, x):
+            return Box(super().forward(x))
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([Hides(8, 8, dtype=torch.float64)])
+
+        def forward(self, x):
+            return self.layers[0](x).tensor
+
+    def job():
+        with pytest.raises(TypeError, match=r"the output of layers.0 hides its tensors in a Box"):
+            zero.ZeroStage3(Outer(), make_sgd)(rows(0))
+
+    lab.run(job, 1)
+
+
+def test_sparse_gradients_are_refused_by_name():
+    def job():
+        wrapped = zero.ZeroStage2(nn.Embedding(5, 3, sparse=True), make_sgd)
+        wrapped(torch.tensor([1])).sum().backward()
+
+    with pytest.raises(lab.RankError, match="the gradient of 'weight' is sparse"):
+        lab.run(job, 1)
+
+
+def test_without_a_process_group():
+    with pytest.raises(RuntimeError, match=r"no process group: call this in a rank of lab.run"):
+        zero.ZeroStage1(network(), make_sgd)
+
+
+def test_a_stage_is_a_data_parallel_wrapper():
+    def job():
+        wrapped = zero.ZeroStage3(fresh(), make_sgd)
+        assert isinstance(wrapped, dp.DataParallel)
+        with wrapped.gathered() as module:
+            assert module[0].weight.shape == (8, 8)
+            assert torch.equal(module(rows(0)), fresh()(rows(0)))
+        assert sum(p.numel() for p in wrapped.parameters()) < 8 * 8 * 2
+        with wrapped.gathered(write=True) as module, torch.no_grad():
+            module[0].weight.fill_(2.0)
+        assert (wrapped.state_dict()["0.weight"] == 2).all()
+        return wrapped.units
+
+    assert lab.run(job, 2) == [{"0": 8 * 72, "2": 8 * 72, "4": 8 * 9}] * 2
