@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 
 from .listener import Listener
 from .modules import DONE, NO_BACKWARD, ModuleWatch, backward_pass
+from .patches import patched
 from .storages import MEMORY_KINDS, KindBytes, Owners, keepable, quick_key, storages, tensors_in
 
 _BIRTHS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift.default)  # torch.tensor(...) hands its result in
@@ -86,9 +87,10 @@ class Tracker(TorchDispatchMode):
         self.watch.watch(module_hooks.register_module_buffer_registration_hook(self._built))
         self.watch.watch(register_optimizer_step_pre_hook(lambda opt, args, kwargs: self._step(opt, "step")))
         self.watch.watch(register_optimizer_step_post_hook(lambda opt, args, kwargs: self._step(opt, "step" + DONE)))
-        enter(mock.patch.object(torch.UntypedStorage, "resize_", self._telling(torch.UntypedStorage.resize_)))
+        enter(patched(Optimizer, "add_param_group", before=self.owners.add))  # it is being built
+        enter(patched(torch.UntypedStorage, "resize_", after=self._sized))
         enter(saved_tensors_hooks(partial(_Kept, tracker=self), lambda kept: kept.tensor))
-        enter(mock.patch.object(saved_tensors_hooks, "__enter__", self._noting(saved_tensors_hooks.__enter__)))
+        enter(patched(saved_tensors_hooks, "__enter__", before=self._note))
         enter(self)
 
     def stop(self) -> None:
@@ -209,14 +211,6 @@ class Tracker(TorchDispatchMode):
                 if listener.is_waiting():
                     listener.peak_is(held)
 
-    def _telling(self, resize: Callable[..., Any]) -> Callable[..., Any]:
-        def resize_(storage: Any, *args: Any) -> Any:
-            result = resize(storage, *args)
-            self._sized(storage)
-            return result
-
-        return resize_
-
     # What autograd keeps
 
     def keep(self, tensor: Tensor) -> tuple[Tensor, list[int]]:
@@ -237,22 +231,17 @@ class Tracker(TorchDispatchMode):
                 if key in self._table:
                     self._table[key].saved -= 1
 
-    def _noting(self, enter: Callable[..., Any]) -> Callable[..., Any]:
+    def _note(self, hooks: Any) -> None:
         """Other hooks on saved tensors come before ours: a checkpoint's, which keep what they recompute."""
+        pack = hooks.pack_hook
 
-        def enter_and_note(hooks: Any) -> Any:
-            pack = hooks.pack_hook
+        def note_and_pack(tensor: Tensor) -> Any:
+            for storage in storages(tensor):
+                self._learn(storage)
+                self._table[storage._cdata].recomputed_in = backward_pass()
+            return pack(tensor)
 
-            def note(tensor: Tensor) -> Any:
-                for storage in storages(tensor):
-                    self._learn(storage)
-                    self._table[storage._cdata].recomputed_in = backward_pass()
-                return pack(tensor)
-
-            hooks.pack_hook = note
-            return enter(hooks)
-
-        return enter_and_note
+        hooks.pack_hook = note_and_pack
 
     # What happens
 

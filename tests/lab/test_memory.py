@@ -81,6 +81,7 @@ def test_optimizer_states_by_hand(make, state_bytes):
     with lab.memory() as memory:
         model, x = _stack(), torch.randn(B, H)
         optimizer = make(model.parameters())
+        assert memory.now.optimizer == 0
         _step(model, x, optimizer)
         held = KindBytes(parameters=3 * LINEAR, gradients=3 * LINEAR, optimizer=state_bytes, temporary=X)
         assert memory.now == held
@@ -205,6 +206,15 @@ def test_master_weights_are_optimizer_state_when_labelled():
             master.grad = torch.ones_like(master)
         optimizer.step()
     assert memory.now == KindBytes(parameters=3 * LINEAR // 2, gradients=3 * LINEAR, optimizer=2 * 3 * LINEAR)
+
+
+def test_an_optimizer_is_known_from_its_beginning():
+    with lab.memory() as memory:
+        shards = [torch.zeros(H) for _ in range(3)]  # of no module
+        optimizer = torch.optim.AdamW(shards)
+        shards[0].grad = torch.zeros(H)
+        assert memory.now == KindBytes(parameters=3 * 4 * H, gradients=4 * H)
+    assert optimizer.state == {}
 
 
 def test_what_was_there_before_counts_from_the_start():
