@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.optim import Optimizer
 
+from dtlib.ranks.collectives import ring_all_reduce
 from dtlib.ranks.collectives._peers import Peers
 from dtlib.ranks.dp.base import DataParallel, _hooks
 
-from . import _check
+from . import _check, _replicas
 from ._exchange import Scatter
 from ._flat import Flat
 from ._norm import clip_grad_norm
@@ -43,6 +44,10 @@ class Zero(DataParallel):
     Use `clip_grad_norm_` of this class: it knows the norm over all ranks. ``no_sync``, ``find_unused_parameters`` and
     what may not change after wrapping are as in `DataParallel`. `overlap` starts exchanges during the backward pass,
     else they start after it. Errors are raised before anything is sent.
+
+    **Hybrid**: with `replicas`, a second group, `group` (a node, say) splits everything among its own N ranks, and
+    `replicas` are the R ranks, one in each node, that own the same chunks. Each ends its part of the backward pass with
+    an all-reduce of its chunk: 2(R−1)/R · Ψ/N · width bytes, all that a rank sends from node to node.
     """
 
     in_flight = 1
@@ -58,15 +63,19 @@ class Zero(DataParallel):
         master_dtype: torch.dtype | None = None,
         overlap: bool = True,
         group: dist.ProcessGroup | None = None,
+        replicas: dist.ProcessGroup | None = None,
         broadcast_buffers: bool = True,
         find_unused_parameters: bool = False,
     ) -> None:
         groups = _check.groups_of(module, param_groups)
         _check.optimizer_maker(make_optimizer, groups)
         _check.dtypes(module, master_dtype)
+        _replicas.check(replicas, group)
         super().__init__(
             module, group=group, broadcast_buffers=broadcast_buffers, find_unused_parameters=find_unused_parameters
         )
+        self.replicas = replicas
+        self.num_replicas = _replicas.join(replicas, module)
         self.overlap, self.master_dtype = overlap, master_dtype
         self._peers = Peers(self._params[0].device, group)
         self._all_names = list(self._names)
@@ -97,6 +106,12 @@ class Zero(DataParallel):
     @abstractmethod
     def _publish(self) -> None:
         """The optimizer has changed this rank's chunks."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's forward; ``RuntimeError`` if its parameters are no longer those that were wrapped."""
+        if self.broadcast_buffers and self._sync:
+            _replicas.share(list(self.module.buffers()), self.replicas)
+        return super().forward(*args, **kwargs)
 
     # The way of a gradient
 
@@ -136,7 +151,7 @@ class Zero(DataParallel):
         grad = self._params[index].grad
         if grad.layout is not torch.strided:
             raise RuntimeError(f"the gradient of {self._names[index]!r} is sparse, and buffers are dense")
-        self._where[index].collect(index, grad, 1 / self.world_size)
+        self._where[index].collect(index, grad, 1 / (self.world_size * self.num_replicas))
         self._params[index].grad = None
 
     def _complete(self, flat: Flat) -> None:
@@ -159,6 +174,8 @@ class Zero(DataParallel):
         flat = self._under_way.popleft()
         assert flat.scatter is not None
         own, flat.scatter = flat.scatter.wait(), None
+        if self.replicas is not None:
+            ring_all_reduce(own, group=self.replicas)
         flat.resting = (set(flat.indices) if flat.grad is None else flat.resting) - flat.filled
         self._keep(flat, own)
         flat.filled.clear()
@@ -197,7 +214,8 @@ class Zero(DataParallel):
     def _forget_unused(self, unused: Sequence[int]) -> None:
         used = torch.ones(len(self._params), dtype=torch.int32, device=self._params[0].device)
         used[list(unused)] = 0
-        dist.all_reduce(used, op=dist.ReduceOp.MAX, group=self.group)
+        for group in (self.group, self.replicas)[: 1 if self.replicas is None else 2]:
+            dist.all_reduce(used, op=dist.ReduceOp.MAX, group=group)
         nowhere = set((used == 0).nonzero().flatten().tolist())
         for flat in self._flats:
             flat.resting = nowhere & set(flat.indices)

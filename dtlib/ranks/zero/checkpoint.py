@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from . import _replicas
 from ._flat import Flat, Piece
 from .base import Zero
 
@@ -33,17 +34,19 @@ def save(model: Zero, folder: str | os.PathLike[str]) -> None:
     _refuse_others(model)
     folder = Path(folder)
     rank, n = model._peers.rank, model._peers.n
-    if rank == 0:
+    writes = _replicas.is_first(model.replicas)  # the others own the same
+    if rank == 0 and writes:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / _INDEX).unlink(missing_ok=True)
-    dist.barrier(group=model.group)
+    _meet(model)
     part: dict[str, Any] = {"pieces": dict(_pieces(model))}
     if rank == 0:
         part["rest"] = _rest(model)
         part["groups"] = [{k: v for k, v in group.items() if k != "params"} for group in model.optimizer.param_groups]
-    _write(folder / _part(rank), lambda path: torch.save(part, path))
-    dist.barrier(group=model.group)
-    if rank == 0:
+    if writes:
+        _write(folder / _part(rank), lambda path: torch.save(part, path))
+    _meet(model)
+    if rank == 0 and writes:
         index = {
             "format": _FORMAT,
             "parts": n,
@@ -55,7 +58,7 @@ def save(model: Zero, folder: str | os.PathLike[str]) -> None:
         for old in folder.glob("part-*.pt"):
             if old.name not in {_part(r) for r in range(n)}:
                 old.unlink()
-    dist.barrier(group=model.group)
+    _meet(model)
 
 
 def load(model: Zero, folder: str | os.PathLike[str]) -> None:
@@ -121,6 +124,12 @@ def merge(folder: str | os.PathLike[str]) -> dict[str, Any]:
 def _refuse_others(model: Any) -> None:
     if not isinstance(model, Zero):
         raise TypeError(f"model must be a ZeroStage1, ZeroStage2 or ZeroStage3, not {type(model).__name__}")
+
+
+def _meet(model: Zero) -> None:
+    dist.barrier(group=model.group)
+    if model.replicas is not None:
+        dist.barrier(group=model.replicas)
 
 
 def _part(rank: int) -> str:

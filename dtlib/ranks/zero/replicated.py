@@ -133,6 +133,7 @@ class ZeroStage1(_Replicated):
         self._stale.discard(flat.number)
         if flat.grad is None or flat.buffer is None:
             return
+        flat.buffer[flat.own].div_(self.num_replicas)  # which all add theirs once more
         flat.buffer[: flat.own.start].zero_()
         flat.buffer[flat.own.stop :].zero_()
         flat.filled = set(flat.indices) - flat.resting
