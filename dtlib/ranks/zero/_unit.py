@@ -11,6 +11,7 @@ from dtlib.ranks.collectives._peers import Peers
 
 from ._exchange import Gather
 from ._flat import Flat
+from ._quantised import QuantisedGather
 
 
 class Unit:
@@ -21,15 +22,15 @@ class Unit:
     Autograd keeps views of the full buffers; so their memory is given back and asked for anew under the same tensors.
     """
 
-    def __init__(self, name: str, module: nn.Module, peers: Peers) -> None:
-        self.name, self.module, self.peers = name, module, peers
+    def __init__(self, name: str, module: nn.Module, peers: Peers, quantised_block: int | None) -> None:
+        self.name, self.module, self.peers, self.quantised_block = name, module, peers, quantised_block
         self.flats: list[Flat] = []
         self.trainable: list[Flat] = []
         self.params: dict[int, Tensor] = {}
         self.state = "away"
         self.done = False  # in this backward pass
         self.open_calls = 0  # forward passes whose input gradients are still to come
-        self._gathers: list[Gather] = []
+        self._gathers: list[Gather | QuantisedGather] = []
 
     @torch.no_grad()
     def add(self, flat: Flat, params: Sequence[Tensor]) -> None:
@@ -52,19 +53,25 @@ class Unit:
         return sum(flat.num_elements * flat.shard.element_size() for flat in self.flats)
 
     @torch.no_grad()
-    def start(self) -> None:
+    def start(self, *, exact: bool = False) -> None:
         """Start to gather the full weights, unless they are here or coming."""
         if self.state != "away":
             return
         for flat in self.flats:
             flat.full.untyped_storage().resize_(flat.num_elements * flat.full.element_size())
-            flat.full[flat.own] = flat.shard
-            self._gathers.append(Gather(self.peers, flat.full, flat.bounds, flat.number))
+            where = (self.peers, flat.full, flat.bounds, flat.number)
+            if self.quantised_block is None or exact:
+                flat.full[flat.own] = flat.shard
+                self._gathers.append(Gather(*where))
+            else:
+                self._gathers.append(QuantisedGather(*where, block=self.quantised_block, shard=flat.shard))
         self.state = "coming"
 
-    def bring(self) -> None:
-        """Return once the full weights are here."""
-        self.start()
+    def bring(self, *, exact: bool = False) -> None:
+        """Return once the full weights are here; `exact` ones even where they are rounded for their use."""
+        if exact and self.quantised_block is not None:
+            self.send_away()
+        self.start(exact=exact)
         if self.state == "coming":
             self._wait()
             for flat in self.flats:
