@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import threading
 import weakref
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -69,7 +70,8 @@ class Tracker(TorchDispatchMode):
         self.watch = ModuleWatch(self._module_event)
         self._table: dict[int, _Storage] = {}
         self._changes = 0
-        self._lock = threading.RLock()  # storages may be freed by another thread
+        self._thread = threading.get_ident()
+        self._freed_elsewhere: deque[int] = deque()  # by a communication library's thread: seen with the next operation
         self._exits = ExitStack()
         self._fake_mode: Any = None
         self._looking = True
@@ -118,10 +120,9 @@ class Tracker(TorchDispatchMode):
         finally:
             self._looking = before
 
-    # What there is
-
     def by_kind(self) -> KindBytes:
         """All bytes of now, by kind."""
+        self._catch_up()
         while True:
             changes, kinds, table = self._changes, dict[int, str](), self._table
             for tensor, kind in self.owners.claims():
@@ -156,6 +157,7 @@ class Tracker(TorchDispatchMode):
                 self.hold(owner.grad)
 
     def _were_there(self) -> None:
+        self._catch_up()
         for tensor, kind in self.owners.claims():
             for storage in storages(tensor):
                 if storage._cdata not in self._table:
@@ -169,6 +171,7 @@ class Tracker(TorchDispatchMode):
     # Storages that come, grow, shrink and go
 
     def _learn(self, storage: torch.UntypedStorage) -> None:
+        self._catch_up()  # first, as a new storage may have the place of an old one
         if storage._cdata in self._table:
             self._sized(storage)
         else:
@@ -176,9 +179,8 @@ class Tracker(TorchDispatchMode):
 
     def _add(self, storage: torch.UntypedStorage, *, tell: bool = True) -> None:
         key, num_bytes = storage._cdata, storage.nbytes()
-        with self._lock:
-            self._table[key] = _Storage(num_bytes, weakref.ref(storage, lambda _: self._freed(key)))
-            self._changed(num_bytes, tell=tell)
+        self._table[key] = _Storage(num_bytes, weakref.ref(storage, lambda _: self._freed(key)))
+        self._changed(num_bytes, tell=tell)
 
     def _sized(self, storage: torch.UntypedStorage) -> None:
         entry = self._table.get(storage._cdata)
@@ -186,15 +188,23 @@ class Tracker(TorchDispatchMode):
             change = storage.nbytes() - entry.num_bytes
             if change < 0:
                 self._settle()
-            with self._lock:
-                entry.num_bytes += change
-                self._changed(change)
+            entry.num_bytes += change
+            self._changed(change)
 
     def _freed(self, key: int) -> None:
+        if threading.get_ident() != self._thread:
+            self._freed_elsewhere.append(key)
+        else:
+            self._gone(key)
+
+    def _catch_up(self) -> None:
+        while self._freed_elsewhere:
+            self._gone(self._freed_elsewhere.popleft())
+
+    def _gone(self, key: int) -> None:
         if key in self._table:
             self._settle()
-            with self._lock:
-                self._changed(-self._table.pop(key).num_bytes)
+            self._changed(-self._table.pop(key).num_bytes)
 
     def _changed(self, num_bytes: int, *, tell: bool = True) -> None:
         self._changes += 1
@@ -243,13 +253,12 @@ class Tracker(TorchDispatchMode):
 
         hooks.pack_hook = note_and_pack
 
-    # What happens
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation and look at what comes out of it."""
         if any(is_traceable_wrapper_subclass_type(each) for each in types):
             return NotImplemented  # a DTensor becomes operations on its local part, which come by here
         kwargs = kwargs or {}
+        self._thread = threading.get_ident()  # a backward pass on a GPU has a thread of its own
         if not self._looking or active_fake_mode() is not self._fake_mode:  # DTensor works out a shape
             return func(*args, **kwargs)
         if func not in _BIRTHS:

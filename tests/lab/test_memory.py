@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import threading
 
 import psutil
 import pytest
@@ -281,6 +282,23 @@ def test_every_operation_when_asked_and_marks_alone():
         _step(_stack(), torch.randn(B, H))
         memory.mark("end")
     assert [moment.label for moment in memory.timeline] == ["end"]
+
+
+def test_what_another_thread_frees_is_seen_with_the_next_look():
+    with lab.memory() as memory:
+        held = [torch.zeros(1000), torch.zeros(10)]
+        thread = threading.Thread(target=held.clear)
+        thread.start()
+        thread.join()
+        assert memory.now.total == 0
+        worker = threading.Thread(target=lambda: held.append(torch.zeros(2000)))  # its operations are not seen
+        worker.start()
+        worker.join()
+        held[0].add_(1)  # but what it made is, when it is touched
+        assert memory.now.total == 8000
+        held.clear()
+        assert memory.now.total == 0
+    assert (memory.peak, memory.at_peak.total) == (8000, 8000)
 
 
 def test_an_inner_block_has_the_peak_of_its_part():
