@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -56,7 +58,10 @@ class Memory:
     @property
     def now(self) -> KindBytes:
         """What is held now, or was at the end of the block."""
-        return self._tracker.by_kind() if self._tracker else self._now
+        if self._tracker is None:
+            return self._now
+        _let_others_finish()
+        return self._tracker.by_kind()
 
     @property
     def peak(self) -> int:
@@ -84,6 +89,7 @@ class Memory:
         """Put a line called `label` into the timeline. ``RuntimeError`` after the end of the block."""
         if self._tracker is None:
             raise RuntimeError(f"mark({label!r}) comes after the end of the block of lab.memory()")
+        _let_others_finish()
         self._add("", str(label))
 
     def label(self, kind: str, *tensors: Tensor) -> None:
@@ -159,6 +165,12 @@ class Memory:
     def _repr_html_(self) -> str:
         head, *rows = self._rows()
         return table_html(head, rows)
+
+
+def _let_others_finish() -> None:
+    """A collective that is over may still be held for a moment by the thread that ran it."""
+    if dist.is_available() and dist.is_initialized() and dist.get_backend() != "fake":
+        time.sleep(0.001)
 
 
 _active: Tracker | None = None

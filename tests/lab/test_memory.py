@@ -403,9 +403,9 @@ def test_ranks_send_home_what_they_counted():
         assert memory.timeline[-1].label == "backward done"
         assert memory.now.gradients == 0
     inputs = 2 * 8 * 16
-    # gloo's thread may hold the last gradient that it reduced, a norm's 64 numbers, for a moment longer
+    # gloo's thread may hold what it reduced last for a moment longer: a norm's 64 numbers, or the bucket
     assert all(memory.now.temporary - inputs in (0, 4 * 64) for _, memory in naive)
-    assert [memory.now.temporary - inputs for size, memory in ours] == [size for size, _ in ours]  # the buckets stay
+    assert all(memory.now.temporary - inputs in (size, 2 * size) for size, memory in ours)  # the buckets stay
     for size, memory in torchs:  # torch's DDP keeps its buckets beside the gradients
         assert memory.timeline[-1].held.temporary >= size
 
