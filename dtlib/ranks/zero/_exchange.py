@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dtlib.ranks.collectives._peers import Peers, new_scratch, wait_for
+from dtlib.ranks.collectives._peers import Peers, wait_for
 
 _FIRST_TAG = 1 << 20
 """Messages carry tags from here on, so that they never meet those of another algorithm on the same group."""
@@ -54,12 +54,12 @@ class Scatter:
         chunks = _chunks(buffer, bounds)
         self._own = chunks[peers.rank]
         others = _others(peers)
-        scratch = new_scratch(buffer, len(others) * self._own.numel())
-        self._arriving = list(scratch.view(len(others), -1)) if others and self._own.numel() else []
+        self._parts = buffer.new_empty((len(others), self._own.numel()))  # what arrives, a row for each other rank
+        arriving = self._parts.unbind() if self._own.numel() else ()
         self._works = _start(
             peers,
             [(chunks[rank], rank) for rank in others],
-            list(zip(self._arriving, reversed(others), strict=False)),
+            list(zip(arriving, reversed(others), strict=False)),
             tag=_FIRST_TAG + 2 * number + 1,
         )
 
@@ -68,14 +68,12 @@ class Scatter:
         """This rank's chunk, summed over the ranks: a view of the buffer. Sums of short dtypes are taken in
         float32 and rounded once."""
         wait_for(self._works)
-        if self._arriving:
-            short = self._own.dtype in (torch.bfloat16, torch.float16)
-            total = self._own.float() if short else self._own
-            for part in self._arriving:
-                total.add_(part)
-            if short:
-                self._own.copy_(total)
-        self._works, self._arriving = [], []
+        if self._parts.numel():
+            if self._own.dtype in (torch.bfloat16, torch.float16):
+                self._own.copy_(self._own.float() + self._parts.sum(0, dtype=torch.float32))
+            else:
+                self._own.add_(self._parts.sum(0) if len(self._parts) > 1 else self._parts[0])
+        self._works, self._parts = [], self._parts.new_empty(0)
         return self._own
 
 
@@ -84,8 +82,8 @@ def _others(peers: Peers) -> list[int]:
     return [(peers.rank + step) % peers.n for step in range(1, peers.n)]
 
 
-def _chunks(buffer: Tensor, bounds: Sequence[int]) -> list[Tensor]:
-    return [buffer[start:stop] for start, stop in pairwise(bounds)]
+def _chunks(buffer: Tensor, bounds: Sequence[int]) -> Sequence[Tensor]:
+    return buffer.split([stop - start for start, stop in pairwise(bounds)])
 
 
 def _start(

@@ -40,10 +40,9 @@ def clip_grad_norm(
         total = total.pow(1 / norm_type)
     if error_if_nonfinite and not total.isfinite():
         raise RuntimeError(f"the norm of the gradient is {total.item()}, and error_if_nonfinite=True asks to stop here")
-    factor = float((max_norm / (total + 1e-6)).clamp(max=1.0))
-    if factor != 1.0:  # also where it is not a number
-        for chunk in chunks:
-            chunk.mul_(factor)
+    factor = (max_norm / (total + 1e-6)).clamp(max=1.0)
+    for chunk in chunks:
+        chunk.mul_(factor)
     return total
 
 
