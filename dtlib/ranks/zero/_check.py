@@ -84,3 +84,18 @@ def dtypes(module: nn.Module, master_dtype: torch.dtype | None) -> None:
             raise ValueError(f"module must have parameters of floating point; {name!r} is {parameter.dtype}")
     if master_dtype is not None and not (isinstance(master_dtype, torch.dtype) and master_dtype.is_floating_point):
         raise ValueError(f"master_dtype must be a floating-point dtype or None, not {master_dtype!r}")
+
+
+def step(optimizer: Optimizer, arguments: Iterable[Any], local: Iterable[str]) -> None:
+    """``ValueError`` for a closure in the `arguments` of a step, ``RuntimeError`` where gradients are still `local`."""
+    given = [value for value in arguments if value is not None and value is not optimizer]
+    if given:
+        raise ValueError(
+            f"closure must be None, not {given[0]!r}: the gradients are handed over before the step begins"
+        )
+    names = ", ".join(map(repr, sorted(local)))
+    if names:
+        raise RuntimeError(
+            f"the gradients of {names} are still local: the last backward pass was inside no_sync. Call backward() "
+            "once outside of it before optimizer.step()"
+        )

@@ -17,9 +17,10 @@ from dtlib.ranks.collectives import ring_all_reduce
 from dtlib.ranks.collectives._peers import Peers
 from dtlib.ranks.dp.base import DataParallel, _hooks
 
-from . import _check, _replicas
+from . import _check, _replicas, _stepping
 from ._exchange import Scatter
 from ._flat import Flat
+from ._handles import Handles
 from ._norm import clip_grad_norm
 
 MakeOptimizer = Callable[[Any], Optimizer]
@@ -196,7 +197,7 @@ class Zero(DataParallel):
         self._average(unused)
         if self.find_unused_parameters:
             self._forget_unused(unused)
-        self._hand_out()
+        _stepping.hand_out_gradients(self._flats)
 
     def _is_unused(self, index: int) -> bool:
         flat = self._where[index]
@@ -232,54 +233,21 @@ class Zero(DataParallel):
     # The optimizer
 
     def _make(self, make_optimizer: MakeOptimizer, groups: Sequence[Mapping[str, Any]]) -> Optimizer:
-        index_of = {id(parameter): index for index, parameter in enumerate(self._params)}
-        weights: dict[int, list[nn.Parameter]] = {index: [] for index in range(len(self._params))}
-        for flat in self._flats:
-            for piece in flat.pieces:
-                weights[piece.index].append(piece.weight)
-        sharded = [
-            {**each, "params": [weight for p in each["params"] for weight in weights[index_of[id(p)]]]}
-            for each in groups
-        ]
-        self._group_names = [[self._names[index_of[id(p)]] for p in each["params"]] for each in groups]
-        optimizer = make_optimizer(sharded)
+        name = {id(parameter): name for parameter, name in zip(self._params, self._names, strict=True)}
+        self._group_names = [[name[id(p)] for p in each["params"]] for each in groups]
+        optimizer = make_optimizer(_stepping.groups_of_pieces(groups, self._params, self._flats))
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
         optimizer.zero_grad = self.zero_grad
         return optimizer
 
-    def _hand_out(self) -> None:
-        """Let the pieces' ``.grad`` point at the mean, unless they are of another dtype: those wait for the step."""
-        for flat in self._flats:
-            for piece in flat.pieces:
-                rests = flat.grad is None or flat.master is not None or piece.index in flat.resting
-                piece.weight.grad = None if rests else piece.of(flat.grad)
-
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        given = [value for value in (*args, *kwargs.values()) if value is not None and value is not optimizer]
-        if given:
-            raise ValueError(
-                f"closure must be None, not {given[0]!r}: the gradients are handed over before the step begins"
-            )
-        waiting = sorted(self._names[index] for flat in self._flats for index in flat.filled)
-        if waiting:
-            raise RuntimeError(
-                f"the gradients of {', '.join(map(repr, waiting))} are still local: the last backward pass was inside "
-                "no_sync. Call backward() once outside of it before optimizer.step()"
-            )
-        for flat in self._flats:
-            if flat.master is not None and flat.grad is not None:
-                for piece in flat.pieces:
-                    if piece.index not in flat.resting:
-                        piece.weight.grad = piece.of(flat.grad).to(flat.master.dtype)
+        _check.step(optimizer, (*args, *kwargs.values()), [self._names[i] for flat in self._flats for i in flat.filled])
+        _stepping.widen_gradients(self._flats)
 
     @torch.no_grad()
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        for flat in self._flats:
-            if flat.master is not None:
-                flat.take_master()
-                for piece in flat.pieces:
-                    piece.weight.grad = None
+        _stepping.round_weights(self._flats)
         self._publish()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -292,7 +260,7 @@ class Zero(DataParallel):
             elif flat.grad is not None:
                 flat.grad.zero_()
         if set_to_none:
-            self._hand_out()
+            _stepping.hand_out_gradients(self._flats)
             for parameter in self._params:
                 parameter.grad = None
 
@@ -322,18 +290,6 @@ class Zero(DataParallel):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(f"a {type(self).__name__} cannot be pickled: save it with zero.save")
-
-
-class Handles:
-    """The hooks of one parameter, to be removed together."""
-
-    def __init__(self, *handles: Any) -> None:
-        self._handles = handles
-
-    def remove(self) -> None:
-        """Remove all of them."""
-        for handle in self._handles:
-            handle.remove()
 
 
 def _hook(wrapper: Zero, index: int) -> Callable[[Tensor], None]:

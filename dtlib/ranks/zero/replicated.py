@@ -12,7 +12,8 @@ from dtlib.theory.units import MiB
 
 from ._exchange import Gather
 from ._flat import Flat
-from .base import Handles, MakeOptimizer, Zero
+from ._handles import Handles
+from .base import MakeOptimizer, Zero
 
 
 class _Replicated(Zero):

@@ -2,66 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import math
-import pickle
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.utils.checkpoint
 from torch import nn
-from torch.testing import assert_close
 
 from dtlib import lab
-from dtlib.ranks import dp, zero
+from dtlib.ranks import zero
 
-STAGES = {1: zero.ZeroStage1, 2: zero.ZeroStage2, 3: zero.ZeroStage3}
-make_sgd = functools.partial(torch.optim.SGD, lr=0.1)
-every_stage = pytest.mark.parametrize("stage", STAGES)
-
-
-def network(width=8):
-    layers = [nn.Linear(width, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1)]
-    return nn.Sequential(*layers).double()
-
-
-def rows(step, width=8):
-    return torch.randn(12, width, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
-
-
-def mine(batch):
-    rank, n = dist.get_rank(), dist.get_world_size()
-    return batch[rank * len(batch) // n : (rank + 1) * len(batch) // n]
-
-
-def train_alone(model, optimizer, steps=3):
-    for step in range(steps):
-        optimizer.zero_grad()
-        model(rows(step)).square().mean().backward()
-        optimizer.step()
-    return {name: p.detach() for name, p in model.named_parameters()}
-
-
-def train(wrapped, steps=3):
-    for step in range(steps):
-        wrapped.optimizer.zero_grad()
-        wrapped(mine(rows(step))).square().mean().backward()
-        wrapped.optimizer.step()
-    return wrapped.state_dict()
-
-
-def fresh(make=network):
-    torch.manual_seed(3)
-    return make()
-
-
-def assert_same(results, expected):
-    for weights in results:
-        for name, weight in expected.items():
-            assert_close(weights[name], weight, rtol=1e-9, atol=1e-9)  # float64, as in the judge
-
+from .small import STAGES, assert_same, every_stage, fresh, make_sgd, mine, network, rows, train, train_alone
 
 # --- any optimizer of torch that treats each element by itself ---------------------------------------------------
 
@@ -444,135 +397,3 @@ def test_norms_that_cannot_be():
         return wrapped.clip_grad_norm_(1).item()
 
     assert all(math.isnan(norm) for norm in lab.run(job, 2))
-
-
-# --- bad input -------------------------------------------------------------------------------------------------
-
-
-def refused(job, error, words, n=2):
-    def quiet():
-        with lab.SendCounter() as seen, pytest.raises(error, match=words):
-            job()
-        assert seen.sent_bytes == 0
-        assert not seen.collectives
-
-    lab.run(quiet, n)
-
-
-@every_stage
-def test_bad_arguments_are_named_before_anything_is_sent(stage):
-    make = STAGES[stage]
-    a_model = network()
-    cases = [
-        (lambda: make(3, make_sgd), TypeError, "module must be a torch.nn.Module, not int"),
-        (lambda: make(network(), 3), TypeError, "make_optimizer must make an optimizer"),
-        (lambda: make(network(), lambda groups: 3), TypeError, "make_optimizer must return .* not int"),
-        (lambda: make(network(), make_sgd, param_groups=[3]), TypeError, "param_groups must be dictionaries"),
-        (lambda: make(network(), make_sgd, master_dtype=torch.int8), ValueError, "master_dtype must be"),
-        (lambda: make(network(), make_sgd, master_dtype="float32"), ValueError, "master_dtype must be"),
-        (lambda: make(network().requires_grad_(False), make_sgd), ValueError, "must have a parameter that requires"),
-    ]
-    first = [{"params": a_model[0].weight}]
-    cases += [
-        (lambda: make(a_model, make_sgd, param_groups=first), ValueError, "must hold every .* misses '0.bias'"),
-        (lambda: make(a_model, make_sgd, param_groups=first * 2), ValueError, "names '0.weight' twice"),
-        (lambda: make(network(), make_sgd, param_groups=first), ValueError, "must hold parameters of module"),
-    ]
-    if stage < 3:
-        cases.append((lambda: make(network(), make_sgd, bucket_bytes=0), ValueError, "bucket_bytes must be at least 1"))
-    else:
-        cases += [
-            (lambda: make(network(), make_sgd, prefetch=-1), ValueError, "prefetch must be a whole number"),
-            (lambda: make(network(), make_sgd, units=[nn.Tanh()]), ValueError, "units must be parts of module"),
-            (lambda: make(network(), make_sgd, units=["0"]), TypeError, "units must be modules, not '0'"),
-        ]
-
-    def all_of_them():
-        for job, error, words in cases:
-            with lab.SendCounter() as seen, pytest.raises(error, match=words):
-                job()
-            assert seen.sent_bytes == 0
-            assert not seen.collectives
-
-    lab.run(all_of_them, 2)
-
-
-@every_stage
-def test_modules_that_differ_between_ranks(stage):
-    with pytest.raises(lab.RankError, match=r"module must be alike on all ranks[\s\S]*'0.weight'"):
-        lab.run(lambda: STAGES[stage](network(8 + dist.get_rank()), make_sgd), 2)
-
-
-@every_stage
-def test_misuse_is_told(stage):
-    def job():
-        wrapped = STAGES[stage](fresh(), make_sgd)
-        with wrapped.no_sync():
-            wrapped(mine(rows(0))).mean().backward()
-        with pytest.raises(RuntimeError, match=r"'0.weight'.* are still local"):
-            wrapped.optimizer.step()
-        with pytest.raises(ValueError, match="closure must be None"):
-            wrapped.optimizer.step(lambda: None)
-        with pytest.raises(TypeError, match="cannot be copied"):
-            copy.deepcopy(wrapped)
-        with pytest.raises(TypeError, match="cannot be pickled"):
-            pickle.dumps(wrapped)
-        wrapped.module[2].bias.requires_grad_(False)
-        with pytest.raises(RuntimeError, match=r"'2.bias' changed after the module was wrapped"):
-            wrapped(mine(rows(0)))
-
-    lab.run(job, 2)
-
-
-def test_an_output_that_hides_its_tensors():
-    class Box:
-        def __init__(self, tensor):
-            self.tensor = tensor
-
-    class Hides(nn.Linear):
-        def forward(self, x):
-            return Box(super().forward(x))
-
-    class Outer(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layers = nn.ModuleList([Hides(8, 8, dtype=torch.float64)])
-
-        def forward(self, x):
-            return self.layers[0](x).tensor
-
-    def job():
-        with pytest.raises(TypeError, match=r"the output of layers.0 hides its tensors in a Box"):
-            zero.ZeroStage3(Outer(), make_sgd)(rows(0))
-
-    lab.run(job, 1)
-
-
-def test_sparse_gradients_are_refused_by_name():
-    def job():
-        wrapped = zero.ZeroStage2(nn.Embedding(5, 3, sparse=True), make_sgd)
-        wrapped(torch.tensor([1])).sum().backward()
-
-    with pytest.raises(lab.RankError, match="the gradient of 'weight' is sparse"):
-        lab.run(job, 1)
-
-
-def test_without_a_process_group():
-    with pytest.raises(RuntimeError, match=r"no process group: call this in a rank of lab.run"):
-        zero.ZeroStage1(network(), make_sgd)
-
-
-def test_a_stage_is_a_data_parallel_wrapper():
-    def job():
-        wrapped = zero.ZeroStage3(fresh(), make_sgd)
-        assert isinstance(wrapped, dp.DataParallel)
-        with wrapped.gathered() as module:
-            assert module[0].weight.shape == (8, 8)
-            assert torch.equal(module(rows(0)), fresh()(rows(0)))
-        assert sum(p.numel() for p in wrapped.parameters()) < 8 * 8 * 2
-        with wrapped.gathered(write=True) as module, torch.no_grad():
-            module[0].weight.fill_(2.0)
-        assert (wrapped.state_dict()["0.weight"] == 2).all()
-        return wrapped.units
-
-    assert lab.run(job, 2) == [{"0": 8 * 72, "2": 8 * 72, "4": 8 * 9}] * 2
