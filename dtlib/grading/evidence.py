@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import rounds
 from .exercise import Case, Run, Trouble
 from .harness import MAX_EVENTS, TROUBLE_MARK
+from .harness.lower_bounds import surely_sent_bytes
 from .runner import told
 
 FORGED = "dtlib-grading-forged"
@@ -114,7 +114,7 @@ def _unsettled(ranks: Sequence[Mapping[str, Any]], settled: Sequence[Sequence[in
         if len(meetings) != len(settled):
             return "the submission took the harness's part at a meeting of the ranks"
         for index, sent in zip(meetings, settled, strict=True):
-            if sent[rank] < _MOST_OF * rounds.least_bytes(events[:index], len(ranks)) - _SLACK_BYTES:
+            if sent[rank] < _MOST_OF * surely_sent_bytes(events[:index], len(ranks)) - _SLACK_BYTES:
                 return f"rank {rank} had not sent by the end of backward what its record says it had"
     return ""
 

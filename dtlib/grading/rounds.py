@@ -100,10 +100,3 @@ def collectives(events: Events) -> list[str]:
     """The names of the collectives among `events`, barriers left out, in the order of the calls."""
     waits_and_marks = {"send", "receive", "wait", "poll", "barrier"}
     return [event["op"] for event in events if event["op"] not in waits_and_marks and "bytes" in event]
-
-
-def least_bytes(events: Sequence[Mapping[str, Any]], world_size: int) -> float:
-    """What a rank sends in the recorded calls, when each collective meets its lower bound."""
-    share = (world_size - 1) / world_size
-    factors = {"send": 1.0, "receive": 0.0, "all_reduce": 2 * share, "all_gather": world_size - 1.0}
-    return sum(event["bytes"] * factors.get(event["op"], share) for event in events if "bytes" in event)

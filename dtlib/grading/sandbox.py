@@ -33,7 +33,7 @@ from .exercise import Case, Exercise, Run, Trouble
 from .runner import cut, hung, told
 from .walls import WALLS
 from .walls.limits import Limits
-from .walls.view import HOME, hidden_paths
+from .walls.view import HOME, TEMPORARY, hidden_paths
 
 _MAX_RESULT_BYTES, _MAX_REPORT_BYTES = 32 * 2**20, 2 * 2**20
 _MAX_TEXT_BYTES = 2**18
@@ -250,7 +250,7 @@ _ENVIRONMENT = {
     "USER": "learner",
     "LOGNAME": "learner",
     "LANG": "C.UTF-8",
-    "TMPDIR": "/tmp",
+    "TMPDIR": TEMPORARY,
     "OMP_NUM_THREADS": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
 }

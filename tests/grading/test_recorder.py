@@ -9,9 +9,10 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
 from dtlib import lab
+from dtlib.grading.harness.lower_bounds import least_bytes, surely_sent_bytes
 from dtlib.grading.harness.meter import metered
 from dtlib.grading.harness.recorder import Recorder
-from dtlib.grading.rounds import collectives, least_bytes
+from dtlib.grading.rounds import collectives
 
 
 def names(events: list[dict]) -> list[str]:
@@ -137,3 +138,4 @@ def test_meter_counts_what_the_kernel_carried():
 def test_least_bytes_of_each_collective():
     events = [{"op": name, "bytes": 100} for name in ("send", "receive", "all_reduce", "all_gather", "reduce_scatter")]
     assert least_bytes([*events, {"op": "wait", "of": 0}], 4) == 100 + 0 + 150 + 300 + 75
+    assert surely_sent_bytes(events, 4) == 100 + 150

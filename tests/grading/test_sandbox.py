@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -18,7 +21,7 @@ from dtlib.grading.submissions import Cell
 from dtlib.grading.walls import WALLS
 
 from .answers import HANGING
-from .bank import WrongAnswer, cells, wrong_answers
+from .bank import ROOT, WrongAnswer, cells, wrong_answers
 
 SEED = 20263
 EXERCISES = list(all_exercises())
@@ -189,3 +192,38 @@ def test_a_rank_is_told_its_own_numbers_alone(sandbox: Sandbox):
     )
     _, outcome = judged(sandbox, "collectives.4", source)
     assert outcome.printed.splitlines()[0] == "[rank 0] [] [False, False]"
+
+
+IN_A_TEMPORARY_FOLDER = """
+import dtlib, sys
+from dtlib.grading import all_exercises
+from dtlib.grading.sandbox import Sandbox
+from dtlib.grading.submissions import Cell
+source = '''
+def ring_on_paper(full_bytes, n, link_bytes_per_s):
+    import encodings.idna, os, tempfile, dtlib, dtlib.figures
+    course = os.path.dirname(os.path.dirname(dtlib.__file__))
+    with tempfile.NamedTemporaryFile("w") as file:
+        file.write("x")
+    print(os.listdir(course), os.listdir(course + "/dtlib/grading/checks"), os.path.exists(course + "/solutions"))
+'''
+assert dtlib.__file__.startswith(sys.argv[1])
+one = all_exercises()["collectives.2"]
+with Sandbox() as sandbox:
+    print(*sandbox.standing)
+    outcome = sandbox.run(one, [Cell("collectives-2", source)], one.cases(1)[:1])
+print(outcome.printed.strip(), outcome.runs[0].trouble or "")
+"""
+
+
+def test_the_walls_stand_around_a_course_in_the_temporary_folder_too(sandbox: Sandbox, tmp_path: Path):
+    shutil.copytree(ROOT / "dtlib", tmp_path / "dtlib", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "solutions").mkdir()
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    arguments = [sys.executable, "-c", IN_A_TEMPORARY_FOLDER, str(tmp_path)]
+    done = subprocess.run(arguments, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    standing, seen = done.stdout.splitlines()
+    assert standing.split() == sandbox.standing
+    if "files" in sandbox.standing:
+        assert seen.strip() == "['dtlib'] [] False"

@@ -10,11 +10,11 @@ from typing import Any
 import torch.distributed as dist
 
 from dtlib import lab
-from dtlib.grading.rounds import least_bytes
 from dtlib.lab import context
 from dtlib.lab.wire import kernel_counts_connections
 
 from . import SETTLE
+from .lower_bounds import least_bytes, surely_sent_bytes
 from .recorder import Recorder
 
 
@@ -52,5 +52,5 @@ def settle(meter: Meter) -> None:
     So the order of "backward is done" and of the bytes is known outside, where nobody can change it. In a notebook
     this is a meeting and no more.
     """
-    launched = int(least_bytes(meter.recorder.events, dist.get_world_size()))
+    launched = int(surely_sent_bytes(meter.recorder.events, dist.get_world_size()))
     context.current("settle()").exchange(SETTLE + launched.to_bytes(8, "big"))

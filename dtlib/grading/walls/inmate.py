@@ -123,6 +123,7 @@ def _settle(task: Mapping[str, Any], rank: int, standing: frozenset[str]) -> Non
     if "files" not in standing:
         os.chdir(task["directory"])
     sys.argv[:] = [""]
+    tempfile.tempdir = None  # found anew: what the fork server found is not there any more
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)

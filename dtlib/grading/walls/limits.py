@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import stat
 from dataclasses import dataclass, fields
+from pathlib import Path
 
 from dtlib.theory.units import MiB
 
@@ -61,7 +63,7 @@ def become_nobody(number: int) -> None:
     Root takes an unused id. Anyone else keeps its id and, where the kernel allows it, enters a user namespace of its
     own, from which no process outside can be read. Raises ``OSError`` where privileges cannot be given up.
     """
-    if os.geteuid() == 0 and _is_true_root():
+    if os.geteuid() == 0 and _is_true_root() and _others_can_read(os.__file__):
         user = _FIRST_USER + number
         kernel.empty_bounding_set()
         os.setgroups([])
@@ -95,6 +97,12 @@ def resident_bytes(pid: int | str = "self") -> tuple[int, int]:
 def _private_bytes() -> int:
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmData:"))
+
+
+def _others_can_read(file: str) -> bool:
+    """Whether any user may read `file`. Where the files wall is down, Python may lie in a home closed to others."""
+    parents = Path(file).resolve().parents
+    return bool(os.stat(file).st_mode & stat.S_IROTH) and all(each.stat().st_mode & stat.S_IXOTH for each in parents)
 
 
 def _is_true_root() -> bool:

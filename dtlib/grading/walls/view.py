@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 import tempfile
 from collections.abc import Iterable
@@ -10,7 +11,8 @@ from pathlib import Path
 
 from . import kernel
 
-HOME = "/home/learner"
+HOME = "/learner"
+TEMPORARY = f"{HOME}/.tmp"
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _FILES = ("/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives")
 _DEVICES = ("null", "zero", "full", "random", "urandom")
@@ -40,14 +42,15 @@ def enter_view(hidden: Iterable[Path], users: Iterable[int], *, own_processes: b
     The process must have a mount namespace of its own; with `own_processes` it is the first process of its namespace.
     """
     kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
-    sources = {path: os.open(path, os.O_PATH) for path in _visible()}
+    sources = {path: os.open(path, os.O_PATH) for path in _visible()}  # opened before anything is covered
+    links = {path: os.readlink(path) for path in _SYSTEM if os.path.islink(path)}
     devices = {name: os.open(f"/dev/{name}", os.O_PATH) for name in _DEVICES}
     root = tempfile.gettempdir()  # any folder does: the new root covers it in this namespace alone
     kernel.mount("tmpfs", root, "tmpfs", kernel.MS_NOSUID, "mode=755,size=1m")
     for path, fd in sources.items():
         _show(path, fd, root)
-    for link in (path for path in _SYSTEM if os.path.islink(path)):
-        os.symlink(os.readlink(link), root + link)
+    for link, target in links.items():
+        os.symlink(target, root + link)
     for folder in (f"{root}/proc", f"{root}/dev/shm", f"{root}/tmp", root + HOME):
         os.makedirs(folder, exist_ok=True)
     if own_processes:
@@ -73,16 +76,19 @@ def enter_view(hidden: Iterable[Path], users: Iterable[int], *, own_processes: b
 
 
 def make_scratch(size_bytes: int) -> None:
-    """Give this process an empty home, /tmp and /dev/shm of its own, of `size_bytes` together. Raises ``OSError``."""
+    """Give this process an empty home, /tmp and /dev/shm of its own, of `size_bytes` together. Raises ``OSError``.
+
+    Where something that must stay in sight lies below /tmp, /tmp stays as it is; ``TMPDIR`` names `TEMPORARY` anyway.
+    """
     kernel.unshare(kernel.CLONE_NEWNS)
     kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
     flags = kernel.MS_NOSUID | kernel.MS_NODEV
     kernel.mount("tmpfs", HOME, "tmpfs", flags, f"mode=1777,size={size_bytes},nr_inodes=4096")
-    for name, target in (("tmp", "/tmp"), ("shm", "/dev/shm")):
-        folder = f"{HOME}/.{name}"
+    for folder, target in ((TEMPORARY, "/tmp"), (f"{HOME}/.shm", "/dev/shm")):
         os.mkdir(folder)
         os.chmod(folder, 0o1777)
-        kernel.mount(folder, target, flags=kernel.MS_BIND)
+        if not os.listdir(target):
+            kernel.mount(folder, target, flags=kernel.MS_BIND)
 
 
 def _visible() -> list[str]:
@@ -97,7 +103,7 @@ def _visible() -> list[str]:
 
 def _show(path: str, fd: int, root: str) -> None:
     target = root + path
-    if os.path.isdir(path):
+    if stat.S_ISDIR(os.fstat(fd).st_mode):
         os.makedirs(target, exist_ok=True)
     else:
         os.makedirs(os.path.dirname(target), exist_ok=True)
