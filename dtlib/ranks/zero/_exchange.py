@@ -72,7 +72,12 @@ class Scatter:
             if self._own.dtype in (torch.bfloat16, torch.float16):
                 self._own.copy_(self._own.float() + self._parts.sum(0, dtype=torch.float32))
             else:
-                self._own.add_(self._parts.sum(0) if len(self._parts) > 1 else self._parts[0])
+                parts = self._parts
+                while len(parts) > 1:  # the last half is added to the first: in place, and in few operations
+                    half = len(parts) // 2
+                    parts[:half] += parts[len(parts) - half :]
+                    parts = parts[: len(parts) - half]
+                self._own += parts[0]
         self._works, self._parts = [], self._parts.new_empty(0)
         return self._own
 
