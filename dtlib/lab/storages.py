@@ -132,8 +132,11 @@ class Owners:
             labelled.discard(tensor)
         self._labels[kind].add(tensor)
 
-    def claims(self) -> Iterator[tuple[Tensor, str]]:
-        """Every tensor whose kind follows from its owner, and the kind; the first claim on a storage holds."""
+    def claims(self, *, gradients: bool = True) -> Iterator[tuple[Tensor, str]]:
+        """Every tensor whose kind follows from its owner, and the kind; the first claim on a storage holds.
+
+        Without `gradients` no ``.grad`` is touched.
+        """
         labelled = [(tensor, kind) for kind, tensors in self._labels.items() for tensor in tensors]
         yield from labelled
         # Parameters are remembered: FSDP2 takes the gathered ones out of a module after use, and puts them back.
@@ -149,7 +152,7 @@ class Owners:
         params = list(self._params)
         for parameter in params:
             yield parameter, "parameters"
-        for parameter in (*params, *(tensor for tensor, _ in labelled)):
+        for parameter in (*params, *(tensor for tensor, _ in labelled)) if gradients else ():
             if parameter.is_leaf and parameter.grad is not None:
                 yield parameter.grad, "gradients"
         for optimizer in optimizers:

@@ -70,6 +70,7 @@ class Tracker(TorchDispatchMode):
         self.watch = ModuleWatch(self._module_event)
         self._table: dict[int, _Storage] = {}
         self._changes = 0
+        self._gradients: set[int] = set()  # the keys of those known when somebody looked last
         self._thread = threading.get_ident()
         self._freed_elsewhere: deque[int] = deque()  # by a communication library's thread: seen with the next operation
         self._exits = ExitStack()
@@ -91,9 +92,24 @@ class Tracker(TorchDispatchMode):
         self.watch.watch(register_optimizer_step_post_hook(lambda opt, args, kwargs: self._step(opt, "step" + DONE)))
         enter(patched(Optimizer, "add_param_group", before=self.owners.add))  # it is being built
         enter(patched(torch.UntypedStorage, "resize_", after=self._sized))
+        enter(mock.patch.object(torch.Tensor, "grad", self._grad_that_tells()))
         enter(saved_tensors_hooks(partial(_Kept, tracker=self), lambda kept: kept.tensor))
         enter(patched(saved_tensors_hooks, "__enter__", before=self._note))
         enter(self)
+
+    def _grad_that_tells(self) -> property:
+        """``.grad`` of a tensor, which tells before it is set: once it dies, nobody may look at it any more."""
+        descriptor = torch._C.TensorBase.grad
+
+        def set_grad(tensor: Tensor, value: Tensor | None) -> None:
+            if threading.get_ident() == self._thread:
+                self._settle()
+            descriptor.__set__(tensor, value)
+
+        def delete_grad(tensor: Tensor) -> None:
+            set_grad(tensor, None)
+
+        return property(descriptor.__get__, set_grad, delete_grad)
 
     def stop(self) -> None:
         """Look no more."""
@@ -120,12 +136,14 @@ class Tracker(TorchDispatchMode):
         finally:
             self._looking = before
 
-    def by_kind(self) -> KindBytes:
-        """All bytes of now, by kind."""
+    def by_kind(self, *, gradients: bool = True) -> KindBytes:
+        """All bytes of now, by kind. Without `gradients` no ``.grad`` is touched: they are those of the last time."""
         self._catch_up()
         while True:
             changes, kinds, table = self._changes, dict[int, str](), self._table
-            for tensor, kind in self.owners.claims():
+            if not gradients:
+                kinds.update(dict.fromkeys(self._gradients, "gradients"))
+            for tensor, kind in self.owners.claims(gradients=gradients):
                 key = quick_key(tensor)
                 if key in table:
                     kinds.setdefault(key, kind)
@@ -137,6 +155,7 @@ class Tracker(TorchDispatchMode):
             for key, entry in list(table.items()):
                 held[kinds.get(key) or entry.kind(now_in)] += entry.num_bytes
             if changes == self._changes:  # else Python has collected garbage meanwhile
+                self._gradients = {key for key, kind in kinds.items() if kind == "gradients"}
                 return KindBytes(**held)
 
     def hold(self, owner: nn.Module | Optimizer | Tensor) -> None:
@@ -203,7 +222,8 @@ class Tracker(TorchDispatchMode):
 
     def _gone(self, key: int) -> None:
         if key in self._table:
-            self._settle()
+            # A gradient that torch is taking apart just now still hangs on its parameter: who looks at it there, dies.
+            self._settle(gradients=key not in self._gradients)
             self._changed(-self._table.pop(key).num_bytes)
 
     def _changed(self, num_bytes: int, *, tell: bool = True) -> None:
@@ -213,10 +233,10 @@ class Tracker(TorchDispatchMode):
             for listener in self.listeners:
                 listener.grown(self.total)
 
-    def _settle(self) -> None:
+    def _settle(self, *, gradients: bool = True) -> None:
         """Before the composition changes for good: whoever has seen a peak learns what it was made of."""
         if any(listener.is_waiting() for listener in self.listeners):
-            held = self.by_kind()
+            held = self.by_kind(gradients=gradients)
             for listener in self.listeners:
                 if listener.is_waiting():
                     listener.peak_is(held)

@@ -459,3 +459,26 @@ def test_other_wrong_input_is_named():
         memory.mark("late")
     with pytest.raises(RuntimeError, match="after the end of the block"):
         memory.label("optimizer", torch.zeros(1))
+
+
+def test_gradients_may_be_dropped_while_a_peak_waits_to_be_explained():
+    """A gradient that is being taken apart still hangs on its parameter: looking at it there ends the process."""
+    model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(4)])
+    num_bytes = sum(parameter.numel() * 4 for parameter in model.parameters())
+
+    def steps() -> list[tuple[int, KindBytes]]:
+        seen = []
+        with lab.memory(model, detail="marks") as memory:
+            for drop in (lambda p: setattr(p, "grad", None), lambda p: delattr(p, "grad"), lambda p: None):
+                model(torch.ones(8, 64)).sum().backward()
+                held = torch.zeros(200_000)
+                for parameter in model.parameters():
+                    drop(parameter)
+                del held
+                seen.append((memory.peak, memory.at_peak))
+        return seen
+
+    (seen,) = lab.run(steps, 1)
+    peak, kinds = seen[0]
+    assert kinds == KindBytes(parameters=num_bytes, gradients=num_bytes, temporary=800_000)
+    assert peak == kinds.total
