@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -17,15 +18,20 @@ _WHOLE_TENSORS: tuple[type[Optimizer], ...] = (
 )
 """Optimizers that look at a parameter as a whole (its rows, its norm, all parameters at once)."""
 
+sharded: WeakSet[nn.Module] = WeakSet()
+"""The modules whose weights are split among ranks."""
+
 
 def groups_of(module: nn.Module, param_groups: Iterable[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
     """`param_groups` with trainable parameters alone; by default one group of all.
 
     ``TypeError`` unless they are dictionaries with ``"params"``; ``ValueError`` unless each trainable parameter of
-    `module` is in one of them, once.
+    `module` is in one of them, once, and for a module whose weights a stage 3 has put away.
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"module must be a torch.nn.Module, not {type(module).__name__}")
+    if any(each in sharded for each in module.modules()):
+        raise ValueError("module must have its weights, and a ZeroStage3 has split them: wrap a module once")
     names = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
     if param_groups is None:
         return [{"params": [p for p in module.parameters() if p.requires_grad]}]

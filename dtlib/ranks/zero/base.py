@@ -75,8 +75,7 @@ class Zero(DataParallel):
         super().__init__(
             module, group=group, broadcast_buffers=broadcast_buffers, find_unused_parameters=find_unused_parameters
         )
-        self.replicas = replicas
-        self.num_replicas = _replicas.join(replicas, module)
+        self.replicas, self.num_replicas = replicas, _replicas.join(replicas, module)
         self.overlap, self.master_dtype = overlap, master_dtype
         self._peers = Peers(self._params[0].device, group)
         self._all_names = list(self._names)
@@ -90,8 +89,6 @@ class Zero(DataParallel):
         self.optimizer = self._make(make_optimizer, groups)
         self._as_wrapped = _identity(module)
         self._watch()
-
-    # What a stage decides
 
     @abstractmethod
     def _lay_out(self) -> list[Flat]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_leaves
 
+from . import _check
 from ._flat import Flat
 from ._unit import Unit, assign, choose
 from .base import MakeOptimizer, Zero
@@ -71,6 +72,7 @@ class ZeroStage3(Zero):
         self._chosen = choose(module, units)
         self._held = False  # inside `gathered`
         super().__init__(module, make_optimizer, **options)
+        _check.sharded.update(unit.module for unit in self._units)
         self._expected = list(self._units)  # in the order of the last forward pass
         self._entered: list[Unit] = []
         self._left: list[Unit] = []

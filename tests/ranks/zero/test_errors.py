@@ -13,7 +13,7 @@ from torch import nn
 from dtlib import lab
 from dtlib.ranks import dp, zero
 
-from .small import STAGES, every_stage, fresh, make_sgd, mine, network, rows
+from .small import STAGES, every_stage, fresh, make_sgd, mine, network, rows, train
 
 
 @every_stage
@@ -103,6 +103,19 @@ def test_an_output_that_hides_its_tensors():
             zero.ZeroStage3(Outer(), make_sgd)(rows(0))
 
     lab.run(job, 1)
+
+
+@every_stage
+def test_a_module_whose_weights_are_split(stage):
+    def job():
+        model = fresh()
+        wrapped = zero.ZeroStage3(model, make_sgd)
+        for module in (model, nn.Sequential(model), model[0]):
+            with pytest.raises(ValueError, match="module must have its weights, and a ZeroStage3 has split them"):
+                STAGES[stage](module, make_sgd)
+        return train(wrapped)["0.weight"].shape
+
+    assert lab.run(job, 2) == [torch.Size([8, 8])] * 2
 
 
 def test_sparse_gradients_are_refused_by_name():
