@@ -64,12 +64,14 @@ class Graded:
 
     `reason` stands for the exercise as a whole where its checks do not say it all; `trouble` is the kind of the first
     trouble. `fault` says how the grader itself failed, "" where it did not. `stood_at` is the line at which a function
-    stood when its time was up. `peak_resident_bytes` is memory in bytes, `metered` how traffic was counted.
+    stood when its time was up. `peak_resident_bytes` is memory as seen from outside, `peak_tensor_bytes` as the ranks
+    counted it themselves, `metered` how traffic was counted.
     """
 
     result: Result
     printed: str = ""
     peak_resident_bytes: int = 0
+    peak_tensor_bytes: int = 0
     seconds: float = 0.0
     reason: str = ""
     trouble: str = ""
@@ -103,9 +105,16 @@ def grade_exercise(sandbox: Runner, exercise: Exercise, submission: Handed, seed
         graded,
         printed=outcome.printed,
         peak_resident_bytes=outcome.peak_resident_bytes,
+        peak_tensor_bytes=max((_tensor_bytes(run) for run in outcome.runs), default=0),
         seconds=outcome.seconds,
         metered=outcome.metered,
     )
+
+
+def _tensor_bytes(run: Run) -> int:
+    """What the tensors of all ranks of a case held at most, in their own words: no check relies on it."""
+    told = [data.get("peak_tensor_bytes") for data in run.ranks if isinstance(data, dict)]
+    return sum(each for each in told if isinstance(each, int) and 0 <= each < 2**50)
 
 
 def whole(exercise: Exercise, status: Any, reason: str, trouble: str = "") -> Graded:

@@ -68,6 +68,8 @@ def test_traffic_and_memory_are_measured_from_outside(sandbox: Sandbox):
     kept = run.case["world_size"] * 64 * 2**20
     assert kept <= run.peak_resident_bytes <= 3 * kept
     assert outcome.peak_resident_bytes >= run.peak_resident_bytes
+    own_and_kept = 4 * run.case["num_elements"] + 64 * 2**20
+    assert [data["peak_tensor_bytes"] for data in run.ranks] == [own_and_kept] * run.case["world_size"]
 
 
 def test_counts_that_a_submission_makes_up_are_not_believed(sandbox: Sandbox):

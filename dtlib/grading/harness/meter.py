@@ -32,10 +32,11 @@ def metered() -> Iterator[Meter]:
 
     ``meter.counts`` then holds ``sent_bytes`` of this rank, ``wire_bytes`` of all together, ``events`` (see
     `Recorder`), ``library`` and ``escaped`` (see `Watch`). Where the kernel does not tell what was carried,
-    ``sent_bytes`` is what the recorded calls send at the least, and ``wire_bytes`` is missing.
+    ``sent_bytes`` is what the recorded calls send at the least, and ``wire_bytes`` is missing. ``peak_tensor_bytes`` is
+    the most that the tensors held which were made or used in the block (see `lab.memory`).
     """
     meter = Meter()
-    with lab.wire() as wire, meter.recorder.recording():
+    with lab.memory(detail="marks") as memory, lab.wire() as wire, meter.recorder.recording():
         yield meter
     events = meter.recorder.events
     if kernel_counts_connections():
@@ -44,6 +45,7 @@ def metered() -> Iterator[Meter]:
         meter.counts = {"sent_bytes": least_bytes(events, dist.get_world_size())}
     watch = meter.recorder.watch
     meter.counts |= {"events": events, "library": sorted(watch.called), "escaped": sorted(watch.escaped)}
+    meter.counts["peak_tensor_bytes"] = memory.peak
 
 
 def settle(meter: Meter) -> None:

@@ -126,7 +126,14 @@ def exercise_record(exercise: Exercise, graded: Graded | None) -> Record:
         "reason": clean(graded.reason) if graded else "",
         "trouble": graded.trouble if graded else "",
         "checks": [],
-        "measured": {"seconds": 0.0, "peak_resident_bytes": 0, "metered": "", "printed": "", "stood_at": ""},
+        "measured": {
+            "seconds": 0.0,
+            "peak_resident_bytes": 0,
+            "peak_tensor_bytes": 0,
+            "metered": "",
+            "printed": "",
+            "stood_at": "",
+        },
     }
     told = {result.name: result for result in graded.result.checks} if graded else {}
     for check in exercise.checks:
@@ -151,6 +158,7 @@ def exercise_record(exercise: Exercise, graded: Graded | None) -> Record:
         entry["measured"] = {
             "seconds": round(graded.seconds, 3),
             "peak_resident_bytes": graded.peak_resident_bytes,
+            "peak_tensor_bytes": graded.peak_tensor_bytes,
             "metered": one_line(graded.metered, 200),
             "printed": printed(graded.printed),
             "stood_at": one_line(graded.stood_at, 500),
