@@ -222,7 +222,7 @@ MUTANTS: dict[str, tuple[Make, int, str, str]] = {
     "2: gradients never freed": (GradientsNeverFreed, 2, "no", "bytes of other tensors are left"),
     "2: the module's gradients never freed": (GradientsOfTheModuleNeverFreed, 2, "no", "bytes of gradients"),
     "2: stage 1 under its name": (zero.ZeroStage1, 2, "no", "bytes of gradients"),
-    "2: all-reduces": (AllReduces, 2, "no", "bytes sent"),
+    "2: all-reduces": (AllReduces, 2, "no", "bytes sent|other tensors are left"),
     "2: norm of this rank's part": (LocalNorm, 2, "no", "norm|weight"),
     "1: updated weights not sent": (NothingPublished, 1, "no", "weight"),
     "2: sync inside no_sync": (SyncInsideNoSync, 2, "quiet", "bytes sent"),
