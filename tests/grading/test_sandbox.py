@@ -205,8 +205,15 @@ source = '''
 def ring_on_paper(full_bytes, n, link_bytes_per_s):
     import encodings.idna, os, tempfile, dtlib, dtlib.figures
     course = os.path.dirname(os.path.dirname(dtlib.__file__))
-    with tempfile.NamedTemporaryFile("w") as file:
-        file.write("x")
+    for folder in (None, "/tmp"):
+        with tempfile.NamedTemporaryFile("w", dir=folder) as file:
+            file.write("x")
+    try:
+        open(course + "/dtlib/new.py", "w")
+    except OSError as error:
+        assert "Read-only" in str(error)
+    else:
+        raise AssertionError("the library can be written to")
     print(os.listdir(course), os.listdir(course + "/dtlib/grading/checks"), os.path.exists(course + "/solutions"))
 '''
 assert dtlib.__file__.startswith(sys.argv[1])

@@ -78,7 +78,7 @@ def enter_view(hidden: Iterable[Path], users: Iterable[int], *, own_processes: b
 def make_scratch(size_bytes: int) -> None:
     """Give this process an empty home, /tmp and /dev/shm of its own, of `size_bytes` together. Raises ``OSError``.
 
-    Where something that must stay in sight lies below /tmp, /tmp stays as it is; ``TMPDIR`` names `TEMPORARY` anyway.
+    What the view shows below /tmp, a course that was put there for example, stays in sight.
     """
     kernel.unshare(kernel.CLONE_NEWNS)
     kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
@@ -87,8 +87,20 @@ def make_scratch(size_bytes: int) -> None:
     for folder, target in ((TEMPORARY, "/tmp"), (f"{HOME}/.shm", "/dev/shm")):
         os.mkdir(folder)
         os.chmod(folder, 0o1777)
-        if not os.listdir(target):
-            kernel.mount(folder, target, flags=kernel.MS_BIND)
+        in_sight = {name: os.open(f"{target}/{name}", os.O_PATH) for name in os.listdir(target)}
+        kernel.mount(folder, target, flags=kernel.MS_BIND)
+        for name, fd in in_sight.items():
+            _show_again(f"{target}/{name}", fd)
+
+
+def _show_again(target: str, fd: int) -> None:
+    """Bind what `fd` stands for at `target`, which a mount has covered; it stays as read-only as it was."""
+    if stat.S_ISDIR(os.fstat(fd).st_mode):
+        os.mkdir(target)
+    else:
+        Path(target).touch()
+    kernel.mount(f"/proc/self/fd/{fd}", target, flags=kernel.MS_BIND | kernel.MS_REC)
+    os.close(fd)
 
 
 def _visible() -> list[str]:
