@@ -235,12 +235,10 @@ def test_a_submission_that_cannot_be_read_is_a_fault_of_ours_and_the_others_are_
 
 
 def test_a_sandbox_that_does_not_start_is_told_and_everybody_has_a_zero(group, tmp_path, monkeypatch):
-    sandbox = pytest.importorskip("dtlib.grading.sandbox")
-
     def refuse(*args, **options):
         raise OSError("no namespaces today")
 
-    monkeypatch.setattr(sandbox, "Sandbox", refuse)
+    monkeypatch.setattr("dtlib.grading.sandbox.Sandbox", refuse)
     results = grade(group, tmp_path / "out", exercises=PAPER)
     assert [each.status for each in results.standings] == ["not graded yet"] * 5
     assert "no namespaces today" in results.faults[0].text
