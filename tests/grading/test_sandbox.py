@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtlib.grading import Result, all_exercises, evidence, plain
-from dtlib.grading.sandbox import Limits, Outcome, Sandbox, _observations
+from dtlib.grading.sandbox import Limits, Outcome, Sandbox, _observations, _Told, _trouble
 from dtlib.grading.submissions import Cell
 from dtlib.grading.walls import WALLS
 
@@ -236,3 +236,18 @@ def test_the_walls_stand_around_a_course_in_the_temporary_folder_too(sandbox: Sa
     assert standing.split() == sandbox.standing
     if "files" in sandbox.standing:
         assert seen.strip() == "['dtlib'] [] False"
+
+
+@pytest.mark.parametrize("tampered", [5, {"a": 1}, None, ["x" * 10**5] * 9])
+def test_whatever_stands_for_what_was_replaced_never_raises(tampered: object):
+    (seen,) = _observations(plain.pack({"observations": [{}], "tampered": tampered}), 1)
+    assert set(seen) == {evidence.FORGED}
+    assert len(seen[evidence.FORGED]) < 2000
+
+
+@pytest.mark.parametrize("report", [b"[" * 200_000, b"5", b"{", b'{"kind": [], "type": {}}', b"\xff"])
+def test_whatever_is_told_of_an_error_never_raises(report: bytes):
+    facts = {"limit": "", "timed_out": False, "first": 0, "exits": ["told"]}
+    trouble = _trouble({"world_size": 1}, _Told(facts, results=[report]))
+    assert trouble is not None
+    assert trouble.kind in ("died", "raised")
