@@ -106,6 +106,7 @@ def test_the_list_has_every_model_and_its_source():
         ((), "--model is missing; there are tiny, 25m, gpt2-124m"),
         (("--model", "gpt9"), "name 'gpt9' of model is unknown; there are tiny, 25m, gpt2-124m"),
         (("--model", "70b"), "name '70b' of model fits llama2-70b, llama3-70b, mpt-70b"),
+        (("--model", "lama3"), "Did you mean llama2-13b or llama3-8b or llama3-70b?"),
         (("--model", "llama3-70b", "--tp", 3), "tp of llama3-70b must be one of 1, 2, 4, 8, 16, 32, 64"),
         (("--model", "llama3-70b", "--pp", 81), "pp of llama3-70b must be from 1 to 80"),
         (("--model", "llama3-70b", "--pp", 4, "--chunks", 3), "must be one of 1, 2, 4, 5, 10, 20"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping
 from typing import TypeVar
@@ -12,16 +13,21 @@ Preset = TypeVar("Preset")
 def find(what: str, name: str, known: Mapping[str, Preset]) -> Preset:
     """The entry of `known` called `name`, or the only one whose name contains its words.
 
-    ``ValueError`` that lists the names that fit, or all of them, otherwise; `what` says what they are names of.
+    Otherwise ``ValueError``: it lists the names that fit, or all of them and those that look like `name`. `what` says
+    what they are names of.
     """
     wanted = _words(name) if isinstance(name, str) else []
     exact = [each for each in known if _words(each) == wanted]
     some = [each for each in known if wanted and _contains(_words(each), wanted)]
     found = exact or some
-    if len(found) != 1:
-        fitting = f" fits {', '.join(found)};" if found else " is unknown;"
-        raise ValueError(f"name {name!r} of {what}{fitting} there are {', '.join(known)}")
-    return known[found[0]]
+    if len(found) == 1:
+        return known[found[0]]
+    if found:
+        raise ValueError(f"name {name!r} of {what} fits {', '.join(found)}; say which")
+    alike = difflib.get_close_matches("".join(wanted), {"".join(_words(each)): each for each in known}, cutoff=0.5)
+    meant = [each for each in known if "".join(_words(each)) in alike]
+    hint = f". Did you mean {' or '.join(meant)}?" if meant else ""
+    raise ValueError(f"name {name!r} of {what} is unknown; there are {', '.join(known)}{hint}")
 
 
 def _words(name: str) -> list[str]:
