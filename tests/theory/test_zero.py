@@ -12,7 +12,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtlib.theory import memory, models, zero
+from dtlib.ranks.zero._quantised import packed_bytes
+from dtlib.theory import collectives, memory, models, zero
 from dtlib.theory.units import GB
 
 DATA = Path(__file__).parents[2] / "chapters" / "data"
@@ -219,6 +220,46 @@ def test_gathered_modules():
     assert zero.gathered_bytes(100, prefetched=0) == 100
 
 
+def test_messages_and_seconds_of_stage_3():
+    """Four ranks, two units of 4 bytes: three exchanges each, with three others, 1 s a message, 2 bytes a second."""
+    assert zero.exchange_messages(2, 4) == 3 * 2 * 3
+    assert zero.exchange_seconds(8, 2, 4, 1.0, 2.0) == 18 + 3 * 3 / 4 * 8 / 2
+    assert zero.exchange_seconds(8, 2, 1, 1.0, 2.0) == zero.exchange_messages(2, 1) == 0
+
+
+@given(n=st.integers(2, 64), units=st.integers(1, 100), alpha=st.floats(1e-7, 1e-2), rate=st.floats(1e6, 1e12))
+def test_seconds_are_those_of_the_rings(n, units, alpha, rate):
+    full = units * n * alpha * rate  # units of N·α·B bytes: latency and bytes cost the same
+    gather = collectives.ring_all_gather_seconds(full / units, n, alpha, rate)
+    scatter = collectives.ring_reduce_scatter_seconds(full / units, n, alpha, rate)
+    seconds = zero.exchange_seconds(full, units, n, alpha, rate)
+    assert seconds == pytest.approx(units * (2 * gather + scatter), rel=1e-9)
+    assert seconds == pytest.approx(2 * zero.exchange_messages(units, n) * alpha, rel=1e-9)
+
+
+# --- fewer bits ------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=30)
+@given(num=st.integers(1, 3000), n=st.integers(1, 9), block=st.sampled_from([1, 64, 256]))
+def test_bytes_of_a_gather_in_8_bits_are_those_that_are_packed(num, n, block):
+    """Where blocks and words of four bytes divide the chunks; else a scale and three bytes a chunk more at most."""
+    packed = [packed_bytes(zero.shard_elements((num,), n, rank), block) for rank in range(n)]
+    exact = zero.quantised_gather_bytes(num, n, block)
+    assert exact - 1e-9 <= sum(packed) * (n - 1) / n < exact + 7 * n
+    even = 64 * 4 * 256
+    assert packed_bytes(even, block) * (n - 1) == zero.quantised_gather_bytes(even * n, n, block)
+
+
+@pytest.mark.parametrize(("bits", "share"), [(8, 1 / 254), (4, 1 / 14), (2, 1 / 2)])
+def test_no_weight_is_off_by_more_than_half_a_step(bits, share):
+    assert zero.quantised_error(1.0, bits) == pytest.approx(share)
+    levels = 2 ** (bits - 1) - 1
+    weights = torch.linspace(-1, 1, 100_001, dtype=torch.float64)
+    off = ((weights * levels).round() / levels - weights).abs().max().item()
+    assert off == pytest.approx(zero.quantised_error(1.0, bits), rel=1e-3)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -236,6 +277,11 @@ def test_gathered_modules():
         ),
         (lambda: zero.sent_bytes(-1, 2, 0), "full_bytes must be finite and zero or more, not -1"),
         (lambda: zero.gathered_bytes(1, prefetched=-1), "prefetched must be at least 0, not -1"),
+        (lambda: zero.exchange_messages(0, 4), "num_units must be at least 1, not 0"),
+        (lambda: zero.exchange_seconds(-1, 1, 4, 0.0, 1.0), "full_bytes must be finite and zero or more, not -1"),
+        (lambda: zero.quantised_gather_bytes(1, 4, 0), "block must be at least 1, not 0"),
+        (lambda: zero.quantised_error(-1.0), "largest must be finite and zero or more, not -1"),
+        (lambda: zero.quantised_error(1.0, 1), "bits must be at least 2, not 1"),
     ],
 )
 def test_bad_input_is_named(call, message):

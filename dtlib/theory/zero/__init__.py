@@ -6,7 +6,14 @@ state, D bytes of the full weights or gradients (`full_bytes`).
 Arguments out of range raise ``ValueError``, which names the argument, its value and the rule.
 """
 
-from .nodes import CrossNodeVolume, NodeTraffic, hybrid_traffic, zero_plus_plus_volume
+from .nodes import (
+    CrossNodeVolume,
+    NodeTraffic,
+    hybrid_traffic,
+    quantised_error,
+    quantised_gather_bytes,
+    zero_plus_plus_volume,
+)
 from .stages import (
     STAGES,
     Layout,
@@ -18,7 +25,7 @@ from .stages import (
     states,
     states_of_rank,
 )
-from .step import ZeroTraffic, gathered_bytes, sent_bytes, traffic
+from .step import ZeroTraffic, exchange_messages, exchange_seconds, gathered_bytes, sent_bytes, traffic
 from .timeline import Held, Moment, peak, step_timeline
 
 __all__ = [
@@ -31,10 +38,14 @@ __all__ = [
     "ZeroTraffic",
     "bytes_per_param",
     "checked_stage",
+    "exchange_messages",
+    "exchange_seconds",
     "gathered_bytes",
     "hybrid_traffic",
     "limit_bytes_per_param",
     "peak",
+    "quantised_error",
+    "quantised_gather_bytes",
     "sent_bytes",
     "shard_elements",
     "split_parts",

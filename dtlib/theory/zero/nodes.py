@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dtlib.theory.breakdown import Breakdown
-from dtlib.theory.collectives._valid import amount, node_size, sized
+from dtlib.theory.collectives._valid import amount, node_size, ranks, sized, whole
+from dtlib.theory.formula import formula
 
 from .step import traffic
 
@@ -18,13 +19,19 @@ class NodeTraffic(Breakdown):
     across_nodes: float
 
 
+@formula(
+    "zero.hybrid_traffic",
+    source="zhao2023fsdp",
+    chapter="zero",
+    equation=r"3\,\frac{q-1}{q}\,D \text{ inside}, \quad 2\,\frac{N/q-1}{N/q}\,\frac{D}{q} \text{ across}",
+)
 def hybrid_traffic(full_bytes: float, n: int, ranks_per_node: int) -> NodeTraffic:
-    """Bytes that a rank sends with hybrid sharding: stage 3 inside each node of g ranks, copies across nodes.
+    """Hybrid sharding, bytes that a rank sends inside its node and across nodes.
 
-    Inside the node 3 (g−1)/g · D; across, one all-reduce of the shard among the m = N/g nodes: 2 (m−1)/m · D/g. D
-    (`full_bytes`) is the size of the weights and of the gradients. Memory pays for it: the states are split among g
-    ranks, not N. ``ValueError`` for negative bytes, N below 1, or a
-    node that does not divide N. Source: Zhao et al. 2023, arXiv 2304.11277, section 3.2.2.
+    Stage 3 inside each node of q ranks, copies across nodes: inside 3 (q−1)/q · D; across, one all-reduce of the shard
+    among the m = N/q nodes, 2 (m−1)/m · D/q. D (`full_bytes`) is the size of the weights and of the gradients. Memory
+    pays for it: the states are split among q ranks, not N. ``ValueError`` for negative bytes, N below 1, or a node
+    that does not divide N. Source: Zhao et al. 2023, arXiv 2304.11277, section 3.2.2.
     """
     n = sized(full_bytes, n)
     per_node = node_size(n, ranks_per_node)
@@ -41,6 +48,12 @@ class CrossNodeVolume(Breakdown):
     reduce_scatter: float
 
 
+@formula(
+    "zero.zero_plus_plus_volume",
+    source="wang2023zeropp",
+    chapter="zero",
+    equation=r"M + M + M \;\to\; \tfrac12 M + 0 + \tfrac14 M",
+)
 def zero_plus_plus_volume(
     full_bytes: float,
     *,
@@ -48,12 +61,13 @@ def zero_plus_plus_volume(
     secondary_shards: bool = True,
     quantised_gradients: bool = True,
 ) -> CrossNodeVolume:
-    """Bytes between nodes in a step of ZeRO++, for weights and gradients of M bytes (`full_bytes`) in 16 bits.
+    """ZeRO++, bytes between nodes in a step.
 
-    Stage 3 moves 3M: M to gather before forward, M before backward, M to scatter gradients. int8 weights
-    (`quantised_weights`) halve each gather; `secondary_shards` inside the node make the one before backward stay there;
-    int4 gradients (`quantised_gradients`) quarter the last: 3M become 0.75M. The scales of the quantised blocks are
-    left out. ``ValueError`` for negative bytes. Source: Wang et al. 2023, arXiv 2306.10209, section 3, Table 1.
+    For weights and gradients of M bytes (`full_bytes`) in 16 bits. Stage 3 moves 3M: M to gather before forward, M
+    before backward, M to scatter gradients. int8 weights (`quantised_weights`) halve each gather; `secondary_shards`
+    inside the node make the one before backward stay there; int4 gradients (`quantised_gradients`) quarter the last: 3M
+    become 0.75M. The scales of the quantised blocks are left out. ``ValueError`` for negative bytes. Source: Wang et
+    al. 2023, arXiv 2306.10209, section 3, Table 1.
     """
     amount("full_bytes", full_bytes)
     gather = full_bytes / 2 if quantised_weights else full_bytes
@@ -62,3 +76,34 @@ def zero_plus_plus_volume(
         gather_backward=0 if secondary_shards else gather,
         reduce_scatter=full_bytes / 4 if quantised_gradients else full_bytes,
     )
+
+
+@formula(
+    "zero.quantised_gather_bytes",
+    source="wang2023zeropp",
+    chapter="zero",
+    equation=r"\frac{N-1}{N}\,\Psi\left(1 + \frac{4}{c}\right)",
+)
+def quantised_gather_bytes(num_params: float, n: int, block: int) -> float:
+    """All-gather of weights in 8 bits, bytes that a rank sends.
+
+    One byte a parameter, and a float32 scale for each `block` of c of them. ``ValueError`` for a negative number of
+    parameters, N or `block` below 1. Source: Wang et al. 2023, arXiv 2306.10209, section 3.1.
+    """
+    amount("num_params", num_params)
+    n = ranks(n)
+    return (n - 1) / n * num_params * (1 + 4 / whole("block", block, 1))
+
+
+@formula(
+    "zero.quantised_error", source="wang2023zeropp", chapter="zero", equation=r"\tfrac{1}{254} \max_{\text{block}} |w|"
+)
+def quantised_error(largest: float, bits: int = 8) -> float:
+    """Weights in few bits, how far one is off at most.
+
+    `largest` is the largest magnitude of its block. It is cut into 2^(bits−1) − 1 steps on either side of zero, and a
+    weight is off by half a step at most: 1/254 of it for 8 bits, 1/14 for 4. ``ValueError`` for a negative or infinite
+    `largest` or fewer than 2 bits.
+    """
+    amount("largest", largest)
+    return largest / (2 * (2 ** (whole("bits", bits, 2) - 1) - 1))

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from dtlib.theory.breakdown import over
 from dtlib.theory.collectives._valid import amount, rank_of, ranks, whole
 from dtlib.theory.collectives.chunks import chunk_elements
+from dtlib.theory.formula import formula
 from dtlib.theory.memory.recipes import OPTIMIZER_PARTS, ModelStates, Recipe
 from dtlib.theory.memory.recipes import recipe as find_recipe
 
@@ -33,8 +34,17 @@ def split_parts(stage: int) -> tuple[str, ...]:
     return split + ("gradients",) * (stage >= 2) + ("weights",) * (stage >= 3)
 
 
+@formula(
+    "zero.bytes_per_param",
+    source="rajbhandari2020zero",
+    chapter="zero",
+    equation=(
+        r"\begin{cases} w + g + o & \text{stage } 0 \\ w + g + o/N & \text{stage } 1 \\"
+        r" w + (g + o)/N & \text{stage } 2 \\ (w + g + o)/N & \text{stage } 3 \end{cases}"
+    ),
+)
 def bytes_per_param(n: int, stage: int, weights: float = 2, gradients: float = 2, optimizer: float = 12) -> float:
-    """Bytes a parameter on each of N ranks.
+    """Model states of a rank, bytes a parameter.
 
     Stage 0: w + g + o. Stage 1: w + g + o/N. Stage 2: w + (g + o)/N. Stage 3: (w + g + o)/N. `weights` w, `gradients` g
     and `optimizer` o are the bytes of one parameter; 2, 2 and 12 are those of the 16-byte recipe. ``ValueError`` for N
@@ -47,8 +57,17 @@ def bytes_per_param(n: int, stage: int, weights: float = 2, gradients: float = 2
     return w + g + (optimizer / n if stage >= 1 else optimizer)
 
 
+@formula(
+    "zero.limit_bytes_per_param",
+    source="derived here",
+    chapter="zero",
+    equation=(
+        r"\lim_{N \to \infty} = \begin{cases} w + g + o & \text{stage } 0 \\ w + g & \text{stage } 1 \\"
+        r" w & \text{stage } 2 \\ 0 & \text{stage } 3 \end{cases}"
+    ),
+)
 def limit_bytes_per_param(stage: int, weights: float = 2, gradients: float = 2, optimizer: float = 12) -> float:
-    """Bytes a parameter that no number of ranks goes below.
+    """Model states of a rank, the bytes a parameter that no number of ranks goes below.
 
     The limit of `bytes_per_param` for N → ∞: w + g + o, w + g, w, and 0 for stages 0 to 3.
     """
@@ -69,6 +88,12 @@ def states(num_params: float, n: int, stage: int, recipe: str | Recipe = "16-byt
     return ModelStates(**{name: over(value, n) if name in split else value for name, value in full.parts.items()})
 
 
+@formula(
+    "zero.states_of_rank",
+    source="derived here",
+    chapter="zero",
+    equation=r"\sum_{\text{whole parts}} e \sum_j \Psi_j \;+ \sum_{\text{split parts}} e \sum_j \Psi_j(r)",
+)
 def states_of_rank(
     shapes: Sequence[Sequence[int]],
     n: int,
@@ -78,12 +103,14 @@ def states_of_rank(
     *,
     layout: Layout = "even",
 ) -> ModelStates:
-    """Bytes of the model states of rank `rank` of N, exactly, for parameters of these `shapes`.
+    """Model states of one rank, bytes, exactly.
 
-    Each parameter is cut by itself, as `shard_elements` says for `layout`; with ``"padded_rows"`` weights and gradients
-    are padded and the optimizer's states are not, which is what FSDP2 stores. Tied parameters stand in `shapes` once.
-    Every part but the scales of an 8-bit recipe is a whole number of bytes. ``ValueError`` as `states`, and for a
-    rank that is not below N.
+    Those of rank `rank` of N, for parameters of these `shapes`: a part that `stage` splits counts the rank's own
+    elements Ψⱼ(r) of each parameter j, the others all Ψⱼ, each times the part's bytes e. Each parameter is cut by
+    itself, as `shard_elements` says for `layout`; with ``"padded_rows"`` weights and gradients are padded and the
+    optimizer's states are not, which is what FSDP2 stores. Tied parameters stand in `shapes` once. Every part but the
+    scales of an 8-bit recipe is a whole number of bytes. ``ValueError`` as `states`, and for a rank that is not below
+    N.
     """
     per_param, split = find_recipe(recipe).per_param, split_parts(stage)
     full = sum(shard_elements(shape, 1, 0) for shape in shapes)
@@ -96,14 +123,23 @@ def states_of_rank(
     return ModelStates(**{name: value * kept(name) for name, value in per_param.parts.items()})
 
 
+@formula(
+    "zero.shard_elements",
+    source="derived here",
+    chapter="zero",
+    equation=(
+        r"\begin{cases} \lfloor \Psi_j/N \rfloor \text{ or } \lceil \Psi_j/N \rceil & \text{even} \\"
+        r" \lceil \text{rows}/N \rceil \cdot \Psi_j/\text{rows} & \text{padded rows} \end{cases}"
+    ),
+)
 def shard_elements(shape: Sequence[int], n: int, rank: int, *, layout: Layout = "even") -> int:
-    """How many elements of a parameter of `shape` rank `rank` of N keeps.
+    """Shard of a parameter, elements that a rank keeps.
 
-    ``"even"``: the flat elements cut into N chunks that differ by at most one, the longer ones first
-    (`chunk_bounds`), so fewer elements than ranks leave some with none. ``"rows"``: as FSDP2 cuts, whole rows of the
-    first dimension, ⌈rows/N⌉ for each rank until they run out (``torch.chunk``), so the last ranks may keep less or
-    nothing. ``"padded_rows"``: as FSDP2 allocates, ⌈rows/N⌉ rows on every rank. A scalar is one row.
-    ``ValueError`` for N below 1, a rank not below it, a negative size, another layout.
+    Of a parameter of `shape`, rank `rank` of N. ``"even"``: the flat elements cut into N chunks that differ by at most
+    one, the longer ones first (`chunk_bounds`), so fewer elements than ranks leave some with none. ``"rows"``: as FSDP2
+    cuts, whole rows of the first dimension, ⌈rows/N⌉ for each rank until they run out (``torch.chunk``), so the last
+    ranks may keep less or nothing. ``"padded_rows"``: as FSDP2 allocates, ⌈rows/N⌉ rows on every rank. A scalar is one
+    row. ``ValueError`` for N below 1, a rank not below it, a negative size, another layout.
     """
     n = ranks(n)
     rank = rank_of("rank", rank, n)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dtlib.theory.breakdown import Breakdown
-from dtlib.theory.collectives._valid import amount, sized, whole
+from dtlib.theory.collectives._valid import amount, ranks, sized, timed, whole
+from dtlib.theory.formula import formula
 
 from .stages import checked_stage
 
@@ -22,6 +23,15 @@ class ZeroTraffic(Breakdown):
     gather_backward: float = 0
 
 
+@formula(
+    "zero.traffic",
+    source="rajbhandari2020zero",
+    chapter="zero",
+    equation=(
+        r"\frac{N-1}{N} \cdot \begin{cases} 2 D_g & \text{stage } 0 \\ D_g + D_w & \text{stages } 1, 2 \\"
+        r" D_g + 2 D_w & \text{stage } 3 \end{cases}"
+    ),
+)
 def traffic(
     grad_bytes: float,
     n: int,
@@ -30,12 +40,12 @@ def traffic(
     *,
     reshard_after_forward: bool = True,
 ) -> ZeroTraffic:
-    """Bytes that a rank sends in a step of one micro-batch, collective by collective.
+    """Bytes that a rank sends in a step, by collective.
 
-    A ring's all-gather or reduce-scatter sends (N−1)/N · D, its all-reduce twice that. `grad_bytes` is the full
-    gradient, `weight_bytes` the full weights as they travel (by default as many). Stage 3 without
-    `reshard_after_forward` keeps the weights for backward, and gathers once. ``ValueError`` for N below 1, another
-    stage, or negative bytes. Source: Rajbhandari et al. 2020, arXiv 1910.02054, section 7.
+    For one micro-batch. A ring's all-gather or reduce-scatter sends (N−1)/N · D, its all-reduce twice that.
+    `grad_bytes` is the full gradient, `weight_bytes` the full weights as they travel (by default as many). Stage 3
+    without `reshard_after_forward` keeps the weights for backward, and gathers once. ``ValueError`` for N below 1,
+    another stage, or negative bytes. Source: Rajbhandari et al. 2020, arXiv 1910.02054, section 7.
     """
     stage, n = checked_stage(stage), sized(grad_bytes, n)
     weight_bytes = grad_bytes if weight_bytes is None else weight_bytes
@@ -53,8 +63,14 @@ def traffic(
     )
 
 
+@formula(
+    "zero.sent_bytes",
+    source="rajbhandari2020zero",
+    chapter="zero",
+    equation=r"\{2, 2, 2, 3\} \cdot \frac{N-1}{N}\,D",
+)
 def sent_bytes(full_bytes: float, n: int, stage: int) -> float:
-    """Bytes that a rank sends in a step.
+    """Bytes that a rank sends in a step, stages 0 to 3.
 
     2, 2, 2 and 3 times (N−1)/N · D for stages 0 to 3, where weights and gradients are D (`full_bytes`) each: stage 3
     gathers the weights twice and scatters the gradients once, 1.5 times an all-reduce. Source and errors as
@@ -63,11 +79,39 @@ def sent_bytes(full_bytes: float, n: int, stage: int) -> float:
     return traffic(full_bytes, n, stage).total
 
 
+@formula("zero.gathered_bytes", source="derived here", chapter="zero", equation=r"(1 + f)\,w\,\Phi")
 def gathered_bytes(largest_module_bytes: float, *, prefetched: int = 1) -> float:
-    """Bytes of full weights that stage 3 holds at its peak, beside the shards.
+    """Full weights that stage 3 holds in its forward pass, beside the shards.
 
-    The largest module that is gathered as a whole, and as large a one for each of the `prefetched` modules that arrive
-    meanwhile. ``ValueError`` for negative bytes or a negative number of modules.
+    Bytes at the peak: the largest module that is gathered as a whole, and as large a one for each of the `prefetched`
+    modules that arrive meanwhile. ``ValueError`` for negative bytes or a negative number of modules.
     """
     amount("largest_module_bytes", largest_module_bytes)
     return (1 + whole("prefetched", prefetched, 0)) * largest_module_bytes
+
+
+@formula("zero.exchange_messages", source="derived here", chapter="zero", equation=r"3u\,(N-1)")
+def exchange_messages(num_units: int, n: int) -> int:
+    """Messages that a rank sends in a step of stage 3.
+
+    Each of the `num_units` u units is gathered before forward and before backward, and its gradient scattered once:
+    three exchanges with N−1 other ranks. ``ValueError`` for N or `num_units` below 1.
+    """
+    return 3 * whole("num_units", num_units, 1) * (ranks(n) - 1)
+
+
+@formula(
+    "zero.exchange_seconds",
+    source="derived here",
+    chapter="zero",
+    equation=r"3u\,(N-1)\,\alpha + 3\,\frac{N-1}{N}\,\frac{D}{B}",
+)
+def exchange_seconds(full_bytes: float, num_units: int, n: int, alpha_seconds: float, link_bytes_per_s: float) -> float:
+    """Stage 3, seconds of communication in a step.
+
+    The messages of a rank one after another, each with its latency, and its bytes over the link: `exchange_messages` α
+    plus `sent_bytes` over B, for units of D/u bytes each. Both are equal where a unit has N·α·B bytes. ``ValueError``
+    for sizes, ranks or times out of range.
+    """
+    n = timed(full_bytes, n, alpha_seconds, link_bytes_per_s)
+    return exchange_messages(num_units, n) * alpha_seconds + sent_bytes(full_bytes, n, 3) / link_bytes_per_s
