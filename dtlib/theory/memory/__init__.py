@@ -6,6 +6,8 @@ vocabulary (`vocab`).
 Arguments out of range raise ``ValueError``, which names the argument, its value and the rule.
 """
 
+from . import bf16
+from .bf16 import lost_update, rounding_error
 from .flops import (
     RECOMPUTE,
     ForwardFlops,
@@ -31,10 +33,12 @@ __all__ = [
     "Recipe",
     "TokenFlops",
     "adam_8bit",
+    "bf16",
     "checked_recompute",
     "forward_flops_per_token",
     "hfu",
     "largest_num_params",
+    "lost_update",
     "matmul_intensity",
     "mfu",
     "model_state_bytes",
@@ -43,6 +47,7 @@ __all__ = [
     "recipe",
     "ridge_intensity",
     "roofline_flop_per_s",
+    "rounding_error",
     "training_flops_per_token",
     "utilisation",
 ]

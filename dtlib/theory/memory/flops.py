@@ -11,6 +11,7 @@ from typing import Any
 
 from dtlib.theory.breakdown import Breakdown
 from dtlib.theory.collectives._valid import amount, whole
+from dtlib.theory.formula import formula
 from dtlib.theory.models import Architecture
 
 RECOMPUTE = ("none", "selective", "full")
@@ -38,6 +39,7 @@ class TokenFlops(Breakdown):
         return self.dense + self.attention
 
 
+@formula("memory.training_flops_per_token", source="chowdhery2022", chapter="memory", equation=r"6\Psi + 12\, l h s")
 def training_flops_per_token(
     num_params: float,
     num_layers: int,
@@ -66,6 +68,12 @@ def training_flops_per_token(
     return TokenFlops(3 * forward_dense, 3 * forward_attention, again[checked_recompute(recompute)])
 
 
+@formula(
+    "memory.paper_flops_per_step",
+    source="narayanan2021",
+    chapter="memory",
+    equation=r"72\, S s\, l h^2 \Bigl(1 + \frac{s}{6h} + \frac{V}{12\, l h}\Bigr)",
+)
 def paper_flops_per_step(
     sequences: int, num_layers: int, hidden: int, seq: int, vocab: int, *, full_recompute: bool = False
 ) -> float:
@@ -94,6 +102,12 @@ class ForwardFlops(Breakdown):
     head: float
 
 
+@formula(
+    "memory.forward_flops_per_token",
+    source="derived here",
+    chapter="memory",
+    equation=r"2 \sum_{\text{products}} (\text{inputs}) (\text{outputs})",
+)
 def forward_flops_per_token(model: Architecture, *, seq: int | None = None, causal: bool = False) -> ForwardFlops:
     """Count the forward pass of `model` for one token, on sequences of `seq` tokens (its own by default).
 
@@ -126,11 +140,23 @@ def utilisation(tokens_per_s: float, flops_per_token: float, peak_flop_per_s: fl
     return tokens_per_s * flops_per_token / peak_flop_per_s
 
 
+@formula(
+    "memory.mfu",
+    source="chowdhery2022",
+    chapter="memory",
+    equation=r"\frac{(6\Psi + 12\, l h s) \cdot \text{tokens/s}}{F}",
+)
 def mfu(tokens_per_s: float, flops: TokenFlops, peak_flop_per_s: float) -> float:
     """Model FLOPs utilisation, 0 to 1: `utilisation` by what the model needs; recompute earns nothing."""
     return utilisation(tokens_per_s, flops.model, peak_flop_per_s)
 
 
+@formula(
+    "memory.hfu",
+    source="chowdhery2022",
+    chapter="memory",
+    equation=r"\frac{(8\Psi + 16\, l h s) \cdot \text{tokens/s}}{F} \quad \text{with a full recompute}",
+)
 def hfu(tokens_per_s: float, flops: TokenFlops, peak_flop_per_s: float) -> float:
     """Hardware FLOPs utilisation, 0 to 1: `utilisation` by what is computed; at least `mfu`, 4/3 of it with a full
     recompute."""

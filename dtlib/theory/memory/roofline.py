@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from dtlib.theory.collectives._valid import amount, whole
+from dtlib.theory.formula import formula
 
 
+@formula(
+    "memory.matmul_intensity",
+    source="williams2009",
+    chapter="memory",
+    equation=r"I = \frac{2\,m k n}{e\,(m k + k n + m n)}",
+)
 def matmul_intensity(rows: int, inner: int, columns: int, element_bytes: float = 2) -> float:
     """Operations for each byte of a matrix product.
 
@@ -28,6 +35,12 @@ def ridge_intensity(peak_flop_per_s: float, memory_bytes_per_s: float) -> float:
     return peak_flop_per_s / memory_bytes_per_s
 
 
+@formula(
+    "memory.roofline_flop_per_s",
+    source="williams2009",
+    chapter="memory",
+    equation=r"\min(F,\; I \cdot B_{\text{mem}})",
+)
 def roofline_flop_per_s(intensity: float, peak_flop_per_s: float, memory_bytes_per_s: float) -> float:
     """The rate that an operation can reach.
 

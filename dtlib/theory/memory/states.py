@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dtlib.theory.collectives._valid import amount
+from dtlib.theory.formula import formula
 
 from . import recipes
 from .recipes import ModelStates, Recipe
@@ -17,6 +18,12 @@ def model_states(num_params: float, recipe: str | Recipe = "16-byte") -> ModelSt
     return recipes.recipe(recipe).states(num_params)
 
 
+@formula(
+    "memory.model_state_bytes",
+    source="rajbhandari2020zero",
+    chapter="memory",
+    equation=r"(w + g + o)\,\Psi",
+)
 def model_state_bytes(num_params: float, bytes_per_param: float = 16) -> float:
     """Bytes of the model states.
 
@@ -28,6 +35,9 @@ def model_state_bytes(num_params: float, bytes_per_param: float = 16) -> float:
     return num_params * bytes_per_param
 
 
+@formula(
+    "memory.largest_num_params", source="derived here", chapter="memory", equation=r"\Psi_{\max} = \frac{M}{w + g + o}"
+)
 def largest_num_params(memory_bytes: float, bytes_per_param: float) -> float:
     """The largest model whose states fit.
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from dtlib.theory.breakdown import Breakdown
 from dtlib.theory.collectives._valid import whole
+from dtlib.theory.formula import formula
 
 from .architecture import Architecture
 
@@ -80,6 +81,12 @@ def norm_parameters(model: Architecture) -> int:
     return (2 if model.norm == "layer" else 1) * model.hidden
 
 
+@formula(
+    "models.gpt_num_params",
+    source="narayanan2021",
+    chapter="memory",
+    equation=r"12\, l h^2 \Bigl(1 + \frac{13}{12 h} + \frac{V + s}{12\, l h}\Bigr)",
+)
 def gpt_num_params(num_layers: int, hidden: int, vocab: int, seq: int) -> int:
     """Parameters of a GPT, in closed form.
 
@@ -91,6 +98,12 @@ def gpt_num_params(num_layers: int, hidden: int, vocab: int, seq: int) -> int:
     return 12 * l * h * h + 13 * l * h + (whole("vocab", vocab, 1) + whole("seq", seq, 1)) * h
 
 
+@formula(
+    "models.llama_num_params",
+    source="derived here",
+    chapter="memory",
+    equation=r"l\,\bigl(2h^2 + 2h^2\tfrac{g}{a} + 3hf + 2h\bigr) + h + cVh",
+)
 def llama_num_params(
     num_layers: int, hidden: int, num_heads: int, num_kv_heads: int, ffn_hidden: int, vocab: int, *, tied: bool = False
 ) -> int:
