@@ -22,8 +22,9 @@ class GPTConfig:
     `vocab`.
 
     `tied` shares one matrix between the embedding and the head. `dropout` is a probability (0 by default,
-    because a parallel run can only equal a single process where no dice are thrown). ``ValueError`` for sizes
-    that do not fit.
+    because a parallel run can only equal a single process where no dice are thrown). With `written_out` attention and
+    dropout are written out instead of left to torch: the attention matrix is in memory, in the model's own dtype, and
+    a dropout mask has one byte an entry, as papers count them. ``ValueError`` for sizes that do not fit.
     """
 
     num_layers: int = 2
@@ -35,6 +36,7 @@ class GPTConfig:
     tied: bool = True
     dropout: float = 0.0
     dtype: torch.dtype = torch.float32
+    written_out: bool = False
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -69,22 +71,54 @@ def preset(name: str, **changes: Any) -> GPTConfig:
     return replace(PRESETS[name], **changes)
 
 
+class ByteDropout(nn.Module):
+    """Dropout that keeps one byte an entry for its backward pass, on every device.
+
+    ``nn.Dropout`` does so on a GPU; on a CPU it keeps a mask of the input's own dtype.
+    """
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Zero with probability p, else 1/(1 − p) of the entry; `x` itself in evaluation."""
+        return torch.native_dropout(x, self.p, True)[0] if self.p and self.training else x
+
+
 class Attention(nn.Module):
     """Causal self-attention. `qkv` lies head by head (a, 3, d): a slice of rows is a slice of heads."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.num_heads, self.dropout = config.num_heads, config.dropout
+        self.num_heads, self.dropout, self.written_out = config.num_heads, config.dropout, config.written_out
         self.qkv = nn.Linear(config.hidden, 3 * config.hidden, dtype=config.dtype)
         self.out = nn.Linear(config.hidden, config.hidden, dtype=config.dtype)
 
     def forward(self, x_bsh: Tensor) -> Tensor:
         """Mix the positions of `x_bsh`, each seeing itself and what came before; returns the same shape."""
         qkv_bsa3d = self.qkv(x_bsh).unflatten(-1, (self.num_heads, 3, -1))
-        q_basd, k_basd, v_basd = qkv_bsa3d.permute(3, 0, 2, 1, 4)
-        dropout = self.dropout if self.training else 0.0
-        y_basd = F.scaled_dot_product_attention(q_basd, k_basd, v_basd, dropout_p=dropout, is_causal=True)
+        y_basd = self.core(*qkv_bsa3d.permute(3, 0, 2, 1, 4))
         return self.out(y_basd.transpose(1, 2).flatten(2))
+
+    def core(self, q_basd: Tensor, k_basd: Tensor, v_basd: Tensor) -> Tensor:
+        """Queries, keys and values to weighted values (b, a, s, d): all of attention that has no weights."""
+        dropout = self.dropout if self.training else 0.0
+        if self.written_out:
+            return attention_matrix(q_basd, k_basd, dropout) @ v_basd
+        return F.scaled_dot_product_attention(q_basd, k_basd, v_basd, dropout_p=dropout, is_causal=True)
+
+
+def attention_matrix(q_basd: Tensor, k_basd: Tensor, dropout: float = 0.0) -> Tensor:
+    """How much each position looks at itself and at those before: (b, a, s, s), rows that add up to 1 before dropout.
+
+    The scores are scaled and masked in place, so for the backward pass it keeps queries and keys, its own result and,
+    with `dropout`, a mask of one byte an entry and the result before dropout.
+    """
+    future_ss = torch.full((q_basd.shape[2],) * 2, -torch.inf, dtype=q_basd.dtype, device=q_basd.device).triu_(1)
+    scores_bass = q_basd @ k_basd.transpose(2, 3)
+    matrix_bass = scores_bass.mul_(q_basd.shape[3] ** -0.5).add_(future_ss).softmax(-1)
+    return torch.native_dropout(matrix_bass, dropout, True)[0] if dropout else matrix_bass
 
 
 class MLP(nn.Module):
@@ -109,7 +143,7 @@ class Block(nn.Module):
         self.attention = Attention(config)
         self.mlp_norm = nn.LayerNorm(config.hidden, dtype=config.dtype)
         self.mlp = MLP(config)
-        self.drop = nn.Dropout(config.dropout)
+        self.drop = ByteDropout(config.dropout) if config.written_out else nn.Dropout(config.dropout)
 
     def forward(self, x_bsh: Tensor) -> Tensor:
         """Add what attention and then the MLP have to say; returns the same shape."""
@@ -121,7 +155,7 @@ class GPT(nn.Module):
     """A pre-norm GPT whose weights depend on `config` and `seed` alone, whatever the global random state.
 
     Built inside ``with torch.device("meta")`` it has shapes and no memory. ``forward`` is ``embed``, the
-    blocks, then ``logits``, so that a chapter can cut the model wherever it likes.
+    blocks (``run_blocks``), then ``logits``, so that a chapter can cut the model wherever it likes.
     """
 
     def __init__(self, config: GPTConfig, *, seed: int = 0) -> None:
@@ -156,6 +190,12 @@ class GPT(nn.Module):
         positions_s = torch.arange(tokens_bs.shape[1], device=tokens_bs.device)
         return self.token_embedding(tokens_bs) + self.position_embedding(positions_s)
 
+    def run_blocks(self, x_bsh: Tensor) -> Tensor:
+        """All layers, one after another; returns the same shape."""
+        for block in self.blocks:
+            x_bsh = block(x_bsh)
+        return x_bsh
+
     def logits(self, x_bsh: Tensor) -> Tensor:
         """The last norm and the head: activations (b, s, h) to scores (b, s, v)."""
         return self.head(self.norm(x_bsh))
@@ -164,10 +204,7 @@ class GPT(nn.Module):
         """Scores (b, s, v) of the token after each position; ``ValueError`` if a sequence is too long."""
         if tokens_bs.shape[1] > self.config.seq:
             raise ValueError(f"tokens_bs must have at most seq={self.config.seq} columns, not {tokens_bs.shape[1]}")
-        x_bsh = self.embed(tokens_bs)
-        for block in self.blocks:
-            x_bsh = block(x_bsh)
-        return self.logits(x_bsh)
+        return self.logits(self.run_blocks(self.embed(tokens_bs)))
 
 
 IGNORED = -100  # a target that counts for nothing: padding

@@ -113,10 +113,11 @@ def saved_bytes(run, parameters):
 
 
 SIZES = [(2, 16, 32, 4), (3, 24, 64, 8), (2, 64, 48, 3)]
+IN_ONE_ROW = [(1, 16, 32, 4), (2, 1, 32, 4), (2, 16, 32, 1), (1, 1, 1, 1)]
 LAYERS = [
     *(("flash", 0.0, sizes) for sizes in [(1, 16, 32, 4), *SIZES]),
-    # one sequence alone needs no copies for the product of matrices and keeps views: not the general case
-    *(("matrix", dropout, sizes) for dropout in (0.0, 0.1) for sizes in SIZES),
+    # one sequence, one token or one head alone need no copies for the product of matrices, which then keeps views
+    *(("matrix", dropout, sizes) for dropout in (0.0, 0.1) for sizes in [*SIZES, *IN_ONE_ROW]),
 ]
 
 
@@ -130,7 +131,7 @@ def test_a_real_gpt_layer_to_the_byte(attention, dropout, sizes, dtype):
     backend = SDPBackend.FLASH_ATTENTION if attention == "flash" else SDPBackend.MATH
     with sdpa_kernel([backend]):
         measured = saved_bytes(lambda: block(x_bsh), block.parameters())
-    widths = activations.torch_cpu_widths(dtype.itemsize, attention=attention)
+    widths = activations.torch_cpu_widths(dtype.itemsize, attention=attention, in_one_row=1 in (b, s, a))
     predicted = activations.layer_activations(gpt(h, a, s), b, attention=attention, dropout=dropout > 0, widths=widths)
     assert predicted.total == measured
     assert isinstance(predicted.total, int)
@@ -219,8 +220,8 @@ def test_checkpoints_against_a_walk_through_the_layers(l, units, data):
         layers = min(k, l - start)
         peak = max(peak, alive + layers * units - 1)
     closed = activations.checkpointed_bytes(l, k, units, 1)
-    # the last segment may be shorter than k: the closed form is then an upper bound
-    assert closed == peak if l % k == 0 else peak <= closed <= peak + k * units
+    assert closed == peak  # the last segment may be shorter than k, and the peak in the one before it
+    assert closed == max(moment.kept_bytes for moment in activations.checkpoint_walk(l, k, units, 1))
 
 
 @given(l=st.integers(1, 200), ratio=st.floats(1, 40))
@@ -228,10 +229,26 @@ def test_the_best_distance_is_near_the_square_root(l, ratio):
     best = activations.optimal_every(l, ratio, 1.0)
     peak = activations.checkpointed_bytes(l, best, ratio, 1.0)
     assert all(peak <= activations.checkpointed_bytes(l, k, ratio, 1.0) for k in range(1, l + 1))
-    # without rounding the sum of l/k and k·A is at least 2√(l·A)
-    assert peak + 1 >= 2 * math.sqrt(l * ratio) - 1e-9
+    # where k divides l, the sum of l/k and k·A is at least 2√(l·A); a shorter last segment spares one input more
+    assert peak + 2 >= 2 * math.sqrt(l * ratio) - 1e-9
     near = min(l, max(1, round(math.sqrt(l / ratio))))
     assert activations.checkpointed_bytes(l, near, ratio, 1.0) <= peak + ratio + 1
+
+
+def test_a_walk_without_checkpoints_goes_up_and_down():
+    kept = [moment.kept_bytes for moment in activations.checkpoint_walk(3, None, 10, 1)]
+    assert kept == [10, 20, 30, 20, 10, 0]
+    walk = activations.checkpoint_walk(3, 2, 10, 1)
+    assert [(moment.phase[0], moment.layer, moment.kept_bytes) for moment in walk] == [
+        ("f", 0, 1), ("f", 1, 1), ("f", 2, 2), ("r", 2, 11), ("b", 2, 1),
+        ("r", 0, 10), ("r", 1, 20), ("b", 1, 10), ("b", 0, 0),
+    ]  # fmt: skip
+
+
+def test_what_is_computed_again():
+    assert activations.recompute_factor(2048, 6144, "none") == 1
+    assert activations.recompute_factor(2048, 6144) == activations.recompute_factor(7, 5) == pytest.approx(4 / 3)
+    assert activations.recompute_factor(6, 1, "selective") == pytest.approx(1 + 6 / (18 + 18))
 
 
 def test_the_square_root_rule():
@@ -257,6 +274,10 @@ def test_the_square_root_rule():
         (lambda: activations.Widths(mask=-1), "mask must be finite and zero or more, not -1"),
         (lambda: activations.checkpointed_bytes(4, 5, 1, 1), "every must be at most num_layers=4, not 5"),
         (lambda: activations.optimal_every(4, 0, 1), "layer_bytes must be finite and positive, not 0"),
+        (lambda: activations.Widths(values=-1), "values must be finite and zero or more, not -1"),
+        (lambda: activations.checkpoint_walk(4, 5, 1, 1), "every must be at most num_layers=4, not 5"),
+        (lambda: activations.recompute_factor(0, 8), "seq must be at least 1, not 0"),
+        (lambda: activations.recompute_factor(8, 8, "some"), "recompute must be one of none, selective, full"),
         (lambda: activations.first_stage_layers(0), "stages must be at least 1, not 0"),
     ],
 )

@@ -7,7 +7,15 @@ Letters: s tokens of a sequence (`seq`), b sequences of a micro-batch (`micro_ba
 Arguments out of range raise ``ValueError``, which names the argument, its value and the rule.
 """
 
-from .closed import checkpointed_bytes, first_stage_layers, layer_bytes, optimal_every
+from .closed import (
+    Moment,
+    checkpoint_walk,
+    checkpointed_bytes,
+    first_stage_layers,
+    layer_bytes,
+    optimal_every,
+    recompute_factor,
+)
 from .layer import (
     PAPER,
     Attention,
@@ -16,18 +24,23 @@ from .layer import (
     checked_attention,
     layer_activations,
     torch_cpu_widths,
+    written_out_widths,
 )
 
 __all__ = [
     "PAPER",
     "Attention",
     "LayerActivations",
+    "Moment",
     "Widths",
     "checked_attention",
+    "checkpoint_walk",
     "checkpointed_bytes",
     "first_stage_layers",
     "layer_activations",
     "layer_bytes",
     "optimal_every",
+    "recompute_factor",
     "torch_cpu_widths",
+    "written_out_widths",
 ]

@@ -10,6 +10,7 @@ from typing import Literal
 
 from dtlib.theory.breakdown import Breakdown, over
 from dtlib.theory.collectives._valid import amount, whole
+from dtlib.theory.formula import formula
 from dtlib.theory.memory.flops import checked_recompute
 from dtlib.theory.models import Architecture, checked_tp, kv_width_of_rank
 
@@ -24,8 +25,8 @@ class Widths:
     `element` is the dtype that the layer computes in, `core` the dtype of queries, keys, values and the attention
     matrix, `mask` that of the dropout masks behind the blocks, `core_mask` that of the mask on the attention matrix,
     `statistic` that of a norm's mean and inverse deviation, `log_sum_exp` that of the one number a head and token that
-    flash attention keeps. The defaults are the paper's: bf16, masks of one
-    byte, and nothing for what is small. ``ValueError`` for a negative or broken width.
+    flash attention keeps. `values` is `core`, unless values are kept as a view into something wider. The defaults are
+    the paper's: bf16, masks of one byte, and nothing for what is small. ``ValueError`` for a negative or broken width.
     """
 
     element: float = 2
@@ -34,25 +35,46 @@ class Widths:
     core_mask: float = 1
     statistic: float = 0
     log_sum_exp: float = 0
+    values: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("element", "core", "mask", "core_mask", "statistic", "log_sum_exp"):
             amount(name, getattr(self, name))
+        if self.values is None:
+            object.__setattr__(self, "values", self.core)
+        amount("values", self.values)
 
 
 PAPER = Widths()
 
 
-def torch_cpu_widths(element: int = 4, *, attention: Attention = "flash") -> Widths:
-    """What torch keeps on a CPU for a layer of `element` bytes an entry (4: fp32, 2: bf16), as measured with 2.13.
+def written_out_widths(element: int = 2) -> Widths:
+    """What a layer of `ranks.model` that is ``written_out`` keeps, with `element` bytes an entry: 2 as in the paper.
 
-    A layer norm's statistics and the masks have the layer's dtype. Flash attention keeps its log-sum-exp in fp32; the
-    plain product of matrices turns queries, keys and values into fp32 first (and for a micro-batch of 1 it copies less
-    than it does for larger ones). Not for ``nn.RMSNorm``, which a CPU computes in steps that keep more.
+    Masks have one byte. The paper leaves out a norm's mean and inverse deviation, which have the layer's dtype on a CPU
+    (on a GPU fp32): 2 · 2 · s b entries. With flash attention in place of the matrix, its log-sum-exp is in fp32.
+    """
+    element = whole("element", element, 1)
+    return Widths(element=element, core=element, mask=1, core_mask=1, statistic=element, log_sum_exp=4)
+
+
+def torch_cpu_widths(element: int = 4, *, attention: Attention = "flash", in_one_row: bool = False) -> Widths:
+    """What torch's own modules keep on a CPU for a layer of `element` bytes an entry (4: fp32, 2: bf16), as measured
+    with 2.13.
+
+    A layer norm's statistics and the masks have the layer's dtype. Flash attention keeps its log-sum-exp in fp32. The
+    plain product of matrices scales queries and keys, which makes copies, in fp32 whatever the layer's dtype. Values
+    are copied too, for another dtype or because sequences and heads must lie in one row to be multiplied; with
+    `in_one_row` (b, s or a is 1) they do, and in fp32 the values remain a view that keeps queries, keys and values
+    alive: three times the bytes. Not for ``nn.RMSNorm``, which a CPU computes in steps that keep more.
     """
     element = whole("element", element, 1)
     core = element if checked_attention(attention) == "flash" else 4
-    return Widths(element=element, core=core, mask=element, core_mask=core, statistic=element, log_sum_exp=4)
+    view = in_one_row and attention == "matrix" and element == core
+    return Widths(
+        element=element, core=core, mask=element, core_mask=core, statistic=element, log_sum_exp=4,
+        values=3 * core if view else core,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -91,6 +113,12 @@ class LayerActivations(Breakdown):
         return self.softmax_output + self.softmax_mask + self.softmax_dropped + self.log_sum_exp
 
 
+@formula(
+    "activations.layer_activations",
+    equation=r"\sum_{\text{tensors } j} w_j\, n_j",
+    source="korthikanti2023",
+    chapter="activations",
+)
 def layer_activations(
     model: Architecture,
     micro_batch: int,
@@ -103,8 +131,9 @@ def layer_activations(
     dropout: bool = True,
     widths: Widths = PAPER,
 ) -> LayerActivations:
-    """Bytes that one of `tp` ranks keeps of one layer of `model` for `micro_batch` sequences of `seq` tokens.
+    """Activations of a layer, tensor by tensor.
 
+    Bytes that one of `tp` ranks keeps of one layer of `model` for `micro_batch` sequences of `seq` tokens.
     With the defaults and a GPT they add up to `layer_bytes`, Korthikanti's closed form. Queries, keys, values, the
     attention matrix and what the MLP's first matrices put out are split by tensor parallelism; norms, their outputs and
     the two masks behind the blocks only with `sequence_parallel`. Keys and values have as many heads as the model gives
@@ -120,7 +149,7 @@ def layer_activations(
     if checked_recompute(recompute) == "full":
         return LayerActivations(attention_norm_input=norm_input)
     statistics = over(widths.statistic * tokens * (2 if model.norm == "layer" else 1), outside)
-    keys = widths.core * tokens * kv_width_of_rank(model, t)
+    kv_entries = tokens * kv_width_of_rank(model, t)
     matrix = 0 if flash or recompute == "selective" else over(model.num_heads * s * tokens, t)
     mask = over(widths.mask * tokens * h, outside) if dropout else 0
     wide = over(kept * tokens * model.ffn_hidden, t)
@@ -129,8 +158,8 @@ def layer_activations(
         attention_norm_statistics=statistics,
         attention_input=norm_input,
         queries=over(widths.core * tokens * model.query_width, t),
-        keys=keys,
-        values=keys,
+        keys=widths.core * kv_entries,
+        values=(widths.core if widths.values is None else widths.values) * kv_entries,
         softmax_output=widths.core * matrix,
         softmax_mask=widths.core_mask * matrix if dropout else 0,
         softmax_dropped=widths.core * matrix if dropout else 0,
