@@ -3,7 +3,18 @@
 from . import style
 from .breakdown import breakdown_bars, part_look
 from .knowledge import knowledge
+from .memory import memory_timeline
 from .slider import Slider, slider
 from .timeline import Bar, timeline
 
-__all__ = ["Bar", "Slider", "breakdown_bars", "knowledge", "part_look", "slider", "style", "timeline"]
+__all__ = [
+    "Bar",
+    "Slider",
+    "breakdown_bars",
+    "knowledge",
+    "memory_timeline",
+    "part_look",
+    "slider",
+    "style",
+    "timeline",
+]

@@ -1,0 +1,72 @@
+"""The memory of a step: stacked parts add up to the line, markers stand where they were measured."""
+
+import math
+
+import pytest
+
+from dtlib import figures
+from dtlib.theory import zero
+
+MODULES = [4000, 8000, 4000]
+
+
+def rows(n=4):
+    return {f"stage {stage}": zero.step_timeline(MODULES, n, stage) for stage in (1, 2, 3)}
+
+
+def test_the_stack_of_each_moment_reaches_its_total():
+    given = rows()
+    figure = figures.memory_timeline(given, unit="kB")
+    assert len(figure.axes) == 3
+    for axes, moments in zip(figure.axes, given.values(), strict=True):
+        *parts, line = [patch.get_data() for patch in axes.patches]
+        bottoms = [0.0] * len(moments)
+        for part in parts:
+            assert list(part.baseline) == pytest.approx(bottoms)
+            bottoms = list(part.values)
+        totals = [moment.held.total / 1000 for moment in moments]
+        assert bottoms == pytest.approx(totals)
+        assert list(line.values) == pytest.approx(totals)
+        assert axes.get_ylim()[1] > max(max(m.held.total for m in own) for own in given.values()) / 1000
+
+
+def test_measurements_are_markers_at_their_moments():
+    given = rows()
+    found = [moment.held.total * 1.5 for moment in given["stage 2"]]
+    found[3] = math.nan
+    figure = figures.memory_timeline(given, measured={"stage 2": found}, unit="kB")
+    drawn = [[line for line in axes.lines if line.get_marker() == "D"] for axes in figure.axes]
+    assert [len(lines) for lines in drawn] == [0, 1, 0]
+    assert list(drawn[1][0].get_xdata()) == list(range(len(found)))
+    assert drawn[1][0].get_ydata()[:3] == pytest.approx([value / 1000 for value in found[:3]])
+    assert f"measured {max(v for v in found if v == v) / 1000:.4g}" in figure.get_label()
+
+
+def test_phases_and_modules_stand_under_the_last_panel():
+    figure = figures.memory_timeline(rows())
+    texts = [text.get_text() for text in figure.axes[-1].texts]
+    assert texts == ["rest", "forward", "backward", "step"]
+    assert [label.get_text() for label in figure.axes[-1].get_xticklabels()] == ["", *"012210", ""]
+    peak = zero.peak(rows()["stage 3"])
+    assert f"stage 3: at most {peak.held.total / 1000:.4g} kB (backward of module {peak.module})" in figure.get_label()
+
+
+def test_it_becomes_a_picture():
+    picture = figures.style.svg(figures.memory_timeline(rows()))
+    assert picture.startswith("<svg")
+    assert 'aria-label="memory of a rank through a step; stage 1' in picture
+
+
+@pytest.mark.parametrize(
+    ("given", "measured", "message"),
+    [
+        ({}, None, "rows must hold one moment"),
+        ({"a": []}, None, "rows must hold one moment"),
+        ({"a": rows()["stage 1"], "b": rows()["stage 1"][1:]}, None, r"rows\['b'\] has others"),
+        ({"a": rows()["stage 1"]}, {"b": [1.0]}, "measured must name rows"),
+        ({"a": rows()["stage 1"]}, {"a": [1.0]}, "must hold one number for each of 8 moments"),
+    ],
+)
+def test_bad_input_is_named(given, measured, message):
+    with pytest.raises(ValueError, match=message):
+        figures.memory_timeline(given, measured=measured)
