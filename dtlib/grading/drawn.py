@@ -19,7 +19,13 @@ def for_rank(case: Case, rank: int) -> dict[str, Any]:
         told["num_tokens"] = case["num_tokens"][rank]
     if "num_elements" in case:
         told["values"] = rank_values(case, rank)
-    if "widths" in case:
+    if "split_shapes" in case:
+        told["weights"] = weights(case)
+        told["factor"] = factor(rank)
+    if case.get("sharded"):
+        told["shards"] = [shard(weight, case["world_size"], rank) for weight, _ in layers(case)]
+        told["batches"] = [list(batch(case, rank, number)) for number in range(_num_batches(case))]
+    elif "widths" in case:
         told["layers"] = [list(layer) for layer in layers(case)]
         told["batches"] = [list(batch(case, rank, number)) for number in range(_num_batches(case))]
     return told
@@ -45,6 +51,22 @@ def rank_values(case: Case, rank: int) -> Array:
 def all_values(case: Case) -> Array:
     """`rank_values` of every rank, one row a rank, in double precision."""
     return np.stack([rank_values(case, rank) for rank in range(case["world_size"])]).astype(np.float64)
+
+
+def weights(case: Case) -> list[Array]:
+    """The parameters of a case with ``"split_shapes"``, the same on every rank: float32 multiples of 1/8."""
+    rng = np.random.default_rng([int(case["seed"]), 2**20 + 2])
+    return [(rng.integers(-800, 800, shape) / 8).astype(np.float32) for shape in case["split_shapes"]]
+
+
+def factor(rank: int) -> float:
+    """By what `rank` multiplies its shard before the parameters are gathered again."""
+    return float(rank + 2)
+
+
+def shard(tensor: Array, n: int, rank: int) -> Array:
+    """The share of `rank` of N in the flat elements of `tensor`: lengths differ by at most one, longer ones first."""
+    return np.array_split(tensor.reshape(-1), n)[rank].copy()
 
 
 # A network of tanh layers with one output and a mean squared error: small enough to differentiate by hand in numpy.

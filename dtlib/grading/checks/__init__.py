@@ -12,7 +12,7 @@ from functools import cache
 
 from dtlib.grading.exercise import Exercise
 
-STEMS = ("collectives", "dp")
+STEMS = ("collectives", "dp", "zero")
 
 
 @cache

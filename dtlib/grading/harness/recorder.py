@@ -8,6 +8,7 @@ that records. A learner's own function can avoid it; the bytes that the kernel c
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -70,7 +71,7 @@ class Recorder:
         self.watch = Watch()
         self._lock = threading.Lock()
         self._threads = {threading.get_ident(): 0}
-        self._works: dict[int, tuple[int, Any]] = {}
+        self._works: dict[int, tuple[int, weakref.ref[Any]]] = {}
         self._inside = threading.local()
 
     def mark(self, op: str, **details: Any) -> int:
@@ -104,6 +105,16 @@ class Recorder:
         setattr(owner, name, make(original))
         return lambda: delattr(owner, name) if own is None else setattr(owner, name, own)
 
+    def _remember(self, work: Any, index: int) -> None:
+        """Know `work` by its id as long as it lives, but keep it not alive: it holds what it sends and receives."""
+        key = id(work)
+        self._works[key] = (index, weakref.ref(work, lambda _: self._works.pop(key, None)))
+
+    def _index_of(self, work: Any) -> int:
+        """Which event started `work`; -1 where that is not known."""
+        index, ref = self._works.get(id(work), (-1, None))
+        return index if ref is not None and ref() is work else -1
+
     def _call(self, name: str) -> Callable[[Any], Any]:
         op = _OPERATIONS[name]
 
@@ -112,14 +123,14 @@ class Recorder:
                 if getattr(self._inside, "call", False):
                     return original(group, *args, **kwargs)
                 peer = {"peer": _peer(name, group, args, kwargs)} if op in ("send", "receive") else {}
-                index = self.mark(op, bytes=_num_bytes(args), **peer)
+                index = self.mark(op, bytes=_num_bytes(op, args), **peer)
                 self._inside.call = True
                 try:
                     work = original(group, *args, **kwargs)
                 finally:
                     self._inside.call = False
                 if work is not None:
-                    self._works[id(work)] = (index, work)  # kept, so that no other work gets its id
+                    self._remember(work, index)
                 return work
 
             return wrapper
@@ -128,7 +139,7 @@ class Recorder:
 
     def _wait(self, original: Any) -> Any:
         def wrapper(work: Any, *args: Any, **kwargs: Any) -> Any:
-            index, _ = self._works.get(id(work), (-1, None))
+            index = self._index_of(work)
             done = original(work, *args, **kwargs)
             self.mark("wait", of=index)
             return done
@@ -137,7 +148,7 @@ class Recorder:
 
     def _poll(self, original: Any) -> Any:
         def wrapper(work: Any) -> Any:
-            index, _ = self._works.get(id(work), (-1, None))
+            index = self._index_of(work)
             last = self.events[-1] if self.events else {}
             if last.get("op") == "poll" and last["of"] == index:
                 last["times"] += 1
@@ -150,7 +161,7 @@ class Recorder:
     def _future(self, original: Any) -> Any:
         def wrapper(work: Any) -> Any:
             future = original(work)
-            self._works[id(future)] = (self._works.get(id(work), (-1, None))[0], future)
+            self._remember(future, self._index_of(work))
             return future
 
         return wrapper
@@ -168,18 +179,26 @@ class _FromCpp(TorchDispatchMode):
         inside = getattr(self.recorder._inside, "call", False)
         if namespace in ("c10d", "_c10d_functional") and not inside and not name.startswith(("wait", "_wrap")):
             op = name.partition(".")[0].rstrip("_")
-            self.recorder.mark(_OPERATIONS.get(op, op), bytes=_num_bytes(args), native=True)
+            op = _OPERATIONS.get(op, op)
+            self.recorder.mark(op, bytes=_num_bytes(op, args), native=True)
         return func(*args, **(kwargs or {}))
 
 
-def _num_bytes(args: tuple[Any, ...]) -> int:
-    """The bytes that a rank puts into a call: of the smaller of its first two tensors or lists of tensors."""
-    sizes = []
-    for each in args[:2]:
-        tensors = each if isinstance(each, list | tuple) else [each]
-        if tensors and all(isinstance(tensor, torch.Tensor) for tensor in tensors):
-            sizes.append(sum(tensor.numel() * tensor.element_size() for tensor in tensors))
-    return min(sizes, default=0)
+def _num_bytes(op: str, args: tuple[Any, ...]) -> int:
+    """The bytes that a rank puts into a call: of the smaller of its first two tensors or lists of tensors.
+
+    Into a reduce-scatter it puts the larger one.
+    """
+    sizes = [size for size in map(_bytes_in, args[:2]) if size is not None]
+    return max(sizes, default=0) if op == "reduce_scatter" else min(sizes, default=0)
+
+
+def _bytes_in(tree: Any) -> int | None:
+    """The bytes of a tensor, or of tensors in lists; None for anything else."""
+    if isinstance(tree, torch.Tensor):
+        return tree.numel() * tree.element_size()
+    sizes = [_bytes_in(each) for each in tree] if isinstance(tree, list | tuple) else []
+    return None if not sizes or None in sizes else sum(size for size in sizes if size is not None)
 
 
 def _peer(name: str, group: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:

@@ -7,6 +7,7 @@ a profiler set or taken away) is noticed as such. A copy of the library's text i
 from __future__ import annotations
 
 import _thread
+import importlib.util
 import os
 import sys
 import threading
@@ -20,6 +21,10 @@ _DTLIB = str(Path(__file__).resolve().parents[2]) + os.sep
 _ANSWERS = tuple(_DTLIB + each + os.sep for each in ("theory", "ranks", os.path.join("grading", "checks")))
 # Constants, conversions and the registry are tools: they answer nothing.
 _TOOLS = tuple(_DTLIB + os.path.join("theory", each) for each in ("units.py", "hardware.py", "models.py", "formula.py"))
+# Where torch itself splits weights, gradients or the states of an optimizer among ranks.
+_TORCH = Path(getattr(importlib.util.find_spec("torch"), "origin", "")).resolve().parent
+_SHARDING = ("fsdp", "_composable", "_shard", "tensor", "optim", "algorithms", "checkpoint")
+_BUILT_INS = tuple(str(_TORCH / "distributed" / each) + os.sep for each in _SHARDING)
 _OUT_OF_SIGHT = {
     "sys.setprofile": "sys.setprofile",
     "gc.get_objects": "gc.get_objects",
@@ -28,14 +33,26 @@ _OUT_OF_SIGHT = {
 }
 _GET_PROFILER, _START_THREAD = sys.getprofile, _thread.start_new_thread
 _active: list[Watch] = []
+_overlooked: list[int] = []
 
 
 class Watch:
-    """Notes calls while `watching`: `called` names functions of the library, `escaped` ways out of sight."""
+    """Notes calls while `watching`: `called` names functions of the library, `built_in` those of torch that shard a
+    model (FSDP, DTensor, sharded optimizers), `escaped` ways out of sight."""
 
     def __init__(self) -> None:
         self.called: set[str] = set()
+        self.built_in: set[str] = set()
         self.escaped: set[str] = set()
+
+    @property
+    def told(self) -> dict[str, list[str]]:
+        """What was noted, as plain data for an observation."""
+        return {
+            "library": sorted(self.called),
+            "built_in": sorted(self.built_in)[:50],
+            "escaped": sorted(self.escaped),
+        }
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -61,6 +78,9 @@ class Watch:
                 self._see_builtin(frame.f_code.co_filename, arg)
             return
         code = frame.f_code
+        if code.co_filename.startswith(_BUILT_INS) and not _is_imported(frame):
+            self.built_in.add(f"{Path(code.co_filename).stem}.{code.co_name}")
+            return
         if not code.co_filename.startswith(_ANSWERS) or code.co_name == "<module>":
             return
         caller = frame.f_back.f_code.co_filename if frame.f_back else ""
@@ -75,10 +95,20 @@ class Watch:
             self.escaped.add("a thread that is not of threading")
 
 
+@contextmanager
+def overlooked() -> Iterator[None]:
+    """For the harness's own looks at the objects of this process, in the block and in this thread."""
+    _overlooked.append(threading.get_ident())
+    try:
+        yield
+    finally:
+        _overlooked.pop()
+
+
 def _is_imported(frame: Any) -> bool:
     """Whether a call is part of the import of one of the library's modules, which answers nothing."""
     while frame is not None:
-        if frame.f_code.co_name == "<module>" and frame.f_code.co_filename.startswith(_ANSWERS):
+        if frame.f_code.co_name == "<module>" and frame.f_code.co_filename.startswith((*_ANSWERS, *_BUILT_INS)):
             return True
         frame = frame.f_back
     return False
@@ -93,7 +123,9 @@ def _listen() -> None:
 
     def hear(event: str, arguments: tuple[Any, ...]) -> None:
         # A thread of threading takes over the profiler by itself.
-        if active and event in ways and sys._getframe(1).f_code is not starts_thread:
+        if not active or event not in ways or (event == "gc.get_objects" and threading.get_ident() in _overlooked):
+            return
+        if sys._getframe(1).f_code is not starts_thread:
             active[-1].escaped.add(ways[event])
 
     sys.addaudithook(hear)
