@@ -255,6 +255,7 @@ _ENVIRONMENT = {
     "PYTHONDONTWRITEBYTECODE": "1",
 }
 _MODULES = (
+    "dtlib.grading.harness.activations",
     "dtlib.grading.harness.cells",
     "dtlib.grading.harness.collectives",
     "dtlib.grading.harness.dp",

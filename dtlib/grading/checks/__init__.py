@@ -12,7 +12,7 @@ from functools import cache
 
 from dtlib.grading.exercise import Exercise
 
-STEMS = ("collectives", "dp", "zero")
+STEMS = ("collectives", "dp", "zero", "activations")
 
 
 @cache
