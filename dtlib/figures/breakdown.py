@@ -15,29 +15,32 @@ PARTS: dict[str, Look] = {
     # what `lab.memory` calls its kinds, and the parts of `ModelStates`
     "parameters": Look("#3a6ca5"),
     "weights": Look("#3a6ca5"),
-    "gradients": Look("#b8622e", hatch="///"),
-    "optimizer": Look("#8a8038", hatch="..."),
-    "master weights": Look("#6b86a8", hatch="\\\\\\"),
-    "main gradients": Look("#c08558", hatch="xxx"),
-    "first moment": Look("#8a8038", hatch="..."),
-    "second moment": Look("#6f7a52", hatch="ooo"),
-    "moment scales": Look("#94846a", hatch="***"),
+    "gradients": Look("#b8622e", hatch="//"),
+    "optimizer": Look("#8a8038", hatch="--"),
+    "master weights": Look("#6b86a8", hatch="\\\\"),
+    "main gradients": Look("#c08558", hatch="xx"),
+    "first moment": Look("#8a8038", hatch="--"),
+    "second moment": Look("#6f7a52", hatch="||"),
+    "moment scales": Look("#94846a", hatch="++++"),
     # what a step adds
-    "activations": Look("#7a66a6", hatch="---"),
-    "layer activations": Look("#7a66a6", hatch="---"),
-    "recomputed layer": Look("#9370a8", hatch="+++"),
-    "embedding activations": Look("#a0738f", hatch="|||"),
-    "head activations": Look("#8f7a9c", hatch="///---"),
-    "logits": Look("#a86a7f", hatch="||||||"),
-    "gathered weights": Look("#3f8490", hatch="OO"),
-    "unsharded gradients": Look("#a5714f", hatch="xx.."),
-    "buffers": Look("#5d8a94", hatch="oo--"),
-    "temporary": Look("#7c7c74", hatch="++.."),
+    "activations": Look("#7a66a6", hatch="+"),
+    "layer activations": Look("#7a66a6", hatch="+"),
+    "recomputed layer": Look("#9370a8", hatch="x"),
+    "embedding activations": Look("#a0738f", hatch="-----"),
+    "head activations": Look("#8f7a9c", hatch="|||||"),
+    "logits": Look("#a86a7f", hatch="xxxxx"),
+    "gathered weights": Look("#3f8490", hatch="\\\\\\\\\\"),
+    "unsharded gradients": Look("#a5714f", hatch="//////"),
+    "buffers": Look("#5d8a94", hatch="\\\\|"),
+    "temporary": Look("#7c7c74", hatch="/-"),
 }
-"""The look of each part of memory, by its name with spaces: colour, and a hatch for a reader who sees none."""
+"""The look of each part of memory, by its name with spaces: colour, and a hatch for a reader who sees none.
+
+Hatches are lines alone: dots and circles would make the picture a hundred times as large.
+"""
 
 _SPARE_COLORS = ("#5f7fa8", "#b56576", "#5e8c6a", "#9a7b4f", "#84709b", "#6d7a80")
-_SPARE_HATCHES = ("", "///", "...", "\\\\\\", "xxx", "---", "ooo", "|||", "+++", "***", "OO")
+_SPARE_HATCHES = ("", "//", "\\\\", "--", "||", "xx", "++", "/", "\\", "-", "|")
 _UNITS = {name: getattr(units, name) for name in ("MB", "GB", "TB", "KiB", "MiB", "GiB", "TiB")}
 _UNITS |= {"B": 1, "kB": units.KB}
 _SHOWN_FROM = 1 / 500  #: of the longest bar: a thinner part would be all outline, and is left white

@@ -146,3 +146,10 @@ def test_the_picture_is_an_svg_that_follows_the_page():
 def test_nonsense_is_refused_by_name(bars, options, message):
     with pytest.raises(ValueError, match=message):
         figures.breakdown_bars(bars, **options)
+
+
+def test_hatches_are_lines_alone_so_that_a_picture_stays_small():
+    assert all(set(look.hatch) <= set("/\\|-+x") for look in breakdown.PARTS.values())
+    assert all(set(hatch) <= set("/\\|-+x") for hatch in breakdown._SPARE_HATCHES)
+    figure = figures.breakdown_bars({"all": {field.name: 1.0 for field in fields(RankMemory)}}, unit="parts")
+    assert len(style.svg(figure)) < 40_000
