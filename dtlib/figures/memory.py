@@ -4,60 +4,101 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from . import style
 from .breakdown import _bar, _looks, _parts, _unit
 
-_BANDS = {"forward": "forward", "backward": "backward", "step": "optimizer", "update": "optimizer"}
+_BANDS = {"forward": "forward", "backward": "backward", "step": "optimizer"}
+_PHASES = {"begin": "rest", "end": "rest", "gradient": "backward"}
 _PANEL_INCHES = 1.75
+
+
+@dataclass(frozen=True)
+class _At:
+    """One moment of a step: its phase, the module that is at work ("" for none), and bytes by part."""
+
+    phase: str
+    module: str
+    parts: dict[str, float]
+
+    @property
+    def total(self) -> float:
+        return sum(self.parts.values())
 
 
 def memory_timeline(
     rows: Mapping[str, Sequence[Any]],
     *,
-    measured: Mapping[str, Sequence[float]] | None = None,
+    measured: Mapping[str, Sequence[Any]] | None = None,
     unit: str | None = None,
     legend: bool = True,
 ) -> Any:
     """Draw the memory of a step, moment by moment, a panel for each of `rows`; returns the matplotlib figure.
 
-    `rows` maps a label to the moments that theory plays, as ``theory.zero.step_timeline`` makes them: objects with a
-    `phase` (``"forward"``), the number of a `module` (below 0 for none), and what is `held` (a `Breakdown`). All rows
-    have the same moments. The parts are stacked in the looks of `breakdown_bars`, their total is a line, and the
-    phases stand under the panels. `measured` maps labels to the bytes that were measured at those moments: a marker
-    each (not a number: none). `unit` as in `breakdown_bars`.
+    `rows` maps a label to what theory plays, all rows the same moments: the spans of ``theory.zero.play``, each at its
+    `fullest`, or the moments of ``theory.zero.step_timeline``. The parts are stacked in the looks of `breakdown_bars`,
+    their total is a line; under the panels stand the phases, and the numbers of the modules at work. `measured` maps
+    labels to what was measured at those moments, a marker each: spans of ``lab.memory_spans``, or bytes (not a number:
+    no marker). `unit` as in `breakdown_bars`.
 
     Raises ``ValueError`` for no moments, rows with different moments, or measurements of another number or label.
     """
-    played = {str(label): list(moments) for label, moments in rows.items()}
-    seen = {str(label): [float(value) for value in values] for label, values in (measured or {}).items()}
+    played = {str(label): _moments(str(label), own) for label, own in rows.items()}
+    seen = {str(label): [_bytes(each) for each in own] for label, own in (measured or {}).items()}
     _check(played, seen)
-    stacks = {
-        label: [_parts(f"{label}, moment {i}", m.held) for i, m in enumerate(own)] for label, own in played.items()
-    }
-    totals = {label: [sum(parts.values()) for parts in own] for label, own in stacks.items()}
+    totals = {label: [moment.total for moment in own] for label, own in played.items()}
     highest = max(value for own in (*totals.values(), *seen.values()) for value in own if math.isfinite(value))
     name, scale = _unit(unit, highest)
-    looks = _looks(part for own in stacks.values() for parts in own for part in parts)
-    first = next(iter(played.values()))
+    looks = _looks(part for own in played.values() for moment in own for part in moment.parts)
     with style.context():
         figure, panels = _panels(len(played), len(looks) if legend else 0)
-        for (label, own), axes in zip(stacks.items(), panels, strict=True):
-            _stack(axes, own, looks, scale)
+        for (label, own), axes in zip(played.items(), panels, strict=True):
+            _stack(axes, [moment.parts for moment in own], looks, scale)
             _total(axes, totals[label], scale)
             if label in seen:
                 _markers(axes, seen[label], scale)
             axes.set_ylim(0, highest / scale * 1.08)
             axes.set_ylabel(f"{label} ({name})")
-        _phases(panels[-1], first)
+            axes.grid(False, axis="x")
+        _phases(panels[-1], next(iter(played.values())))
         if legend:
             _legend(figure, looks, bool(seen))
     figure.set_label(_caption(played, totals, seen, name, scale))
     return figure
 
 
-def _check(played: Mapping[str, list[Any]], seen: Mapping[str, list[float]]) -> None:
+def _moments(label: str, given: Sequence[Any]) -> list[_At]:
+    found: list[_At] = []
+    for i, each in enumerate(given):
+        where = f"{label}, moment {i}"
+        if hasattr(each, "fullest"):
+            phase, module = _where(each, found[-1] if found else None)
+            found.append(_At(phase, module, _parts(where, each.fullest)))
+        else:
+            module = str(each.module) if each.module >= 0 else ""
+            found.append(_At(each.phase, module, _parts(where, each.held)))
+    return found
+
+
+def _where(span: Any, before: _At | None) -> tuple[str, str]:
+    """The phase of a span, and the unit that is at work in it: a gradient belongs to the unit it comes out of."""
+    event = span.event.removesuffix(" done")
+    phase = _PHASES.get(event, event)
+    if span.event in ("forward", "backward"):
+        return phase, span.name
+    module = before.module if before is not None else ""
+    if event == "gradient" and (not module or span.name.startswith(f"{module}.")):
+        return phase, module
+    return phase, ""
+
+
+def _bytes(measured: Any) -> float:
+    return float(measured.fullest.total if hasattr(measured, "fullest") else measured)
+
+
+def _check(played: Mapping[str, list[_At]], seen: Mapping[str, list[float]]) -> None:
     if not played or not all(played.values()):
         raise ValueError("rows must hold one moment at least in each row")
     first = [(moment.phase, moment.module) for moment in next(iter(played.values()))]
@@ -97,29 +138,36 @@ def _edges(values: Sequence[float]) -> list[float]:
 
 
 def _markers(axes: Any, values: Sequence[float], scale: float) -> None:
+    size, edge = (6, 1.6) if len(values) < 20 else (3.5, 0.9)
     axes.plot(
-        range(len(values)), [value / scale for value in values], linestyle="none", marker="D", markersize=6,
-        markerfacecolor="none", markeredgewidth=1.6, color=style.INK,
+        range(len(values)), [value / scale for value in values], linestyle="none", marker="D", markersize=size,
+        markerfacecolor="none", markeredgewidth=edge, color=style.INK,
     )  # fmt: skip
 
 
-def _phases(axes: Any, moments: Sequence[Any]) -> None:
+def _phases(axes: Any, moments: Sequence[_At]) -> None:
     """Numbers of the modules as ticks, and under them a band for each phase."""
-    axes.set_xticks(range(len(moments)), [str(m.module) if m.module >= 0 else "" for m in moments])
+    ticks, names = [], []
+    for start, stop, (phase, module) in _runs([(moment.phase, moment.module) for moment in moments]):
+        if module and phase in ("forward", "backward"):
+            ticks.append((start + stop - 1) / 2)
+            names.append(module.rpartition(".")[2])
+    axes.set_xticks(ticks, names)
     axes.set_xlim(-0.5, len(moments) - 0.5)
-    axes.grid(False, axis="x")
-    start = 0
-    for at in range(1, len(moments) + 1):
-        if at < len(moments) and moments[at].phase == moments[start].phase:
-            continue
-        phase = moments[start].phase
-        across = axes.get_xaxis_transform()
+    across = axes.get_xaxis_transform()
+    for start, stop, phase in _runs([moment.phase for moment in moments]):
         color = style.color(_BANDS[phase]) if phase in _BANDS else style.INK
-        ends = [start - 0.45, at - 0.55]
+        ends = [start - 0.45, stop - 0.55]
         axes.plot(ends, [-0.2] * 2, color=color, linewidth=3, transform=across, clip_on=False, solid_capstyle="butt")
-        axes.text(sum(ends) / 2, -0.24, phase, transform=across, ha="center", va="top", fontsize=9)
-        start = at
+        if stop - start > len(moments) / 20 or len(moments) < 20:
+            axes.text(sum(ends) / 2, -0.24, phase, transform=across, ha="center", va="top", fontsize=9)
     axes.set_xlabel("module and phase", labelpad=22)
+
+
+def _runs(keys: Sequence[Any]) -> list[tuple[int, int, Any]]:
+    """(start, stop, key) of each stretch of equal keys."""
+    starts = [at for at, key in enumerate(keys) if at == 0 or keys[at - 1] != key]
+    return [(start, stop, keys[start]) for start, stop in zip(starts, [*starts[1:], len(keys)], strict=True)]
 
 
 def _legend(figure: Any, looks: Mapping[str, Any], measured: bool) -> None:
@@ -135,7 +183,7 @@ def _legend(figure: Any, looks: Mapping[str, Any], measured: bool) -> None:
 
 
 def _caption(
-    played: Mapping[str, list[Any]],
+    played: Mapping[str, list[_At]],
     totals: Mapping[str, list[float]],
     seen: Mapping[str, list[float]],
     unit: str,
@@ -145,7 +193,7 @@ def _caption(
     for label, own in totals.items():
         at = own.index(max(own))
         moment = played[label][at]
-        module = f" of module {moment.module}" if moment.module >= 0 else ""
+        module = f" of {moment.module}" if moment.module else ""
         text = f"{label}: at most {own[at] / scale:.4g} {unit} ({moment.phase}{module})"
         if label in seen:
             text += f", measured {max(value for value in seen[label] if math.isfinite(value)) / scale:.4g}"

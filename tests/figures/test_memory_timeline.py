@@ -5,6 +5,8 @@ import math
 import pytest
 
 from dtlib import figures
+from dtlib.lab.spans import MemorySpan
+from dtlib.lab.storages import KindBytes
 from dtlib.theory import zero
 
 MODULES = [4000, 8000, 4000]
@@ -46,9 +48,37 @@ def test_phases_and_modules_stand_under_the_last_panel():
     figure = figures.memory_timeline(rows())
     texts = [text.get_text() for text in figure.axes[-1].texts]
     assert texts == ["rest", "forward", "backward", "step"]
-    assert [label.get_text() for label in figure.axes[-1].get_xticklabels()] == ["", *"012210", ""]
+    assert [label.get_text() for label in figure.axes[-1].get_xticklabels()] == list("012210")
     peak = zero.peak(rows()["stage 3"])
-    assert f"stage 3: at most {peak.held.total / 1000:.4g} kB (backward of module {peak.module})" in figure.get_label()
+    assert f"stage 3: at most {peak.held.total / 1000:.4g} kB (backward of {peak.module})" in figure.get_label()
+
+
+def spans():
+    """A step of two blocks and a head, as spans of lab.memory_spans, each with 100 bytes of its own."""
+    events = [
+        ("begin", ""), ("forward", ""), ("forward", "blocks.0"), ("forward done", "blocks.0"), ("forward", "blocks.1"),
+        ("forward done", "blocks.1"), ("forward done", ""), ("backward", ""), ("gradient", "head.weight"),
+        ("backward", "blocks.1"), ("gradient", "blocks.1.weight"), ("gradient", "blocks.1.bias"),
+        ("backward", "blocks.0"), ("gradient", "blocks.0.weight"), ("gradient", "outer.weight"), ("step", ""),
+        ("step done", ""), ("end", ""),
+    ]  # fmt: skip
+    return [
+        MemorySpan(event, name, KindBytes(parameters=1), KindBytes(parameters=50, gradients=50 + i))
+        for i, (event, name) in enumerate(events)
+    ]
+
+
+def test_spans_are_drawn_at_their_fullest_under_the_module_at_work():
+    played = spans()
+    figure = figures.memory_timeline({"stage 3": played}, measured={"stage 3": played}, unit="B")
+    (axes,) = figure.axes
+    *_, line = [patch.get_data() for patch in axes.patches]
+    assert list(line.values) == [100 + i for i in range(len(played))]
+    (markers,) = [line for line in axes.lines if line.get_marker() == "D"]
+    assert list(markers.get_ydata()) == list(line.values)
+    ticks = {tick: label.get_text() for tick, label in zip(axes.get_xticks(), axes.get_xticklabels(), strict=True)}
+    assert ticks == {2: "0", 4: "1", 10: "1", 12.5: "0"}  # the outer gradient at 14 belongs to none
+    assert [text.get_text() for text in axes.texts] == ["rest", "forward", "backward", "step", "rest"]
 
 
 def test_it_becomes_a_picture():
