@@ -147,6 +147,8 @@ def _format(formula: str, value: Number, digits: int) -> str:
     if not math.isfinite(value):
         return str(value)
     words = formula.rsplit(".", 1)[-1].split("_")
+    if words[-3:] == ["flop", "per", "s"]:
+        return f"{value / 1e9:.{digits}g} GFLOP/s"
     if words[-2:] == ["per", "s"]:
         return f"{units.format_bytes(value, decimal=True, digits=digits)}/s"
     if words[-1] == "seconds":

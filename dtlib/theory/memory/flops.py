@@ -79,8 +79,8 @@ def paper_flops_per_step(
 ) -> float:
     """Operations of a whole step, as the Megatron papers count.
 
-    72 B l s h² (1 + s/(6h) + V/(12 l h)) for a batch of B `sequences`; with a full recompute of the layers
-    96 B l s h² (1 + s/(6h) + V/(16 l h)). These are the 6 (or 8) operations for each weight of the layers' matrices,
+    72 S s l h² (1 + s/(6h) + V/(12 l h)) for a batch of S `sequences`; with a full recompute of the layers
+    96 S s l h² (1 + s/(6h) + V/(16 l h)). These are the 6 (or 8) operations for each weight of the layers' matrices,
     always 6 for those of the head, none for biases, norms and the embedding, and attention to all s tokens.
     ``ValueError`` for sizes below 1. Source: Narayanan et al. 2021, arXiv 2104.04473, equation 3.
     """
@@ -109,9 +109,9 @@ class ForwardFlops(Breakdown):
     equation=r"2 \sum_{\text{products}} (\text{inputs}) (\text{outputs})",
 )
 def forward_flops_per_token(model: Architecture, *, seq: int | None = None, causal: bool = False) -> ForwardFlops:
-    """Count the forward pass of `model` for one token, on sequences of `seq` tokens (its own by default).
+    """Operations of the forward pass for one token, product by product.
 
-    Exact for matrix products: 2·inputs·outputs each. With `causal`, a token looks at itself and what came before,
+    For sequences of `seq` tokens, those of `model` by default. Exact for matrix products: 2·inputs·outputs each. With `causal`, a token looks at itself and what came before,
     (s + 1)/2 tokens in the mean instead of s. Times 3 for training. ``ValueError`` for a `seq` below 1.
     """
     s = model.seq if seq is None else whole("seq", seq, 1)
@@ -147,7 +147,10 @@ def utilisation(tokens_per_s: float, flops_per_token: float, peak_flop_per_s: fl
     equation=r"\frac{(6\Psi + 12\, l h s) \cdot \text{tokens/s}}{F}",
 )
 def mfu(tokens_per_s: float, flops: TokenFlops, peak_flop_per_s: float) -> float:
-    """Model FLOPs utilisation, 0 to 1: `utilisation` by what the model needs; recompute earns nothing."""
+    """Model FLOPs utilisation.
+
+    0 to 1: `utilisation` by what the model needs; recompute earns nothing.
+    """
     return utilisation(tokens_per_s, flops.model, peak_flop_per_s)
 
 
@@ -158,6 +161,8 @@ def mfu(tokens_per_s: float, flops: TokenFlops, peak_flop_per_s: float) -> float
     equation=r"\frac{(8\Psi + 16\, l h s) \cdot \text{tokens/s}}{F} \quad \text{with a full recompute}",
 )
 def hfu(tokens_per_s: float, flops: TokenFlops, peak_flop_per_s: float) -> float:
-    """Hardware FLOPs utilisation, 0 to 1: `utilisation` by what is computed; at least `mfu`, 4/3 of it with a full
-    recompute."""
+    """Hardware FLOPs utilisation.
+
+    0 to 1: `utilisation` by what is computed; at least `mfu`, 4/3 of it with a full recompute.
+    """
     return utilisation(tokens_per_s, flops.total, peak_flop_per_s)

@@ -102,7 +102,7 @@ def gpt_num_params(num_layers: int, hidden: int, vocab: int, seq: int) -> int:
     "models.llama_num_params",
     source="derived here",
     chapter="memory",
-    equation=r"l\,\bigl(2h^2 + 2h^2\tfrac{g}{a} + 3hf + 2h\bigr) + h + cVh",
+    equation=r"l\,\bigl(2h^2 + 2h^2\tfrac{a_{\text{kv}}}{a} + 3hf + 2h\bigr) + h + cVh",
 )
 def llama_num_params(
     num_layers: int, hidden: int, num_heads: int, num_kv_heads: int, ffn_hidden: int, vocab: int, *, tied: bool = False
