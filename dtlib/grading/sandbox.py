@@ -259,6 +259,7 @@ _MODULES = (
     "dtlib.grading.harness.cells",
     "dtlib.grading.harness.collectives",
     "dtlib.grading.harness.dp",
+    "dtlib.grading.harness.memory",
     "dtlib.grading.harness.paper",
     "dtlib.grading.harness.zero",
     "dtlib.ranks",

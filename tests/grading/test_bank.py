@@ -21,6 +21,18 @@ DEGENERATE = {
         "collectives.1": ("reduce_scatter", "all-reduce for reduce-scatter"),
         "collectives.5": ("values", "all-reduce"),
     },
+    "kept, and not needed any more": {
+        "memory.5": ("at rest", "gradients kept"),
+        "memory.6": ("at rest", "something else kept"),
+    },
+    "everything at once": {
+        "memory.5": ("peak", "both copies of all gradients"),
+        "memory.6": ("peak", "all gradients at once"),
+    },
+    "put aside where nobody counts": {
+        "memory.5": ("at rest", "kept out of torch's sight"),
+        "memory.6": ("peak", "kept out of torch's sight"),
+    },
     "blocking instead of overlapped": {
         "dp.3": ("exposed", "sync starts after backward"),
         "dp.6": ("overlap", "blocking in the hook"),
@@ -64,6 +76,12 @@ DEGENERATE = {
         "dp.6": ("gradient", "right for two ranks only"),
     },
     "right for convenient numbers only": {
+        "memory.1": ("attention", "a key for each query"),
+        "memory.2": ("weights and gradients", "two bytes for everything"),
+        "memory.3": ("hfu", "always a third more"),
+        "memory.4": ("rows", "right for even shares only"),
+        "memory.5": ("small updates", "small updates lost"),
+        "memory.6": ("weights", "a frozen parameter"),
         "collectives.1": ("all_to_all", "one number for each chunk"),
         "collectives.3": ("other ranks", "log2 without rounding up"),
         "collectives.4": ("values", "right for powers of two only"),

@@ -10,10 +10,9 @@ import pytest
 from nbclient import NotebookClient
 
 from dtlib.grading import all_exercises
+from dtlib.grading.checks import STEMS
 
 from .bank import ROOT, cells, reference_namespace
-
-STEMS = ("collectives", "dp")
 
 
 def executed(folder: str, stem: str) -> dict[str, str]:

@@ -12,7 +12,7 @@ from functools import cache
 
 from dtlib.grading.exercise import Exercise
 
-STEMS = ("collectives", "dp", "zero", "activations")
+STEMS = ("memory", "collectives", "dp", "zero", "activations")
 
 
 @cache

@@ -1,0 +1,46 @@
+"""The exercises of the chapter: the reference passes, other right answers too, each known mistake is named."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from .answers import check_blank, check_reference, check_right, check_wrong, of_stem, right_of_stem, wrong_of_stem
+from .bank import RightAnswer, WrongAnswer
+
+STEM = "memory"
+EXERCISES = of_stem(STEM)
+WRONG = wrong_of_stem(STEM)
+RIGHT = right_of_stem(STEM)
+
+
+def test_there_are_six_exercises_five_mistakes_and_two_other_right_answers_for_each():
+    assert len(EXERCISES) >= 6
+    counts = Counter(exercise for exercise, _ in {(wrong.exercise, wrong.mistake) for wrong in WRONG})
+    assert set(counts) == set(EXERCISES)
+    assert min(counts.values()) >= 5
+    others = Counter(right.exercise for right in RIGHT)
+    assert set(others) == set(EXERCISES)
+    assert min(others.values()) >= 2
+
+
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_reference_passes(exercise: str):
+    check_reference(exercise)
+
+
+@pytest.mark.parametrize("right", RIGHT, ids=[f"{right.exercise}: {right.title}" for right in RIGHT])
+def test_right_in_another_way_passes(right: RightAnswer):
+    check_right(right)
+
+
+@pytest.mark.parametrize("exercise", EXERCISES)
+def test_blank_is_not_attempted(exercise: str):
+    check_blank(exercise)
+
+
+# Every third of them in a notebook's way; test_sandbox tries all of them in the grader's.
+@pytest.mark.parametrize("wrong", WRONG[::3], ids=[f"{wrong.exercise}: {wrong.title}" for wrong in WRONG[::3]])
+def test_mistake_is_named(wrong: WrongAnswer):
+    check_wrong(wrong)
