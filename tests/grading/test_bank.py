@@ -12,6 +12,7 @@ from dtlib.grading import all_exercises
 from .bank import right_answers, wrong_answers
 
 BANK = wrong_answers()
+REAL_PASSES = ("activations.4", "activations.5")
 MESSAGES = ("collectives.4", "collectives.5", "collectives.6")
 PAPER = [exercise.id for exercise in all_exercises().values() if exercise.harness == "paper.call"]
 
@@ -24,6 +25,8 @@ DEGENERATE = {
     "kept, and not needed any more": {
         "memory.5": ("at rest", "gradients kept"),
         "memory.6": ("at rest", "something else kept"),
+        "activations.4": ("kept", "as autograd keeps it"),
+        "activations.5": ("kept", "everything kept"),
     },
     "everything at once": {
         "memory.5": ("peak", "both copies of all gradients"),
@@ -32,6 +35,15 @@ DEGENERATE = {
     "put aside where nobody counts": {
         "memory.5": ("at rest", "kept out of torch's sight"),
         "memory.6": ("peak", "kept out of torch's sight"),
+        "activations.4": ("kept", "kept out of autograd's sight"),
+        "activations.5": ("kept", "kept out of autograd's sight"),
+    },
+    "torch's own checkpoint": dict.fromkeys(REAL_PASSES, ("own work", "torch's checkpoint called")),
+    "computed too often": {
+        "activations.5": ("recompute", "computed again more than once"),
+    },
+    "measured, not predicted": {
+        "activations.2": ("own prediction", "measured, not predicted"),
     },
     "blocking instead of overlapped": {
         "dp.3": ("exposed", "sync starts after backward"),
@@ -51,7 +63,9 @@ DEGENERATE = {
     },
     "the built-in": dict.fromkeys((*MESSAGES, "dp.5", "dp.6"), ("own work", "built-in called")),
     "the built-in through its backend": dict.fromkeys((*MESSAGES, "dp.5", "dp.6"), ("own work", "around the record")),
-    "the library on ranks": dict.fromkeys((*MESSAGES, "dp.4", "dp.5", "dp.6"), ("own work", "library called")),
+    "the library on ranks": dict.fromkeys(
+        (*MESSAGES, "dp.4", "dp.5", "dp.6", *REAL_PASSES), ("own work", "library called")
+    ),
     "the library on paper": dict.fromkeys(PAPER, ("own formula", "library called")),
     "N times the bytes": {
         "collectives.2": ("bytes", "whole buffers around the ring"),
@@ -82,6 +96,10 @@ DEGENERATE = {
         "memory.4": ("rows", "right for even shares only"),
         "memory.5": ("small updates", "small updates lost"),
         "memory.6": ("weights", "a frozen parameter"),
+        "activations.1": ("attention", "always two bytes"),
+        "activations.2": ("chains", "always two bytes"),
+        "activations.3": ("best plan", "√l"),
+        "activations.5": ("gradient", "one memory for all layers"),
         "collectives.1": ("all_to_all", "one number for each chunk"),
         "collectives.3": ("other ranks", "log2 without rounding up"),
         "collectives.4": ("values", "right for powers of two only"),

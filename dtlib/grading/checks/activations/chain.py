@@ -35,7 +35,7 @@ def _draw(rng: np.random.Generator) -> list[dict[str, Any]]:
         ["norm", ["linear", wide], "gelu", ["linear", width], "dropout", "add"],
         [["linear", wide], "relu", ["linear", width]],
         ["tanh", "double", ["linear", wide], "softmax", "dropout", ["linear", wide]],
-        ["gelu", "times", ["linear", width], "add", "norm"],
+        ["tanh", "times", ["linear", width], "gelu", "add", "norm"],
         ["double", "dropout", "relu", "double", ["linear", wide], "tanh", "tanh"],
         _random_chain(rng, width),
         _random_chain(rng, width),

@@ -12,7 +12,7 @@ from dtlib.grading.compare import any_of, close, compare, every_run, right_only_
 from dtlib.grading.exercise import Case, Check, Exercise, Finding, Run, describe_case
 from dtlib.theory import units
 
-from .kept import HIDDEN, LEFT, SLACK_BYTES, inspect_left, kept, own_code, raised
+from .kept import HIDDEN, LEFT, SLACK_BYTES, TORCH_FUNC, inspect_left, kept, own_code, raised
 
 _FLOAT = 4
 _PARAMETERS = 4  # of a layer: two matrices and two biases
@@ -91,6 +91,11 @@ def _upstream_is_one(seen: list[Any], expected: list[Any], case: Case) -> bool:
     return bool(np.allclose(seen[-1], case["tokens"]))
 
 
+def _nothing_arrives(run: Run) -> bool:
+    data = run.ranks[0]
+    return data["backward"]["calls"] == 0 and all(each is None for each in data["gradients"][1:])
+
+
 _GRADIENT = Check(
     "gradient",
     "gradient",
@@ -98,6 +103,7 @@ _GRADIENT = Check(
     "the result and all gradients, of the input and of the weights, are those of `fn(x)`",
     _inspect_gradients,
     mistakes=(
+        TORCH_FUNC,
         mistake(
             "recomputed without a graph",
             raised("does not require grad"),
@@ -119,15 +125,15 @@ _GRADIENT = Check(
             "input, or delivered to it what the outer one delivers too. Where does the recomputed graph begin?",
         ),
         mistake(
+            "nothing arrives",
+            every_run(_nothing_arrives),
+            "No weight has a gradient, and no layer ran in backward. Is the result still joined to a graph?",
+        ),
+        mistake(
             "weights without a gradient",
             _gradients_are(lambda seen, expected, case: all(each is None for each in seen[1:]) and seen[0] is not None),
             "The input gets its gradient, and the layer's weights get none: nobody told you what they are, and "
             "you need not know. Which call of torch.autograd serves every leaf that it meets?",
-        ),
-        mistake(
-            "nothing arrives",
-            _gradients_are(lambda seen, expected, case: all(each is None for each in seen[1:])),
-            "No weight has a gradient. Is the result still joined to a graph?",
         ),
         mistake(
             "what arrives is ignored",
@@ -211,8 +217,10 @@ def _inspect_kept(run: Run) -> Finding | None:
     return inspect_left(run)
 
 
-def _kept_like(theory: Callable[[Run], float]) -> Any:
-    return every_run(lambda run: abs(run.ranks[0]["kept_bytes"] - theory(run)) <= SLACK_BYTES)
+def _copies(run: Run) -> bool:
+    """Whether some of the inputs are there twice: where somebody else still has the first one."""
+    more = (run.ranks[0]["kept_bytes"] - _kept_inputs(run.case)) / _input_bytes(run.case)
+    return 0 < round(more) <= run.case["layers"] and abs(more - round(more)) < SLACK_BYTES / _input_bytes(run.case)
 
 
 def _is_plain(run: Run) -> float:
@@ -235,8 +243,8 @@ _KEPT = Check(
         ),
         mistake(
             "copies of the inputs",
-            _kept_like(lambda run: _kept_inputs(run.case) + run.case["layers"] * _input_bytes(run.case)),
-            "Each layer's input is there twice. What does `clone` cost that `detach` does not?",
+            every_run(_copies),
+            "An input is there twice: the caller's and one of your own. What does `clone` cost that `detach` does not?",
         ),
         LEFT,
     ),

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from dtlib.grading.checks.on_paper import mistake
-from dtlib.grading.compare import any_of, close, compare, every_run, right_only_if
+from dtlib.grading.compare import any_of, close, compare, every_run
 from dtlib.grading.exercise import Case, Check, Exercise, Finding, Run, describe_case
 from dtlib.theory import units
 
-from .kept import HIDDEN, LEFT, SLACK_BYTES, inspect_left, kept, own_code, raised
+from .kept import HIDDEN, LEFT, SLACK_BYTES, TORCH_FUNC, inspect_left, kept, own_code, raised
 
 _FLOAT = 4
 _RTOL, _ATOL = 1e-4, 1e-5  # a few roundings of fp32 on numbers around 1; bf16 rounds by 4e-3
@@ -113,6 +113,11 @@ def _not_finite(run: Run) -> bool:
     return any(each is not None and not np.isfinite(each).all() for each in run.ranks[0]["gradients"])
 
 
+def _lacks_one(run: Run) -> bool:
+    """Whether an input has no gradient, or as a half of a larger tensor one of zeros."""
+    return any(each is None or not each.any() for each in run.ranks[0]["gradients"])
+
+
 def _sigmoid_of(case: Case) -> Any:
     return _sigmoid(_wide(case)[0])
 
@@ -138,9 +143,10 @@ _VALUE_MISTAKES = (
 )
 
 _GRADIENT_MISTAKES = (
+    TORCH_FUNC,
     mistake(
         "divided to get it back",
-        any_of(every_run(_not_finite), every_run(lambda run: bool((run.case["gate"] == 0).any()) and _not_finite(run))),
+        every_run(_not_finite),
         "Not a number, where the gate is closed. What was divided by what, and what is left of `up` in a product with "
         "zero?",
     ),
@@ -177,7 +183,10 @@ _GRADIENT_MISTAKES = (
     ),
     mistake(
         "no gradient",
-        any_of(raised("does not require grad"), every_run(lambda run: None in run.ranks[0]["gradients"])),
+        any_of(
+            raised("does not require grad"),
+            every_run(_lacks_one),
+        ),
         "A gradient does not arrive at all. Which of the two inputs is still joined to the result?",
     ),
 )
@@ -218,12 +227,6 @@ GATED = Exercise(
                     any_of(_kept_tensors(4), _kept_tensors(5), _kept_tensors(6)),
                     "Each operation of a formula that is written out keeps what its own derivative needs, and knows "
                     "nothing of its neighbours. How would one operation with one derivative do?",
-                ),
-                mistake(
-                    "copies of halves",
-                    right_only_if(lambda case: not case["fused"]),
-                    "It is right for tensors of their own, and not for halves of a larger one: those are alive "
-                    "twice. What is made contiguous, and does it have to be what is kept?",
                 ),
                 LEFT,
             ),

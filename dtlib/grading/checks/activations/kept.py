@@ -82,3 +82,11 @@ def raised(*texts: str) -> Any:
         )
 
     return fits
+
+
+TORCH_FUNC = mistake(
+    "torch.func under the instruments",
+    raised("torch.func"),
+    "What counts the bytes here hooks into autograd, and torch.func refuses to work there. Its answer need not be "
+    "wrong: how would you ask torch.autograd the same?",
+)
