@@ -229,7 +229,7 @@ def test_the_row_is_printed_once_and_reads_well(capsys):
             2**30 + 1,
             ("predicted 1 GiB, measured 1.00000000", "ratio 1.000000001"),
         ),
-        ("testing.best_flop_per_s", 989e12, 495e12, ("predicted 9.89e+05 GFLOP/s, measured 4.95e+05 GFLOP/s",)),
+        ("memory.roofline_flop_per_s", 60e9, 60.03e9, ("predicted 60 GFLOP/s, measured 60.03 GFLOP/s",)),
         ("testing.step_seconds", 0.001, 0.0010000001, ("predicted 1 ms, measured 1.0000001 ms",)),
         ("testing.step_seconds", 0.1, 0.1 + 2e-16, ("predicted 100 ms, measured 100 ms", "ratio 1 + 2e-15")),
         ("testing.num_steps", 123456, 123456, ("predicted 123,456",)),
