@@ -12,6 +12,7 @@ from .pace import paced
 from .saved import Saved, SavedTensor, saved_bytes
 from .scale import AtScale, at_scale
 from .sends import SendCounter
+from .spans import MemorySpan, memory_spans
 from .storages import MEMORY_KINDS, KindBytes
 from .timeline import Timeline, Timelines, timeline
 from .wire import Wire, wire
@@ -26,6 +27,7 @@ __all__ = [
     "KindBytes",
     "LinkFit",
     "Memory",
+    "MemorySpan",
     "Message",
     "Messages",
     "Moment",
@@ -46,6 +48,7 @@ __all__ = [
     "inside_rank",
     "ledger",
     "memory",
+    "memory_spans",
     "messages",
     "paced",
     "run",

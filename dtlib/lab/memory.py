@@ -183,8 +183,9 @@ def memory(*held: Any, detail: str = "modules") -> Iterator[Memory]:
     Everything that is created in the block counts, to the byte and until it is freed. Of what was there before: the
     modules, optimizers and tensors in `held` (also in lists and dictionaries), and any module that is called and any
     optimizer that steps in the block, count from its start; another tensor counts from the first operation that
-    touches it. Bytes are those of storages: views, transposes and tied parameters count once, and
-    a small view keeps a large storage alive.
+    touches it. A module with a method ``tensors_by_kind()`` tells what else it has: pairs of a tensor and its kind.
+    Bytes are those of storages: views, transposes and tied parameters count once, and a small view keeps a large
+    storage alive.
 
     The timeline has a line for each `Memory.mark`, and with ``detail="modules"`` for the start and the end of each
     module and each optimizer step too, with ``"ops"`` for every operation. ``"marks"`` is the fastest. Blocks may be

@@ -139,8 +139,11 @@ class Owners:
         """
         labelled = [(tensor, kind) for kind, tensors in self._labels.items() for tensor in tensors]
         yield from labelled
-        # Parameters are remembered: FSDP2 takes the gathered ones out of a module after use, and puts them back.
         modules, optimizers = list(self._modules), list(self._optimizers)
+        for module in modules:
+            if hasattr(type(module), "tensors_by_kind"):
+                yield from module.tensors_by_kind()
+        # Parameters are remembered: FSDP2 takes the gathered ones out of a module after use, and puts them back.
         for module in modules:
             for parameter in module._parameters.values():
                 if parameter is not None:

@@ -6,7 +6,7 @@ differ by one element at most, whatever the shapes, and what travels needs no pa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -85,6 +85,13 @@ class Flat:
         """The part of parameter `index` in a buffer laid out as this one, in its own shape."""
         shape = self.shapes[index]
         return flat[self.starts[index] : self.starts[index] + shape.numel()].view(shape)
+
+    def tensors_by_kind(self) -> Iterator[tuple[Tensor, str]]:
+        """What there is of its tensors now, and what each is for."""
+        yield from ((self.full, "parameters"), (self.shard, "parameters"))
+        if self.master is not None:
+            yield self.master, "optimizer"
+        yield from ((each, "gradients") for each in (self.grad, self.buffer) if each is not None)
 
     def make_weights(self, master_dtype: torch.dtype | None) -> None:
         """Make what the optimizer steps: views of the chunk, or of a new copy of it in `master_dtype`."""

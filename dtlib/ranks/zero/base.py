@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -52,8 +52,8 @@ class Zero(DataParallel):
     """
 
     in_flight = 1
-    """How many reductions may be under way while the backward pass goes on; each holds a buffer, and room for what
-    arrives."""
+    """How many reductions may be under way at once; each holds a buffer, and room for what arrives."""
+    _all_flats: Sequence[Flat] = ()
 
     def __init__(
         self,
@@ -77,13 +77,11 @@ class Zero(DataParallel):
         )
         self.replicas, self.num_replicas = replicas, _replicas.join(replicas, module)
         self.overlap, self.master_dtype = overlap, master_dtype
-        self._peers = Peers(self._params[0].device, group)
-        self._all_names = list(self._names)
+        self._peers, self._all_names = Peers(self._params[0].device, group), list(self._names)
         self._flats = self._lay_out()
         self._all_flats = self._flats_with_frozen()
         self._where = {index: flat for flat in self._flats for index in flat.indices}
-        self._under_way: deque[Flat] = deque()
-        self._syncing = True
+        self._under_way, self._syncing = deque[Flat](), True
         for flat in self._flats:
             flat.make_weights(master_dtype)
         self.optimizer = self._make(make_optimizer, groups)
@@ -110,6 +108,10 @@ class Zero(DataParallel):
         if self.broadcast_buffers and self._sync:
             _replicas.share(list(self.module.buffers()), self.replicas)
         return super().forward(*args, **kwargs)
+
+    def tensors_by_kind(self) -> Iterator[tuple[Tensor, str]]:
+        """What this rank holds in buffers of its own, and what for, in the words of ``lab.memory``, which asks."""
+        return (each for flat in self._all_flats for each in flat.tensors_by_kind())
 
     # The way of a gradient
 
@@ -158,14 +160,14 @@ class Zero(DataParallel):
             self._start(flat)
 
     def _start(self, flat: Flat) -> None:
-        """Begin to reduce a flat buffer to its owners; wait for older ones if too many are under way."""
+        """Begin to reduce a flat buffer to its owners, once older ones have made room."""
         flat.started = True
+        # With unused parameters ranks do not complete the same buffers: to wait here might be to wait in a circle.
+        while len(self._under_way) >= self.in_flight and not self.find_unused_parameters:
+            self._finish()
         flat.clear_missing()
         flat.scatter = Scatter(self._peers, flat.buffer, flat.bounds, flat.number)
         self._under_way.append(flat)
-        # With unused parameters ranks do not complete the same buffers: to wait here might be to wait in a circle.
-        while len(self._under_way) > self.in_flight and not self.find_unused_parameters:
-            self._finish()
 
     @torch.no_grad()
     def _finish(self) -> None:

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_leaves
 
+from dtlib.theory.zero import outer_parts
+
 from . import _check
 from ._flat import Flat
 from ._unit import Unit, assign, choose
@@ -27,7 +29,8 @@ class ZeroStage3(Zero):
 
     `units` are modules inside `module` that are gathered one by one (by default the children of its outermost
     ``ModuleList`` and ``Sequential`` containers). What is in none of them belongs to `module` itself, the outermost
-    unit, and so does a parameter that several units share.
+    unit, and so does a parameter that several units share; its gradients are reduced child by child of `module`,
+    small ones together.
 
     - **forward** of a unit: its weights are gathered before and freed after: (N−1)/N · Ψ · width bytes sent in all. The
       next unit's are on their way meanwhile, in the order of the last forward pass.
@@ -89,11 +92,13 @@ class ZeroStage3(Zero):
         where = assign(self.module, self._chosen)
         frozen = {name: p for name, p in self.module.named_parameters() if not p.requires_grad}
         self._all_names += frozen
+        named = {**dict(zip(self._names, self._params, strict=True)), **frozen}
+        everything = list(named.values())
+        kinds_of = [(name, p.nbytes, (not p.requires_grad, p.dtype, p.device)) for name, p in named.items()]
+        parts = outer_parts(each for each in kinds_of if where[id(named[each[0]])] == 0)
         members: dict[int, dict[Any, list[int]]] = {position: {} for position in range(len(self._chosen))}
-        everything = [*self._params, *frozen.values()]
-        for index, p in enumerate(everything):
-            kind = (not p.requires_grad, p.dtype, p.device)
-            members[where[id(p)]].setdefault(kind, []).append(index)
+        for index, (name, _, kind) in enumerate(kinds_of):
+            members[where[id(named[name])]].setdefault((parts.get(name, ""), kind), []).append(index)
         self._units, self._unit_of, number = [], {}, 0
         for (name, module), kinds in zip(self._chosen, members.values(), strict=True):
             unit = Unit(name, module, self._peers, self.quantised_block)

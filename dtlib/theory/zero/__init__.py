@@ -6,6 +6,7 @@ state, D bytes of the full weights or gradients (`full_bytes`).
 Arguments out of range raise ``ValueError``, which names the argument, its value and the rule.
 """
 
+from .buckets import OUTER_BYTES, Bucket, outer_parts, reduction_buckets, unit_buckets
 from .nodes import (
     CrossNodeVolume,
     NodeTraffic,
@@ -14,6 +15,7 @@ from .nodes import (
     quantised_gather_bytes,
     zero_plus_plus_volume,
 )
+from .played import Rules, Span, play
 from .stages import (
     STAGES,
     Layout,
@@ -29,12 +31,16 @@ from .step import ZeroTraffic, exchange_messages, exchange_seconds, gathered_byt
 from .timeline import Held, Moment, peak, step_timeline
 
 __all__ = [
+    "OUTER_BYTES",
     "STAGES",
+    "Bucket",
     "CrossNodeVolume",
     "Held",
     "Layout",
     "Moment",
     "NodeTraffic",
+    "Rules",
+    "Span",
     "ZeroTraffic",
     "bytes_per_param",
     "checked_stage",
@@ -43,9 +49,12 @@ __all__ = [
     "gathered_bytes",
     "hybrid_traffic",
     "limit_bytes_per_param",
+    "outer_parts",
     "peak",
+    "play",
     "quantised_error",
     "quantised_gather_bytes",
+    "reduction_buckets",
     "sent_bytes",
     "shard_elements",
     "split_parts",
@@ -53,5 +62,6 @@ __all__ = [
     "states_of_rank",
     "step_timeline",
     "traffic",
+    "unit_buckets",
     "zero_plus_plus_volume",
 ]

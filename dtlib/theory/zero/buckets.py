@@ -1,0 +1,97 @@
+"""Which parameters are gathered and reduced together: units of modules in stage 3, buckets in stages 1 and 2."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from dtlib.theory.collectives._valid import whole
+from dtlib.theory.dp import plan_buckets
+from dtlib.theory.units import KiB, MiB
+
+OUTER_BYTES = 64 * KiB
+"""A child of the outermost module with so many bytes of parameters is reduced by itself."""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Parameters that lie end to end and are cut into N chunks: their number of elements by name, in their order, and
+    their `positions` among all parameters.
+
+    `unit` is the module that they are gathered for (``""`` is the outermost), where that matters.
+    """
+
+    unit: str
+    params: Mapping[str, int]
+    positions: Sequence[int]
+    frozen: bool = False
+
+    @property
+    def num_elements(self) -> int:
+        """The elements of all of them."""
+        return sum(self.params.values())
+
+
+def outer_parts(params: Iterable[tuple[str, int, Hashable]]) -> dict[str, str]:
+    """With which child module each parameter of the outermost unit travels: ``""`` for those that go together.
+
+    `params` are name, bytes and kind (dtype, say). Gradients of the outermost unit arrive when they like, the last long
+    after the first: a child whose parameters of one kind have `OUTER_BYTES` or more is reduced by itself.
+    """
+    listed, sizes = list(params), Counter[tuple[str, Hashable]]()
+    child = {name: name.rpartition(".")[0].split(".")[0] for name, _, _ in listed}
+    for name, num_bytes, kind in listed:
+        sizes[child[name], kind] += num_bytes
+    return {name: child[name] if sizes[child[name], kind] >= OUTER_BYTES else "" for name, _, kind in listed}
+
+
+def unit_buckets(
+    params: Mapping[str, int], units: Iterable[str], *, width: int = 4, frozen: Iterable[str] = ()
+) -> list[Bucket]:
+    """How stage 3 groups `params` (elements by name, tied ones once, in the order of registration).
+
+    A bucket for each of `units`, the names of modules, with what is in it and in no unit inside it; what is in no unit
+    belongs to the outermost, in the parts of `outer_parts`. `width` is bytes of an element. `frozen` ones have buckets
+    of their own. In the order in which gradients are reduced at the end of a step: the last unit first. ``ValueError``
+    for a size below 0.
+    """
+    names, still = ["", *units], set(frozen)
+    unit = {param: max((n for n in names if not n or param.startswith(n + ".")), key=len) for param in params}
+    sizes = {param: whole("params", size, 0) for param, size in params.items()}
+    parts = outer_parts((param, width * size, param in still) for param, size in sizes.items() if not unit[param])
+    members: dict[str, dict[tuple[str, bool], dict[str, int]]] = {name: {} for name in names}
+    for param in sorted(params, key=still.__contains__):
+        members[unit[param]].setdefault((parts.get(param, ""), param in still), {})[param] = sizes[param]
+    position = {param: i for i, param in enumerate(params)}
+    return [
+        Bucket(name, kind, [position[param] for param in kind], is_frozen)
+        for name, kinds in reversed(members.items())
+        for (_, is_frozen), kind in kinds.items()
+    ]
+
+
+def reduction_buckets(
+    params: Mapping[str, int],
+    *,
+    width: int = 4,
+    frozen: Iterable[str] = (),
+    bucket_bytes: int = 25 * MiB,
+    first_bucket_bytes: int | None = MiB,
+) -> list[Bucket]:
+    """How stages 1 and 2 group `params` (elements by name, tied ones once, in the order of registration).
+
+    Backwards, up to `bucket_bytes` in each and `first_bucket_bytes` in the first: `dp.plan_buckets`. `width` is bytes
+    of an element. `frozen` ones are in a bucket of their own, which no gradient passes. Errors are those of
+    `plan_buckets`.
+    """
+    still, position = set(frozen), {param: i for i, param in enumerate(params)}
+    order = [param for param in params if param not in still][::-1]
+    sizes = [width * params[param] for param in order]
+    plan = plan_buckets(sizes, bucket_bytes, first_bucket_bytes=first_bucket_bytes)
+    groups = [[order[i] for i in each] for each in plan]
+    kept = [[param for param in params if param in still]] if still else []
+    return [
+        Bucket("", {param: params[param] for param in group}, [position[param] for param in group], group in kept)
+        for group in groups + kept
+    ]
