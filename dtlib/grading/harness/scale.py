@@ -87,6 +87,11 @@ def weighing() -> Iterator[Scale]:
         yield scale
 
 
+def unweighed(tensor: torch.Tensor) -> Any:
+    """A copy as an array of numpy, which no scale sees: for what a harness keeps for itself meanwhile."""
+    return torch._C.TensorBase.numpy(tensor.detach()).copy()
+
+
 def live_tensors() -> list[torch.Tensor]:
     """Every tensor that some object of Python is, outside of what `gc.freeze` put aside."""
     gc.collect()

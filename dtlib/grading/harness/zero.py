@@ -10,6 +10,7 @@ import torch
 from .dp import loss_fn, network
 from .meter import metered
 from .recorder import Recorder
+from .scale import unweighed
 
 
 def split(function: Callable[..., Any], case: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,8 +58,10 @@ def optimizer(function: Callable[..., Any], case: Mapping[str, Any]) -> dict[str
             loss_fn(model, _tensors(case, number)).backward()
             step()
             model.zero_grad(set_to_none=True)
+            if number == 0:
+                first = [unweighed(each) for each in model.parameters()]
         meter.scale.held("trained")
-    return {"weights": [each.detach().clone() for each in model.parameters()], **meter.counts}
+    return {"first": first, "weights": list(model.parameters()), **meter.counts}
 
 
 def _maker(case: Mapping[str, Any]) -> Callable[[Any], torch.optim.Optimizer]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from dtlib.grading.checks.dp.network import Gradients, local_gradients, trainable_elements
+from dtlib.grading.checks.dp.steps import steps_of
 from dtlib.grading.checks.on_memory import EXPORTED, held_like, inspect_at_most, risen
 from dtlib.grading.checks.on_paper import mistake
 from dtlib.grading.checks.on_ranks import FLOAT_BYTES, TWO_RANKS
-from dtlib.grading.compare import any_of, compare, every_run, right_only_if
+from dtlib.grading.compare import compare, every_run, right_only_if, some_rank
 from dtlib.grading.drawn import shard
 from dtlib.grading.exercise import Case, Check, Exercise, Finding, Run, describe_case
 
@@ -124,14 +125,24 @@ def _theory(case: Case) -> float:
 def _sends_late(run: Run) -> bool:
     """Whether on some rank most collectives of a backward come after its last gradient."""
     for data in run.ranks:
-        ops = [event["op"] for event in data["events"] if "bytes" in event or event["op"] in ("ready", "done")]
-        last = max((place for place, op in enumerate(ops) if op == "ready"), default=len(ops))
-        sent = [place for place, op in enumerate(ops) if op not in ("ready", "done")]
-        first = ops.index("ready") if "ready" in ops else 0
-        between = [place for place in sent if first < place < last]
-        if not sent or len(between) < len(sent) // 4:
-            return True
+        for events in steps_of(data["events"]):
+            last = max((place for place, event in enumerate(events) if event["op"] == "ready"), default=0)
+            sent = [place for place, event in enumerate(events) if "bytes" in event]
+            if sent and sum(place < last for place in sent) < len(sent) / 2:
+                return True
     return False
+
+
+def _most_open(events: Sequence[Mapping[str, Any]]) -> int:
+    """The most calls that were under way at one time: started and not waited for."""
+    most, under_way = 0, set[int]()
+    for index, event in enumerate(events):
+        if "bytes" in event:
+            under_way.add(index)
+            most = max(most, len(under_way))
+        elif event["op"] == "wait":
+            under_way.discard(event["of"])
+    return most
 
 
 GRADIENTS = Exercise(
@@ -140,6 +151,7 @@ GRADIENTS = Exercise(
     title="Gradients that go as they come",
     harness="zero.gradients",
     draw=_draw,
+    timeout_s=20.0,
     checks=(
         own_work("shard_gradients"),
         Check(
@@ -149,6 +161,11 @@ GRADIENTS = Exercise(
             "each entry is this rank's share of the mean gradient, added up over backwards, and every `.grad` is None",
             _inspect_shards,
             mistakes=(
+                mistake(
+                    "the gradient stays",
+                    every_run(lambda run: any(any(data["left"]) for data in run.ranks)),
+                    "The whole gradients still hang on the parameters. Who needs them once the share is known?",
+                ),
                 mistake(
                     "sum for mean",
                     _shards_are(lambda case, rank, step: gradient_shards(case, rank, [0], case["world_size"])),
@@ -172,9 +189,7 @@ GRADIENTS = Exercise(
                 ),
                 mistake(
                     "only the last backward",
-                    any_of(
-                        _shards_are(lambda case, rank, step: gradient_shards(case, rank, [1]), 1),
-                    ),
+                    _shards_are(lambda case, rank, step: gradient_shards(case, rank, [1]), 1),
                     "After the second backward only its own gradients are there. What happened to the first ones?",
                 ),
                 mistake(
@@ -182,11 +197,6 @@ GRADIENTS = Exercise(
                     _right_first,
                     "After the first backward all is right, after the second it is not. What do your lists and "
                     "counters still hold when it begins, and what is in `.grad`?",
-                ),
-                mistake(
-                    "the gradient stays",
-                    every_run(lambda run: any(any(data["left"]) for data in run.ranks)),
-                    "The whole gradients still hang on the parameters. Who needs them once the share is known?",
                 ),
                 TWO_RANKS,
                 mistake(
@@ -214,21 +224,21 @@ GRADIENTS = Exercise(
                 EXPORTED,
                 mistake(
                     "reduced after backward",
-                    any_of(every_run(_sends_late)),
+                    every_run(_sends_late),
                     "All gradients are there at the same time before the first of them is reduced. When is the "
                     "gradient of the last layer complete, and who needs it after that?",
+                ),
+                mistake(
+                    "many in flight",
+                    some_rank(lambda data, case: _most_open(data["events"]) > _LAYERS_IN_FLIGHT),
+                    "More is under way at one time than a few layers. How many requests are open, and what does each "
+                    "of them keep alive?",
                 ),
                 mistake(
                     "gradients never freed",
                     held_like(_peak, lambda case, rank: 0.9 * _full_bytes(case)),
                     "They are reduced while backward goes on, and the whole ones stay all the same. Who still knows "
                     "them: `.grad`, a list, the tensor behind a view?",
-                ),
-                mistake(
-                    "many in flight",
-                    every_run(lambda run: True),
-                    "More is under way at one time than a few layers. How many requests are open, and what does each "
-                    "of them keep alive?",
                 ),
             ),
         ),

@@ -58,26 +58,33 @@ def _inspect_weights(run: Run) -> Finding | None:
     return None
 
 
+def _one_step(case: Case) -> dict[str, Any]:
+    """The case up to its first step: from then on gradients are taken at other weights."""
+    return {**case, "steps": 1}
+
+
 def _weights_are(wrong: Callable[[Case], Parameters]) -> Any:
+    """Recognise: after the first step of every failing run, all ranks hold ``wrong(case)``."""
+
     def fits(failing: Sequence[Run], passing: Sequence[Run]) -> bool:
         back = [run for run in failing if run.trouble is None]
         return bool(back) and all(
-            close(data["weights"], wrong(run.case), atol=_ATOL) for run in back for data in run.ranks
+            close(data["first"], wrong(_one_step(run.case)), atol=_ATOL) for run in back for data in run.ranks
         )
 
     return fits
 
 
 def _some_never_move(failing: Sequence[Run], passing: Sequence[Run]) -> bool:
-    """Whether in every failing run a few elements are as at the start on every rank, and most others are right."""
+    """Whether after the first step of every failing run a few elements are as at the start, and most are right."""
     back = [run for run in failing if run.trouble is None]
     return bool(back) and all(_few_rest(run) for run in back)
 
 
 def _few_rest(run: Run) -> bool:
-    first, last = (_line(each) for each in (start(run.case), trained(run.case)))
+    first, last = (_line(each) for each in (start(run.case), trained(_one_step(run.case))))
     for data in run.ranks:
-        seen = _line(data["weights"])
+        seen = _line(data["first"])
         off = np.abs(seen - last) > _ATOL
         rest = np.abs(seen - first) <= 1e-7
         if not (0 < off.sum() < off.size // 2 and np.all(rest[off])):
@@ -87,8 +94,8 @@ def _few_rest(run: Run) -> bool:
 
 def _own_share_only(run: Run) -> bool:
     """Whether the ranks hold different weights, each right in a share of them."""
-    lines = [_line(data["weights"]) for data in run.ranks]
-    last = _line(trained(run.case))
+    lines = [_line(data["first"]) for data in run.ranks]
+    last = _line(trained(_one_step(run.case)))
     right = [np.abs(line - last) <= _ATOL for line in lines]
     return all(0 < each.sum() < each.size for each in right) and bool(np.all(np.any(right, axis=0)))
 
@@ -124,6 +131,7 @@ OPTIMIZER = Exercise(
     title="States for a share of the weights",
     harness="zero.optimizer",
     draw=_draw,
+    timeout_s=20.0,
     checks=(
         own_work("sharded_optimizer"),
         Check(

@@ -10,7 +10,7 @@ import numpy as np
 from dtlib.grading.checks.on_memory import EXPORTED, held_like, inspect_at_most, risen
 from dtlib.grading.checks.on_paper import mistake
 from dtlib.grading.checks.on_ranks import FLOAT_BYTES, TWO_RANKS
-from dtlib.grading.compare import compare, right_only_if, some_rank
+from dtlib.grading.compare import close, compare, right_only_if, some_rank
 from dtlib.grading.drawn import layers, shard
 from dtlib.grading.exercise import Case, Check, Exercise, Finding, Run, describe_case
 
@@ -23,17 +23,18 @@ _DEPTH = 18
 
 def _draw(rng: np.random.Generator) -> list[dict[str, Any]]:
     cases = []
-    for n, width in ((2, 2 * int(rng.integers(46, 54))), (3, 3 * int(rng.integers(31, 35)) + 1)):
+    for n, width in ((2, 2 * int(rng.integers(46, 54))), (3, 3 * int(rng.integers(31, 35))), (4, 93)):
+        width += 2 * int(rng.integers(0, 4)) if n == 4 else 0  # stays odd, so that N divides no layer
         cases.append(
             {
                 "world_size": n,
                 "steps": 2,
                 "samples": int(rng.integers(2, 5)),
-                "widths": [*[width] * _DEPTH, width - int(rng.integers(3, 9)), 1],
+                "widths": [*[width] * _DEPTH, width - 3 * int(rng.integers(1, 4)), 1],
                 "learning_rate": 0.5,
                 "sharded": True,
                 "seed": int(rng.integers(0, 2**31)),
-                "words": f"{n} ranks, {_DEPTH} layers of {width}×{width} and one of 1",
+                "words": f"{n} ranks, {_DEPTH - 1} layers of {width}×{width} and two smaller ones",
             }
         )
     return cases
@@ -41,6 +42,12 @@ def _draw(rng: np.random.Generator) -> list[dict[str, Any]]:
 
 def _sizes(case: Case) -> list[int]:
     return [weight.size for weight, _ in layers(case)]
+
+
+def _ends_together(case: Case) -> bool:
+    """Whether padding stands at the very end of each weight only, where cutting it off does no harm."""
+    n = case["world_size"]
+    return all(size % n in (0, n - 1) for size in _sizes(case))
 
 
 def _full_bytes(case: Case) -> int:
@@ -93,6 +100,22 @@ def _gradients_are(wrong: Callable[[Case, int], Sequence[Any]]) -> Any:
     return fits
 
 
+def _others_share(failing: Sequence[Run], passing: Sequence[Run]) -> bool:
+    """Whether in the first step of every failing run each rank holds what the next one should."""
+    back = [run for run in failing if run.trouble is None]
+    return bool(back) and all(_is_of_next(run, rank) for run in back for rank in range(len(run.ranks)))
+
+
+def _is_of_next(run: Run, rank: int) -> bool:
+    expected = _share(run.case, (rank + 1) % len(run.ranks), stack(run.case)[0][1])
+    seen = _arrays(run.ranks[rank]["gradients"][0])
+    # Of lengths that differ by one element, the last may be anything.
+    return all(
+        one is not None and close(one[: len(two) - 1], two[: len(one)][: len(two) - 1], RTOL, ATOL)
+        for one, two in zip(seen[:-1], expected[:-1], strict=True)
+    )
+
+
 def _arrays(seen: Any) -> Any:
     return [np.asarray([each]) if isinstance(each, float | int) else each for each in seen]
 
@@ -137,13 +160,14 @@ def _in_shares(events: Sequence[Mapping[str, Any]], case: Case) -> float:
 
 
 def _inspect_order(run: Run) -> Finding | None:
+    first = _sizes(run.case)[0] / sum(_sizes(run.case))  # whose inputs want no gradient, so backward may do without it
     for rank, data in enumerate(run.ranks):
         where = f"on rank {rank}; {describe_case(run.case)}"
         for forward, backward in _phases(data):
-            for name, events, wanted in (("forward", forward, 1), ("backward", backward, 2)):
+            for name, events, least, most in (("forward", forward, 1, 1), ("backward", backward, 2 - first, 2)):
                 seen = _in_shares(events, run.case)
-                if abs(seen - wanted) > 0.05:
-                    return Finding(f"{seen:.2f} times the weights moved in {name}", f"{wanted} times", where)
+                if not least - 0.03 <= seen <= most + 0.03:
+                    return Finding(f"{seen:.2f} times the weights moved in {name}", f"{most} times", where)
             before = _before_first_layer(forward)
             if _in_shares(before, run.case) > 0.5:
                 return Finding("most weights gathered before the first layer is done", "one layer at a time", where)
@@ -188,12 +212,18 @@ def _theory(case: Case) -> float:
     return 3 * case["steps"] * (case["world_size"] - 1) * _full_bytes(case)
 
 
+def _without_first(case: Case) -> float:
+    """The same where backward does not gather the first layer, whose inputs want no gradient."""
+    return _theory(case) - case["steps"] * (case["world_size"] - 1) * FLOAT_BYTES * _sizes(case)[0]
+
+
 STACK = Exercise(
     id="zero.6",
     function="sharded_linear",
     title="A layer that is whole only while it is used",
     harness="zero.stack",
     draw=_draw,
+    timeout_s=20.0,
     checks=(
         own_work("sharded_linear"),
         Check(
@@ -206,7 +236,7 @@ STACK = Exercise(
                 TWO_RANKS,
                 mistake(
                     "right for divisible lengths only",
-                    right_only_if(lambda case: all(size % case["world_size"] == 0 for size in _sizes(case)[:-2])),
+                    right_only_if(_ends_together),
                     "It goes wrong where N does not divide the elements of a weight. Shards then have different "
                     "lengths: where does each of them begin in the whole?",
                 ),
@@ -240,7 +270,7 @@ STACK = Exercise(
                 ),
                 mistake(
                     "a share of another rank",
-                    _gradients_are(lambda case, rank: _share(case, (rank + 1) % case["world_size"], stack(case)[0][1])),
+                    _others_share,
                     "The mean is right, and the share is that of another rank. From which number do ranks count?",
                 ),
                 mistake(
@@ -258,7 +288,7 @@ STACK = Exercise(
                 TWO_RANKS,
                 mistake(
                     "right for divisible lengths only",
-                    right_only_if(lambda case: all(size % case["world_size"] == 0 for size in _sizes(case)[:-2])),
+                    right_only_if(_ends_together),
                     "It goes wrong where N does not divide the elements of a weight. Shards then have different "
                     "lengths: where does each of them begin in the whole?",
                 ),
@@ -300,6 +330,12 @@ STACK = Exercise(
             _inspect_order,
             mistakes=(
                 mistake(
+                    "gathered more than once",
+                    _phase_moves(0, lambda shares: shares > 1.5),
+                    "Forward moves the weights more than once. Does each rank send what the others do not have, and "
+                    "no more?",
+                ),
+                mistake(
                     "not gathered again",
                     _phase_moves(1, lambda shares: shares < 1.5),
                     "Backward moves less than a gather and a reduce-scatter of each layer. Where do the weights come "
@@ -310,12 +346,6 @@ STACK = Exercise(
                     _phase_moves(1, lambda shares: 2.5 < shares < 3.5),
                     "Backward moves one share of the weights too many. Which part of the mean gradient does a rank "
                     "keep?",
-                ),
-                mistake(
-                    "gathered more than once",
-                    _phase_moves(0, lambda shares: shares > 1.5),
-                    "Forward moves the weights more than once. Does each rank send what the others do not have, and "
-                    "no more?",
                 ),
                 mistake(
                     "all layers at once",
@@ -338,7 +368,7 @@ STACK = Exercise(
             "traffic",
             1,
             "a step sends 3 (N−1)/N of the weights",
-            inspect_needed(_theory),
+            inspect_needed(_theory, _without_first),
             mistakes=(
                 mistake(
                     "two shares",

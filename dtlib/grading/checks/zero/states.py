@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from dtlib.grading.checks.on_paper import gives_part, inspect_part, mistake, own_formula
-from dtlib.grading.compare import right_only_if
 from dtlib.grading.exercise import Case, Check, Exercise
 
 _PARTS = "weights, gradients, optimizer"
@@ -186,8 +185,8 @@ _UNEVEN = (
         "The shares have the right lengths, and other ranks have them. Which ranks get one element more?",
     ),
     mistake(
-        "right for enough elements only",
-        right_only_if(lambda case: min(case["arguments"][0]) >= case["arguments"][1]),
+        "an element for everybody",
+        _all_like(_kept(lambda sizes, n, rank: sum(max(1, _share(size, n, rank)) for size in sizes))),
         "It goes wrong where a parameter has fewer elements than there are ranks. What do the ranks keep that get "
         "none?",
     ),
