@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace as Record
 
 import pytest
 import torch
@@ -235,6 +236,13 @@ def test_seconds_are_those_of_the_rings(n, units, alpha, rate):
     seconds = zero.exchange_seconds(full, units, n, alpha, rate)
     assert seconds == pytest.approx(units * (2 * gather + scatter), rel=1e-9)
     assert seconds == pytest.approx(2 * zero.exchange_messages(units, n) * alpha, rel=1e-9)
+
+
+def test_the_peak_is_the_fullest_span():
+    spans = [Record(fullest=Record(total=total)) for total in (3, 9, 4)]
+    assert zero.peak_bytes(spans) == 9
+    with pytest.raises(ValueError, match="spans must hold one span at least"):
+        zero.peak_bytes([])
 
 
 # --- fewer bits ------------------------------------------------------------------------------------------------

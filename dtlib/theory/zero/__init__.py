@@ -27,7 +27,15 @@ from .stages import (
     states,
     states_of_rank,
 )
-from .step import ZeroTraffic, exchange_messages, exchange_seconds, gathered_bytes, sent_bytes, traffic
+from .step import (
+    ZeroTraffic,
+    exchange_messages,
+    exchange_seconds,
+    gathered_bytes,
+    peak_bytes,
+    sent_bytes,
+    traffic,
+)
 from .timeline import Held, Moment, peak, step_timeline
 
 __all__ = [
@@ -51,6 +59,7 @@ __all__ = [
     "limit_bytes_per_param",
     "outer_parts",
     "peak",
+    "peak_bytes",
     "play",
     "quantised_error",
     "quantised_gather_bytes",

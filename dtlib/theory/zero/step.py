@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dtlib.theory.breakdown import Breakdown
 from dtlib.theory.collectives._valid import amount, ranks, sized, timed, whole
@@ -88,6 +90,26 @@ def gathered_bytes(largest_module_bytes: float, *, prefetched: int = 1) -> float
     """
     amount("largest_module_bytes", largest_module_bytes)
     return (1 + whole("prefetched", prefetched, 0)) * largest_module_bytes
+
+
+@formula(
+    "zero.peak_bytes",
+    source="derived here",
+    chapter="zero",
+    equation=(
+        r"\max_{\text{moments}} \bigl( \text{shards} + \text{full weights} + \text{gradients} + \text{exchange}"
+        r" + \text{activations} \bigr)"
+    ),
+)
+def peak_bytes(spans: Sequence[Any]) -> float:
+    """Memory of a rank at the fullest moment of a step, bytes.
+
+    The largest total of what each of `spans` holds at its `fullest`: those of `play`, or of ``lab.memory_spans``.
+    ``ValueError`` for no spans.
+    """
+    if not spans:
+        raise ValueError("spans must hold one span at least, not none")
+    return float(max(span.fullest.total for span in spans))
 
 
 @formula("zero.exchange_messages", source="derived here", chapter="zero", equation=r"3u\,(N-1)")
