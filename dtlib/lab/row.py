@@ -19,8 +19,8 @@ _TABLE = (
     "border-collapse:collapse;table-layout:fixed;width:100%;max-width:52rem;margin:.25rem 0;border:0;"
     "font-size:.9em;color:inherit"
 )
-_HEAD = "padding:.1rem .6rem;border:0;font-weight:normal;font-size:.8em;opacity:.75"
-_CELL = "padding:.15rem .6rem .3rem;border:0;border-bottom:1px solid rgba(128,128,128,.4)"
+_HEAD = "padding:.1rem .35rem;border:0;font-weight:normal;font-size:.8em;opacity:.75"
+_CELL = "padding:.15rem .35rem .3rem;border:0;border-bottom:1px solid rgba(128,128,128,.4)"
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,11 @@ class Row:
         predicted, measured = format_pair(self.formula, self.theory, self.measured)
         allowed = f'<span style="opacity:.7">{html.escape(self._allowed_briefly)}</span>'
         cells = (
-            ("formula", f"{self._mark} {html.escape(self.title + self.element_words)}", "left", 44),
-            ("predicted", html.escape(predicted), "right", 16),
-            ("measured", f"<strong>{html.escape(measured)}</strong>", "right", 16),
-            ("ratio", f"{format_ratio(self.ratio)} {allowed}", "right", 14),
-            ("by", html.escape(self.by), "left", 10),
+            ("formula", f"{self._mark} {html.escape(self.title + self.element_words)}", "left", 34),
+            ("predicted", html.escape(predicted), "right", 20),
+            ("measured", f"<strong>{html.escape(measured)}</strong>", "right", 20),
+            ("ratio", f"{format_ratio(self.ratio)} {allowed}", "right", 13),
+            ("by", html.escape(self.by), "left", 13),
         )
         head = "".join(
             f'<th scope="col" style="{_HEAD};text-align:{side};width:{width}%">{name}</th>'

@@ -79,13 +79,14 @@ class MixedAdamW(Optimizer):
             self._begin(parameter, state)
         state["step"] += 1
         gradient = self._main_gradient(parameter, state)
+        exact = parameter.dtype == torch.float32 and "master_weights" not in state
         weight = state["master_weights"] if "master_weights" in state else parameter.detach().float()
         first, second = self._moments(state)
         adamw_(weight, gradient, first, second, step=state["step"], **{k: group[k] for k in _OPTIONS})
         if self._block:
             state["first_moment"], state["first_scales"] = quantised(first, SIGNED, self._block)
             state["second_moment"], state["second_scales"] = quantised(second, UNSIGNED, self._block)
-        if weight.data_ptr() != parameter.data_ptr():
+        if not exact:
             parameter.copy_(weight)
 
     def _begin(self, parameter: nn.Parameter, state: dict[str, Any]) -> None:

@@ -6,27 +6,29 @@ that a moment a thousandth of its neighbours still keeps two digits. Dettmers et
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 _DECADES = 7
 
 
-def _codes(*, signed: bool) -> Tensor:
-    """256 values in rising order, from 0 (or −1) to 1."""
+def _codes(*, signed: bool) -> tuple[float, ...]:
+    """256 values in rising order, from 0 (or −1) to 1; plain numbers, so that importing makes no tensor."""
     found = [0.0, 1.0]
     for decade in range(_DECADES):
         num = 2 ** (decade + (0 if signed else 1))
-        edges = torch.linspace(0.1, 1, num + 1, dtype=torch.float64) * 10.0 ** (decade + 1 - _DECADES)
-        middles = ((edges[:-1] + edges[1:]) / 2).tolist()
+        top = 10.0 ** (decade + 1 - _DECADES)
+        middles = [top * (0.1 + 0.9 * (i + 0.5) / num) for i in range(num)]
         found += middles + ([-each for each in middles] if signed else [])
-    return torch.tensor(sorted(found), dtype=torch.float32)
+    return tuple(sorted(found))
 
 
 SIGNED, UNSIGNED = _codes(signed=True), _codes(signed=False)
 
 
-def quantised(x: Tensor, codes: Tensor, block: int) -> tuple[Tensor, Tensor]:
+def quantised(x: Tensor, codes: Sequence[float], block: int) -> tuple[Tensor, Tensor]:
     """`x` as (numbers of its codes, uint8, in the shape of `x`; scales, fp32, one for each `block` entries).
 
     A block's scale is its largest magnitude; each entry over its scale becomes the nearest code. The last block may be
@@ -37,12 +39,13 @@ def quantised(x: Tensor, codes: Tensor, block: int) -> tuple[Tensor, Tensor]:
     num_blocks = -(-x.numel() // block)
     padded = torch.nn.functional.pad(x.flatten().float(), (0, num_blocks * block - x.numel())).view(num_blocks, block)
     scales = padded.abs().amax(dim=1)
-    edges = ((codes[1:] + codes[:-1]) / 2).to(x.device)
-    numbers = torch.bucketize(padded / scales.clamp_min(torch.finfo(torch.float32).tiny)[:, None], edges)
+    values = torch.tensor(codes, dtype=torch.float32, device=x.device)
+    share = padded / scales.clamp_min(torch.finfo(torch.float32).tiny)[:, None]
+    numbers = torch.bucketize(share, (values[1:] + values[:-1]) / 2)
     return numbers.flatten()[: x.numel()].to(torch.uint8).view(x.shape), scales
 
 
-def dequantised(numbers: Tensor, scales: Tensor, codes: Tensor, block: int) -> Tensor:
+def dequantised(numbers: Tensor, scales: Tensor, codes: Sequence[float], block: int) -> Tensor:
     """What `quantised` stored, in fp32 and in the shape of `numbers`."""
-    values = codes.to(numbers.device)[numbers.flatten().int()]
+    values = torch.tensor(codes, dtype=torch.float32, device=numbers.device)[numbers.flatten().int()]
     return values.mul_(scales.repeat_interleave(block)[: numbers.numel()]).view(numbers.shape)
