@@ -111,8 +111,9 @@ class ForwardFlops(Breakdown):
 def forward_flops_per_token(model: Architecture, *, seq: int | None = None, causal: bool = False) -> ForwardFlops:
     """Operations of the forward pass for one token, product by product.
 
-    For sequences of `seq` tokens, those of `model` by default. Exact for matrix products: 2·inputs·outputs each. With `causal`, a token looks at itself and what came before,
-    (s + 1)/2 tokens in the mean instead of s. Times 3 for training. ``ValueError`` for a `seq` below 1.
+    For sequences of `seq` tokens, those of `model` by default. Exact for matrix products: 2·inputs·outputs each. With
+    `causal`, a token looks at itself and what came before, (s + 1)/2 tokens in the mean instead of s. Times 3 for
+    training. ``ValueError`` for a `seq` below 1.
     """
     s = model.seq if seq is None else whole("seq", seq, 1)
     h, q, k, l = model.hidden, model.query_width, model.kv_width, model.num_layers

@@ -10,14 +10,14 @@ from dtlib.theory.formula import formula
     "memory.matmul_intensity",
     source="williams2009",
     chapter="memory",
-    equation=r"I = \frac{2\,m k n}{e\,(m k + k n + m n)}",
+    equation=r"I = \frac{2\,m k n}{w\,(m k + k n + m n)}",
 )
 def matmul_intensity(rows: int, inner: int, columns: int, element_bytes: float = 2) -> float:
     """Operations for each byte of a matrix product.
 
-    2 m k n / ((m k + k n + m n) e): every factor is read once and the product written once. For square matrices of size
-    n that is n/3 in bf16; for one row, hardly 1. ``ValueError`` for sizes below 1 or an element without bytes. Source:
-    Williams et al. 2009, doi 10.1145/1498765.1498785.
+    2 m k n / ((m k + k n + m n) w), with w bytes an entry: every factor is read once and the product written once. For
+    square matrices of size n that is n/3 in bf16; for one row, hardly 1. ``ValueError`` for sizes below 1 or an element
+    without bytes. Source: Williams et al. 2009, doi 10.1145/1498765.1498785.
     """
     m, k, n = whole("rows", rows, 1), whole("inner", inner, 1), whole("columns", columns, 1)
     amount("element_bytes", element_bytes, positive=True)
