@@ -51,8 +51,8 @@ PAPER = Widths()
 def written_out_widths(element: int = 2) -> Widths:
     """What a layer of `ranks.model` that is ``written_out`` keeps, with `element` bytes an entry: 2 as in the paper.
 
-    Masks have one byte. The paper leaves out a norm's mean and inverse deviation, which have the layer's dtype on a CPU
-    (on a GPU fp32): 2 · 2 · s b entries. With flash attention in place of the matrix, its log-sum-exp is in fp32.
+    Masks have one byte. The paper leaves out a norm's mean and inverse deviation, which have the layer's dtype on a CPU:
+    2 · 2 · s b entries. With flash attention in place of the matrix, its log-sum-exp is in fp32.
     """
     element = whole("element", element, 1)
     return Widths(element=element, core=element, mask=1, core_mask=1, statistic=element, log_sum_exp=4)
