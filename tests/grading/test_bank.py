@@ -13,6 +13,7 @@ from .bank import right_answers, wrong_answers
 
 BANK = wrong_answers()
 REAL_PASSES = ("activations.4", "activations.5")
+SHARDED = ("zero.3", "zero.4", "zero.5", "zero.6")
 MESSAGES = ("collectives.4", "collectives.5", "collectives.6")
 PAPER = [exercise.id for exercise in all_exercises().values() if exercise.harness == "paper.call"]
 
@@ -21,18 +22,34 @@ DEGENERATE = {
     "replicated instead of sharded": {
         "collectives.1": ("reduce_scatter", "all-reduce for reduce-scatter"),
         "collectives.5": ("values", "all-reduce"),
+        "zero.1": ("weights", "never split"),
+        "zero.3": ("shard", "the whole as a shard"),
+        "zero.4": ("memory", "replicated states"),
+        "zero.5": ("memory", "gradients never freed"),
+        "zero.6": ("memory", "full parameters kept after forward"),
+    },
+    "all-reduced instead of reduce-scattered": {
+        "zero.2": ("gradients", "all-reduce at every stage"),
+        "zero.4": ("traffic", "all-reduce, then all-gather"),
+        "zero.5": ("traffic", "all-reduce"),
+        "zero.6": ("order", "all-reduce for reduce-scatter"),
     },
     "kept, and not needed any more": {
+        "zero.3": ("memory", "everything is kept"),
+        "zero.4": ("memory", "a buffer of full length"),
+        "zero.6": ("memory", "full gradients kept"),
         "memory.5": ("at rest", "gradients kept"),
         "memory.6": ("at rest", "something else kept"),
         "activations.4": ("kept", "as autograd keeps it"),
         "activations.5": ("kept", "everything kept"),
     },
     "everything at once": {
+        "zero.5": ("memory", "reduced after backward"),
         "memory.5": ("peak", "both copies of all gradients"),
         "memory.6": ("peak", "all gradients at once"),
     },
     "put aside where nobody counts": {
+        "zero.3": ("memory", "kept as numbers"),
         "memory.5": ("at rest", "kept out of torch's sight"),
         "memory.6": ("peak", "kept out of torch's sight"),
         "activations.4": ("kept", "kept out of autograd's sight"),
@@ -55,16 +72,19 @@ DEGENERATE = {
         "dp.4": ("traffic", "gathered, then added"),
         "dp.5": ("traffic", "gathered, then added"),
         "dp.6": ("traffic", "gathered, then added"),
+        "zero.4": ("traffic", "everything gathered"),
+        "zero.5": ("traffic", "everything gathered"),
+        "zero.7": ("one number", "gradients gathered"),
     },
     "one rank does the work": {
         "collectives.4": ("rounds", "the root sends to everybody"),
         "collectives.5": ("traffic", "one rank does the work"),
         "collectives.6": ("traffic", "one rank does the work"),
     },
-    "the built-in": dict.fromkeys((*MESSAGES, "dp.5", "dp.6"), ("own work", "built-in called")),
+    "the built-in": dict.fromkeys((*MESSAGES, "dp.5", "dp.6", *SHARDED), ("own work", "built-in called")),
     "the built-in through its backend": dict.fromkeys((*MESSAGES, "dp.5", "dp.6"), ("own work", "around the record")),
     "the library on ranks": dict.fromkeys(
-        (*MESSAGES, "dp.4", "dp.5", "dp.6", *REAL_PASSES), ("own work", "library called")
+        (*MESSAGES, "dp.4", "dp.5", "dp.6", *SHARDED, "zero.7", *REAL_PASSES), ("own work", "library called")
     ),
     "the library on paper": dict.fromkeys(PAPER, ("own formula", "library called")),
     "N times the bytes": {
@@ -77,6 +97,8 @@ DEGENERATE = {
         "dp.4": ("traffic", "two all-reduces"),
         "dp.5": ("traffic", "a sync for each micro-batch"),
         "dp.6": ("traffic", "everything twice"),
+        "zero.2": ("gradients", "all ranks together"),
+        "zero.3": ("traffic", "whole buffers gathered"),
     },
     "right for two ranks only": {
         "collectives.1": ("reduce_scatter", "right for two ranks only"),
@@ -109,6 +131,13 @@ DEGENERATE = {
         "dp.2": ("sync time", "two bytes for each parameter"),
         "dp.4": ("gradient", "a rank without tokens"),
         "dp.6": ("buckets", "full taken for too full"),
+        "zero.1": ("uneven shares", "a mean over the ranks"),
+        "zero.2": ("gradients", "one sync at every stage"),
+        "zero.3": ("rebuilt", "right for divisible lengths only"),
+        "zero.4": ("weights", "some weights never move"),
+        "zero.5": ("gradient", "a frozen parameter"),
+        "zero.6": ("outputs", "right for divisible lengths only"),
+        "zero.7": ("clipped", "scaled up"),
     },
 }
 

@@ -16,7 +16,7 @@ from dtlib.grading.compare import compare, every_run, right_only_if, some_rank
 from dtlib.grading.drawn import shard
 from dtlib.grading.exercise import Case, Check, Exercise, Finding, Run, describe_case
 
-from .network import ATOL, RTOL, gradient_shards, same, summed
+from .network import atol, gradient_shards, same, summed
 from .own import inspect_needed, needed_like, own_work
 
 _LAYERS_IN_FLIGHT = 6  # a gradient, what is sent and received of it, and the same of one that is still under way
@@ -69,7 +69,7 @@ def _compare(seen: Any, expected: Gradients, case: Case, where: str) -> Finding 
                 return Finding("a tensor" if one is not None else "None", words, place)
             continue
         one = np.asarray([one]) if isinstance(one, float | int) else one
-        found = compare(one, two, place, RTOL, ATOL)
+        found = compare(one, two, place, atol=atol(two))
         if found:
             return found
     return None

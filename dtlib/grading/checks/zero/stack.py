@@ -14,7 +14,7 @@ from dtlib.grading.compare import close, compare, right_only_if, some_rank
 from dtlib.grading.drawn import layers, shard
 from dtlib.grading.exercise import Case, Check, Exercise, Finding, Run, describe_case
 
-from .network import ATOL, RTOL, same, stack
+from .network import atol, same, stack
 from .own import inspect_needed, needed_like, own_work
 
 _LAYERS_IN_USE = 7  # a weight, what is sent and received of it, its gradient, and what is sent and received of that
@@ -31,7 +31,7 @@ def _draw(rng: np.random.Generator) -> list[dict[str, Any]]:
                 "steps": 2,
                 "samples": int(rng.integers(2, 5)),
                 "widths": [*[width] * _DEPTH, width - 3 * int(rng.integers(1, 4)), 1],
-                "learning_rate": 0.5,
+                "learning_rate": 0.1,
                 "sharded": True,
                 "seed": int(rng.integers(0, 2**31)),
                 "words": f"{n} ranks, {_DEPTH - 1} layers of {width}×{width} and two smaller ones",
@@ -80,7 +80,7 @@ def _inspect_gradients(run: Run) -> Finding | None:
                 where = f"layer {layer}, step {step + 1}, rank {rank}; {describe_case(run.case)}"
                 one = np.asarray([one]) if isinstance(one, float | int) else one
                 found = Finding("no gradient", "this rank's share", where) if one is None else None
-                found = found or compare(one, two, where, RTOL, ATOL)
+                found = found or compare(one, two, where, atol=atol(two))
                 if found:
                     return found
     return None
@@ -111,7 +111,7 @@ def _is_of_next(run: Run, rank: int) -> bool:
     seen = _arrays(run.ranks[rank]["gradients"][0])
     # Of lengths that differ by one element, the last may be anything.
     return all(
-        one is not None and close(one[: len(two) - 1], two[: len(one)][: len(two) - 1], RTOL, ATOL)
+        one is not None and close(one[: len(two) - 1], two[: len(one)][: len(two) - 1], atol=atol(two))
         for one, two in zip(seen[:-1], expected[:-1], strict=True)
     )
 
