@@ -181,6 +181,23 @@ def test_any_written_out_layer_to_the_byte(b, s, heads, head_dim, dtype, dropout
         assert measured - statistics == pytest.approx(theory.layer_bytes(s, b, h, heads, recompute=what), rel=1e-12)
 
 
+def _layer_of_gpt3(what):
+    config = course.GPTConfig(1, 12288, 96, 2048, dropout=0.1, dtype=torch.bfloat16, written_out=True)
+    model, x_bsh = activations.recompute(course.GPT(config), what), torch.empty(1, 2048, 12288, dtype=torch.bfloat16)
+    with lab.memory(model, x_bsh.requires_grad_(), detail="marks") as memory:
+        y_bsh = model.run_blocks(x_bsh)
+        held = memory.now.activations
+        y_bsh.sum().backward()
+    return held, memory.now.activations
+
+
+@pytest.mark.parametrize("what", ["none", "selective", "full"])
+def test_a_layer_of_gpt3_at_its_full_size(what):
+    widths = theory.written_out_widths(2)
+    predicted = theory.layer_activations(models.model("gpt3-175b"), 1, recompute=what, widths=widths).total
+    assert lab.at_scale(_layer_of_gpt3, 1024, args=(what,)).result == (predicted, 0)
+
+
 def _walk(run, model):
     x_bsh = torch.zeros(2, CONFIG.seq, CONFIG.hidden, requires_grad=True)
     with lab.memory(model, x_bsh) as memory:
