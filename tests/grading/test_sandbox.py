@@ -35,9 +35,10 @@ def sandbox() -> Iterator[Sandbox]:
         yield one
 
 
-def judged(sandbox: Sandbox, exercise: str, source: str, timeout_s: float = 10) -> tuple[Result, Outcome]:
+def judged(sandbox: Sandbox, exercise: str, source: str, timeout_s: float | None = None) -> tuple[Result, Outcome]:
     """The verdict on a notebook that holds nothing but an answer."""
-    found = replace(all_exercises()[exercise], timeout_s=timeout_s)
+    found = all_exercises()[exercise]
+    found = replace(found, timeout_s=timeout_s or found.timeout_s)
     own = [Cell("setup", SETUP), Cell(exercise.replace(".", "-"), source)]
     outcome = sandbox.run(found, own, found.cases(SEED))
     return found.judge(outcome.runs), outcome

@@ -118,7 +118,7 @@ def _hex(some: Array) -> str:
 
 
 def _like(how: Callable[[Array], Array] = rounded, order: str = "<", rows: Any = own_rows) -> Any:
-    return gives(_answer, lambda case: _encoded(case, how, order, rows), rtol=0.0)
+    return gives(_answer, lambda case: _encoded(case, how, order, rows), rtol=0.0, always=True)
 
 
 def _truncated(bits: Array) -> Array:
