@@ -16,6 +16,7 @@ from functools import cache
 from typing import Any
 
 import torch
+import torch._dynamo  # the instruments need it; the sandbox's server then has it, and not every case has to wait for it
 import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -87,7 +88,11 @@ class _Pass:
 
     def __init__(self, scale: Scale, flops: _Flops) -> None:
         self._scale, self._flops = scale, flops
-        self._tensor_start, self._heap_start = scale.held("start")["total"], tracemalloc.get_traced_memory()[0]
+        self._tensor_start = self._heap_start = 0
+
+    def begin(self) -> None:
+        """This is the start: what is there now does not count."""
+        self._tensor_start, self._heap_start = self._scale.held("start")["total"], tracemalloc.get_traced_memory()[0]
 
     def held_bytes(self) -> int:
         """Bytes of tensors that are alive and were not at the start."""
@@ -110,12 +115,12 @@ def _warm_up() -> None:
 
 
 @contextmanager
-def _observed(watch: Watch | None) -> Iterator[_Pass]:
-    """Observe a pass; what is there at the start does not count."""
+def _observed(watch: Watch) -> Iterator[_Pass]:
+    """Observe a pass, which is to `_Pass.begin` in the block."""
     _warm_up()
     tracemalloc.start()
     try:
-        with weighing() as scale, _Flops() as flops, watch.watching() if watch else contextlib.nullcontext():
+        with weighing() as scale, _Flops() as flops, watch.watching():
             yield _Pass(scale, flops)
     finally:
         tracemalloc.stop()
@@ -148,10 +153,11 @@ class _Layer:
 def checkpoint(function: Callable[..., Any], case: Mapping[str, Any]) -> dict[str, Any]:
     """A step with ``function(fn, x)`` for each layer, beside the same step with ``fn(x)``."""
     _rehearse(function, lambda x: (torch.tanh, x))
-    plain = _step(lambda fn, x: fn(x), case)
+    plain, _ = _step(lambda fn, x: fn(x), case, None)
     watch = _TorchWatch()
-    seen = _step(function, case, watch)
-    return {**seen, "plain": plain, **watch.told}
+    with _observed(watch) as observed:
+        seen, counts = _step(function, case, observed)
+    return {**seen, **counts, "plain": plain, **watch.told}
 
 
 def _rehearse(function: Callable[..., Any], arguments: Callable[[Tensor], tuple[Any, ...]]) -> None:
@@ -161,44 +167,37 @@ def _rehearse(function: Callable[..., Any], arguments: Callable[[Tensor], tuple[
         function(*arguments(x * 1)).sum().backward()
 
 
-def _step(apply: Callable[..., Any], case: Mapping[str, Any], watch: Watch | None = None) -> dict[str, Any]:
+def _step(
+    apply: Callable[..., Any], case: Mapping[str, Any], observed: _Pass | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a step computes, and, where it is `observed`, what it holds and how much it does."""
     torch.manual_seed(case["data"])
     layers = [_Layer(case) for _ in range(case["layers"])]
     functions = [_opaque(layer) for layer in layers]
-    start = torch.randn(case["tokens"], case["width"], requires_grad=True)
+    tensors = [torch.randn(case["tokens"], case["width"], requires_grad=True)]
+    tensors += [parameter for layer in layers for parameter in layer.modules.parameters()]
     upstream = torch.randn(case["tokens"], case["width"])
-    with _observed(watch) as observed:
-        y = start if case["leaf"] else start.tanh()
-        for function in functions:
-            y = apply(function, y) + y
-        kept = observed.held_bytes() - y.nbytes
-        heap = observed.heap_bytes()
-        forward = {"calls": sum(layer.num_calls for layer in layers), "flops": observed.flops()}
-        torch.rand(3)  # what comes after has dice of its own
-        loss = (y * upstream).sum()
-        loss.backward()
-        told = {
-            "output": y.detach().clone(),
-            "kept_bytes": kept,
-            "heap_bytes": heap,
-            "forward": forward,
-            "backward": {
-                "calls": sum(layer.num_calls for layer in layers) - forward["calls"],
-                "flops": observed.flops() - forward["flops"],
-            },
-        }
-        own = told["output"].nbytes
-        del y, loss
-        tensors = [start, *(parameter for layer in layers for parameter in layer.modules.parameters())]
-        gradients = [each.grad for each in tensors]
-        left = observed.held_bytes() - own - sum(grad.nbytes for grad in gradients if grad is not None)
-    return {
-        **told,
-        "left_bytes": left,
-        "gradients": gradients,
-        "next_dice": torch.rand(4),  # what the next step would draw
-        "elsewhere": any(layer.elsewhere for layer in layers),
-    }
+    counts = {}
+    if observed:
+        observed.begin()
+    y = tensors[0] if case["leaf"] else tensors[0].tanh()
+    for function in functions:
+        y = apply(function, y) + y
+    if observed:
+        counts = {"kept_bytes": observed.held_bytes() - y.nbytes, "heap_bytes": observed.heap_bytes()}
+        counts["forward"] = {"calls": sum(layer.num_calls for layer in layers), "flops": observed.flops()}
+    torch.rand(3)  # what comes after has dice of its own
+    loss = (y * upstream).sum()
+    loss.backward()
+    told = {"output": y.detach().clone(), "gradients": [each.grad for each in tensors]}
+    del y, loss
+    if observed:
+        forward, calls = counts["forward"], sum(layer.num_calls for layer in layers)
+        counts["backward"] = {"calls": calls - forward["calls"], "flops": observed.flops() - forward["flops"]}
+        counts["elsewhere"] = any(layer.elsewhere for layer in layers)
+        results = [told["output"], *(grad for grad in told["gradients"] if grad is not None)]
+        counts["left_bytes"] = observed.held_bytes() - sum(each.nbytes for each in results)
+    return {**told, "next_dice": torch.rand(4)}, counts  # the last is what the next step would draw
 
 
 def _opaque(layer: _Layer) -> Callable[[Tensor], Tensor]:
@@ -215,6 +214,7 @@ def gated(function: Callable[..., Any], case: Mapping[str, Any]) -> dict[str, An
     _rehearse(function, lambda x: (x, x * 1))
     watch = _TorchWatch()
     with _observed(watch) as observed:
+        observed.begin()
         y = _call_gated(function, gate, up, fused=case["fused"])
         kept, heap = observed.held_bytes() - y.nbytes, observed.heap_bytes()
         y.backward(upstream)

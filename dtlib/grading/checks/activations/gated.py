@@ -85,7 +85,7 @@ def _inspect_kept(run: Run) -> Finding | None:
             "2.00",
             f"{describe_case(run.case)}, {units.format_bytes(one)} each",
         )
-    return inspect_left(run)
+    return None
 
 
 def _gradients_like(gate: Callable[[Case], Any], up: Callable[[Case], Any]) -> Any:
@@ -211,8 +211,8 @@ GATED = Exercise(
         Check(
             "kept",
             "memory",
-            3,
-            "two tensors kept between forward and backward, and nothing after it",
+            2,
+            "two tensors kept between forward and backward",
             _inspect_kept,
             mistakes=(
                 HIDDEN,
@@ -228,9 +228,10 @@ GATED = Exercise(
                     "Each operation of a formula that is written out keeps what its own derivative needs, and knows "
                     "nothing of its neighbours. How would one operation with one derivative do?",
                 ),
-                LEFT,
             ),
+            gate=True,
         ),
+        Check("let go", "memory", 1, "nothing but the gradients outlives the step", inspect_left, mistakes=(LEFT,)),
     ),
     timeout_s=30.0,
 )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dtlib.grading.checks.on_paper import NOT_YOUR_OWN, called_library, mistake
 from dtlib.grading.compare import every_run, some_rank
-from dtlib.grading.exercise import Check, Finding, Run
+from dtlib.grading.exercise import Check, Finding, Mistake, Run
 from dtlib.theory import units
 
 # Python's own objects and a generator's state; the tensors of a case are far larger.
@@ -30,8 +30,13 @@ _NOT_WORK = (
 )
 
 
-def own_code(function: str, description: str = "") -> Check:
-    """The gate: nothing of the library, of torch's checkpoint or out of sight was called."""
+def own_code(
+    function: str, inspect_more: Callable[[Run], Finding | None] | None = None, more: tuple[Mistake, ...] = ()
+) -> Check:
+    """The gate: nothing of the library, of torch's checkpoint or out of sight was called, and what `inspect_more` asks.
+
+    `more` are the mistakes that go with it.
+    """
 
     def inspect(run: Run) -> Finding | None:
         data = run.ranks[0]
@@ -40,10 +45,10 @@ def own_code(function: str, description: str = "") -> Check:
             found = Finding(f"a call of {data['torch'][0]}", "your own code")
         if found is None and data.get("elsewhere"):
             found = Finding("a call of the layer from another thread", "calls that can be seen")
-        return found
+        return found or (inspect_more(run) if inspect_more else None)
 
-    said = description or f"`{function}` does the work itself"
-    return Check("own work", "memory", 0, said, inspect, mistakes=_NOT_WORK, gate=True)
+    said = f"`{function}` does the work itself"
+    return Check("own work", "memory", 0, said, inspect, mistakes=(*_NOT_WORK, *more), gate=True)
 
 
 def kept(data: Mapping[str, Any]) -> int:
