@@ -121,7 +121,7 @@ LAYERS = [
 ]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("attention", "dropout", "sizes"), LAYERS, ids=str)
 def test_a_real_gpt_layer_to_the_byte(attention, dropout, sizes, dtype):
     b, s, h, a = sizes

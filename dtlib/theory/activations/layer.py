@@ -51,28 +51,29 @@ PAPER = Widths()
 def written_out_widths(element: int = 2) -> Widths:
     """What a layer of `ranks.model` that is ``written_out`` keeps, with `element` bytes an entry: 2 as in the paper.
 
-    Masks have one byte. The paper leaves out a norm's mean and inverse deviation, which have the layer's dtype on a CPU:
-    2 · 2 · s b entries. With flash attention in place of the matrix, its log-sum-exp is in fp32.
+    Masks have one byte. The paper leaves out a norm's mean and inverse deviation, which have the layer's dtype on a
+    CPU: 2 · 2 · s b entries. With flash attention in place of the matrix, its log-sum-exp is in fp32.
     """
     element = whole("element", element, 1)
     return Widths(element=element, core=element, mask=1, core_mask=1, statistic=element, log_sum_exp=4)
 
 
 def torch_cpu_widths(element: int = 4, *, attention: Attention = "flash", in_one_row: bool = False) -> Widths:
-    """What torch's own modules keep on a CPU for a layer of `element` bytes an entry (4: fp32, 2: bf16), as measured
-    with 2.13.
+    """What torch's own modules keep on a CPU for a layer of `element` bytes an entry (8: fp64, 4: fp32, 2: bf16 or
+    fp16), as measured with 2.13.
 
-    A layer norm's statistics and the masks have the layer's dtype. Flash attention keeps its log-sum-exp in fp32. The
-    plain product of matrices scales queries and keys, which makes copies, in fp32 whatever the layer's dtype. Values
+    A layer norm's statistics and the masks have the layer's dtype. Flash attention keeps its log-sum-exp in fp32 (fp64
+    of fp64). The plain product of matrices scales queries and keys, which makes copies, in fp32 at least. Values
     are copied too, for another dtype or because sequences and heads must lie in one row to be multiplied; with
-    `in_one_row` (b, s or a is 1) they do, and in fp32 the values remain a view that keeps queries, keys and values
-    alive: three times the bytes. Not for ``nn.RMSNorm``, which a CPU computes in steps that keep more.
+    `in_one_row` (b, s or a is 1) they do, and from fp32 up the values remain a view that keeps queries, keys and
+    values alive: three times the bytes. Not for ``nn.RMSNorm``, which a CPU computes in steps that keep more.
     """
     element = whole("element", element, 1)
-    core = element if checked_attention(attention) == "flash" else 4
+    wide = max(element, 4)
+    core = element if checked_attention(attention) == "flash" else wide
     view = in_one_row and attention == "matrix" and element == core
     return Widths(
-        element=element, core=core, mask=element, core_mask=core, statistic=element, log_sum_exp=4,
+        element=element, core=core, mask=element, core_mask=core, statistic=element, log_sum_exp=wide,
         values=3 * core if view else core,
     )  # fmt: skip
 
