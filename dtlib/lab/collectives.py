@@ -105,6 +105,10 @@ class CollectiveRecorder(TorchDispatchMode):
         self.log.append(Collective(_common_name(name), _group_size(args, kwargs), full_bytes))
         return result
 
+    def note(self, name: str, group_size: int, tensor: torch.Tensor) -> None:
+        """Record a call that did not come by as an operation."""
+        self.log.append(Collective(name, group_size, _num_bytes(tensor)))
+
 
 def _num_bytes(buffer: Any) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(buffer))

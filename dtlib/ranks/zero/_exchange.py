@@ -9,7 +9,7 @@ contributions in hand and adds them up in one precision; the price is room for t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 import torch
@@ -88,7 +88,12 @@ def _others(peers: Peers) -> list[int]:
 
 
 def _chunks(buffer: Tensor, bounds: Sequence[int]) -> Sequence[Tensor]:
-    return buffer.split([stop - start for start, stop in pairwise(bounds)])
+    chunks, at = list[Tensor](), 0
+    for size, alike in groupby(stop - start for start, stop in pairwise(bounds)):
+        count = len(list(alike))
+        chunks += buffer[at : at + count * size].view(count, size).unbind()  # one operation, however many ranks
+        at += count * size
+    return chunks
 
 
 def _start(

@@ -54,9 +54,9 @@ def unit_buckets(
     A bucket for each of `units`, the names of modules, with what is in it and in no unit inside it; what is in no unit
     belongs to the outermost, in the parts of `outer_parts`. `width` is bytes of an element. `frozen` ones have buckets
     of their own. In the order in which gradients are reduced at the end of a step: the last unit first. ``ValueError``
-    for a size below 0.
+    for a size below 0, or a frozen name that is none of `params`.
     """
-    names, still = ["", *units], set(frozen)
+    names, still = ["", *units], _among(params, frozen)
     unit = {param: max((n for n in names if not n or param.startswith(n + ".")), key=len) for param in params}
     sizes = {param: whole("params", size, 0) for param, size in params.items()}
     parts = outer_parts((param, width * size, param in still) for param, size in sizes.items() if not unit[param])
@@ -85,7 +85,7 @@ def reduction_buckets(
     of an element. `frozen` ones are in a bucket of their own, which no gradient passes. Errors are those of
     `plan_buckets`.
     """
-    still, position = set(frozen), {param: i for i, param in enumerate(params)}
+    still, position = _among(params, frozen), {param: i for i, param in enumerate(params)}
     order = [param for param in params if param not in still][::-1]
     sizes = [width * params[param] for param in order]
     plan = plan_buckets(sizes, bucket_bytes, first_bucket_bytes=first_bucket_bytes)
@@ -95,3 +95,10 @@ def reduction_buckets(
         Bucket("", {param: params[param] for param in group}, [position[param] for param in group], group in kept)
         for group in groups + kept
     ]
+
+
+def _among(params: Mapping[str, int], frozen: Iterable[str]) -> set[str]:
+    names = set(frozen)
+    for name in sorted(names - set(params)):
+        raise ValueError(f"frozen must hold names of params, and {name!r} is none")
+    return names

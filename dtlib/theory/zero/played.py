@@ -88,14 +88,17 @@ def play(
     - with `no_sync` the reduction waits for the last micro-batch, and buffers stay as long.
     - sums of 16-bit chunks are taken in 32 bits: three such chunks more for a moment.
 
-    The step begins with no gradients. ``ValueError`` for N below 1, a stage that is not 1, 2 or 3, or a rank not below
-    N. Derived here.
+    The step begins with no gradients. ``ValueError`` for N below 1, a stage that is not 1, 2 or 3, a rank not below N,
+    or a gradient of a parameter that is in no bucket. Derived here.
     """
     n, rules = ranks(n), rules or Rules()
     if checked_stage(stage) == 0:
         raise ValueError("stage must be 1, 2 or 3 to be played, not 0")
     played = _Rank(buckets, n, stage, rank_of("rank", rank, n), rules)
     steps = list(work)
+    for each in steps:
+        if each.event == "gradient" and each.name not in played.of:
+            raise ValueError(f"work has the gradient of {each.name!r}, which no bucket holds")
     for i in range(whole("micro_batches", micro_batches, 1)):
         played.syncing = not no_sync or i == micro_batches - 1
         played.learn_order(steps)
@@ -134,8 +137,7 @@ class _Rank:
             self.units.setdefault(each.bucket.unit, []).append(each)
         self.whole: set[str] = set()  # units with full weights
         self.under_way: deque[_Bucket] = deque()
-        self.running, self.syncing, self.next = False, True, 0
-        self.spans: list[Span] = []
+        self.running, self.syncing, self.next, self.spans = False, True, 0, list[Span]()
         pieces = sorted(piece for each in self.trained for piece in each.pieces)
         self.pieces = [size for _, size in pieces]
         optimizer = sum(self.pieces) * (rules.states * rules.stepped_width + rules.master_width)
@@ -159,7 +161,7 @@ class _Rank:
         if self.spans and now.total > self.spans[-1].fullest.total:
             self.spans[-1] = replace(self.spans[-1], fullest=now)
 
-    def cut(self, event: str, name: str) -> None:
+    def cut(self, event: str, name: str = "") -> None:
         self.spans.append(Span(event, name, self.now, self.now))
 
     # What happens
@@ -177,7 +179,7 @@ class _Rank:
             self.work_holds(work.held)
             if last:
                 self.step()
-                self.cut("end", "")
+                self.cut("end")
             return
         self.work_holds(work.held)
         if work.event == "forward":
@@ -286,11 +288,13 @@ class _Rank:
 
     def step(self) -> None:
         widened = sum(self.pieces) * self.rules.master_width
+        last = next((size for each in reversed(self.trained) for _, size in reversed(each.pieces)), 0)
+        last *= self.rules.master_width  # the last of the widened gradients to be made
+        self.look(gradients=widened - last, temporary=last)
         self.add(gradients=widened)
-        self.look()
-        self.cut("step", "")
+        self.cut("step")
         for before, size in pairwise([0, *self.pieces]):
             copies = self.rules.step_copies * size + self.rules.step_kept * before
             self.look(temporary=copies * self.rules.stepped_width)
         self.add(gradients=-widened)
-        self.cut("step done", "")
+        self.cut("step done")
