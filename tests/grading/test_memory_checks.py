@@ -173,19 +173,23 @@ def keeps(hold: Callable[[torch.Tensor], Any]) -> dict[str, Any]:
     rng = np.random.default_rng(1)
     case = training.drawn_case(rng, [384] * 6 + [1], 2, learning_rate=1e-3, weight_decay=0.0, words="few layers")
 
-    def answer(model: Any, make_optimizer: Any) -> None:
-        model.log = []
+    log, hooks = [], []
 
+    def answer(model: Any, make_optimizer: Any) -> None:
         def update(parameter: Any, optimizer: Any) -> None:
-            model.log.append(hold(parameter.grad))
+            log.append(hold(parameter.grad))
             optimizer.step()
             parameter.grad = None
 
         for parameter in model.parameters():
             optimizer = make_optimizer([parameter])
-            parameter.register_post_accumulate_grad_hook(lambda p, o=optimizer: update(p, o))
+            hooks.append(parameter.register_post_accumulate_grad_hook(lambda p, o=optimizer: update(p, o)))
 
-    return {**harness.update_in_backward(answer, case), "num_params": training.num_params(case)}
+    seen = harness.update_in_backward(answer, case)
+    log.clear()
+    for hook in hooks:
+        hook.remove()
+    return {**seen, "num_params": training.num_params(case)}
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def away_and_back():
         (away_and_back, "sys.setprofile"),
         (lambda: threading.setprofile(None), "sys.setprofile"),
         (lambda: sys.getprofile(), "sys.getprofile"),
-        (lambda: gc.get_objects(), "gc.get_objects"),
+        (lambda: len(gc.get_objects()), "gc.get_objects"),
         (raw_thread, "a thread that is not of threading"),
         (fork, "another process"),
         (lambda: subprocess.run(["true"], check=True), "another process"),

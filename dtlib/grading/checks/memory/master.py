@@ -171,6 +171,16 @@ def _per_param(run: Run) -> float:
     return rest_bytes(run.ranks[0]) / num_params(run.case)
 
 
+def _on_large(predicate: Callable[[Run], bool]) -> Any:
+    """Recognise a mistake by the large network, where what is held for other things than parameters does not count."""
+
+    def fits(failing: Sequence[Run], passing: Sequence[Run]) -> bool:
+        back = [run for run in (*failing, *passing) if run.trouble is None and run.case["large"]]
+        return bool(back) and all(predicate(run) for run in back)
+
+    return fits
+
+
 def _no_copy(run: Run) -> bool:
     """Whether what is held between steps leaves no room for a master copy and moments in fp32, and has moments."""
     return _per_param(run) < 11 and bool(run.ranks[0]["rest"][-1]["optimizer"])
@@ -208,7 +218,7 @@ def _inspect_own(run: Run) -> Finding | None:
 
 _NO_COPY = mistake(
     "no master copy",
-    every_run(_no_copy),
+    _on_large(_no_copy),
     "There is no room for a master copy in what is held. Which number does an update add to, and how large must "
     "it be to change a number of 8 significant bits?",
 )
@@ -240,7 +250,7 @@ _NEVER_BACK = mistake(
 )
 _NO_MOMENTS = mistake(
     "no moments",
-    every_run(_no_moments),
+    _on_large(_no_moments),
     "There is no room for Adam's moments in what is held. What does Adam remember from one step to the next?",
 )
 _FORGETFUL = mistake(
