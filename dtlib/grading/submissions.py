@@ -228,7 +228,7 @@ def _candidates(path: Path, shown: str, content: Content, notes: list[str]) -> I
     if not stems:
         what = "holds no code" if not any(cell.source.strip() for cell in content.cells) else "is of another course"
         names = [f"`{id}` with `{function}`" for each in _known().values() for id, function in list(each.items())[:1]]
-        problem = f"{shown} {what}: it has no exercise of this one, such as {' or '.join(names)}"
+        problem = f"{shown} {what}: it has no exercise of this one, such as {' or '.join(names[:2])}"
         yield _Candidate(path, shown, _stem_of_name(path.name), problem=problem)
 
 

@@ -189,14 +189,14 @@ class TestStrangeFolders:
         write(inside / "alice" / "notes.txt", "x")
         (inside / "alice" / "dp.ipynb").symlink_to(tmp_path / "outside" / "dp.ipynb")
         (inside / "alice" / "loop").symlink_to(".")
-        (inside / "alice" / "zero.ipynb").symlink_to("/dev/zero")
+        (inside / "alice" / "endless.ipynb").symlink_to("/dev/zero")
         (inside / "alice" / "dangling.ipynb").symlink_to("nowhere")
         (inside / "bob").symlink_to(tmp_path / "outside")
         (inside / "carol.ipynb").symlink_to(tmp_path / "outside" / "dp.ipynb")
         alice, bob, carol = map(read, find(inside))
         assert alice.problem("dp") == "dp.ipynb is a link, which is not followed"
         assert alice.notes == ("loop is a link, which is not followed",)
-        assert "zero.ipynb is a link" in alice.problem("collectives")
+        assert "endless.ipynb is a link" in alice.problem("collectives")
         assert bob.problem("dp") == "no notebook dp.ipynb was handed in (bob is a link, which is not followed)"
         assert carol.problem("dp") == "carol.ipynb is a link, which is not followed"
         assert not any(each.cells("dp") for each in (alice, bob, carol))
@@ -384,7 +384,7 @@ class TestChapter:
         submission = of(tmp_path, notebook("import pandas", ("week-1", "def solve(): sgd_step()")), name)
         assert submission.problem("dp") == (
             f"{name} is of another course: it has no exercise of this one, such as"
-            " `collectives-1` with `holds_after` or `dp-1` with `sgd_step`"
+            " `memory-1` with `llama_parameters` or `collectives-1` with `holds_after`"
         )
         assert submission.cells("dp") == ()
 

@@ -19,7 +19,7 @@ _NOT_WORK = (
     mistake(
         "torch's checkpoint called",
         some_rank(lambda data, case: bool(data["torch"])),
-        "torch has a checkpoint, and it does what this exercise asks you to do. What does it keep, what does it do "
+        "PyTorch has a checkpoint, and it does what this exercise asks you to do. What does it keep, what does it do "
         "when backward arrives, and with which dice? Write that.",
     ),
     mistake(
