@@ -208,3 +208,22 @@ def test_the_gradients_of_the_gate_are_those_of_torch():
         np.testing.assert_allclose(gated._output(case), y.detach().numpy(), rtol=1e-12, atol=1e-12)
         np.testing.assert_allclose(gated._gate_gradient(case), tensors[0].grad.numpy(), rtol=1e-12, atol=1e-12)
         np.testing.assert_allclose(gated._up_gradient(case), tensors[1].grad.numpy(), rtol=1e-12, atol=1e-12)
+
+
+def test_the_numbers_in_the_texts():
+    of_gpt3 = {"arguments": [2048, 1, 12288, 96, 2, 1, False]}
+    layer_gb = sum(layer.part_bytes(of_gpt3, part) for part in layer.PARTS) / 1e9
+    assert (f"{layer_gb:.1f} GB" in task(1), f"{96 * layer_gb:.0f} GB" in task(1)) == (True, True)
+    assert cuts.peak_of([0, 2, 4], [4] * 6, [2] * 6) == 12
+    assert "layers would need 12." in task(3)
+    (many,) = [case for case in cuts.CUTS.cases(1) if len(case["arguments"][0]) > 14]
+    assert len(many["arguments"][0]) == 40
+    x = torch.ones(10, 8, requires_grad=True)
+    assert lab.saved_bytes(run_chain, [["linear", 32], "gelu", ["linear", 8], "add"], x).total == 2880
+    gate, up = torch.ones(2, 64, requires_grad=True)
+    for formula, tensors in ((lambda g, u: F.silu(g) * u, 3), (lambda g, u: g * torch.sigmoid(g) * u, 4)):
+        assert lab.saved_bytes(formula, gate * 1, up * 1).total == tensors * 4 * 64
+
+
+def task(number: int) -> str:
+    return cells(STEM)[f"{STEM}-{number}-task"]
