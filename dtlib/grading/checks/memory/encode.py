@@ -233,7 +233,7 @@ ENCODE = Exercise(
                 mistake(
                     "torch's bfloat16",
                     some_rank(lambda data, case: bool(data["shortcut"])),
-                    "torch converts here. The task is to do what such a conversion does: which bits stay, and what "
+                    "The conversion is torch's. The task is to do what it does: which bits stay, and what "
                     "becomes of the others? Compare with torch afterwards.",
                 ),
             ),
