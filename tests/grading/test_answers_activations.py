@@ -14,12 +14,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
-from dtlib import lab, theory
+from dtlib import lab, ranks, theory
 from dtlib.grading import Exercise, Result, Run, all_exercises, plain
-from dtlib.grading.checks.activations import chain, cuts, gated, layer
+from dtlib.grading.checks.activations import budget, chain, cuts, gated, layer
 from dtlib.grading.harness import resolve
-from dtlib.ranks.model import Block, GPTConfig
+from dtlib.ranks.model import GPT, Block, GPTConfig
 
 from .answers import check_blank, check_reference, check_right, check_wrong, of_stem, right_of_stem, wrong_of_stem
 from .bank import RightAnswer, WrongAnswer, cells, namespace, reference_namespace
@@ -32,8 +33,8 @@ DTYPES = {2: torch.bfloat16, 4: torch.float32}
 SEEDS = range(12)
 
 
-def test_there_are_five_exercises_and_five_mistakes_for_each():
-    assert len(EXERCISES) >= 5
+def test_there_are_six_exercises_and_five_mistakes_for_each():
+    assert len(EXERCISES) >= 6
     counts = Counter(exercise for exercise, _ in {(wrong.exercise, wrong.mistake) for wrong in WRONG})
     assert set(counts) == set(EXERCISES)
     assert min(counts.values()) >= 5
@@ -227,3 +228,22 @@ def test_the_numbers_in_the_texts():
 
 def task(number: int) -> str:
     return cells(STEM)[f"{STEM}-{number}-task"]
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_torch_keeps_and_computes_what_the_exercise_on_a_budget_expects(recompute: str):
+    """A layer in bf16, its core or all of it under the library's checkpoint, forward and backward."""
+    seq, micro_batch, hidden, heads = 32, 2, 64, 4
+    config = GPTConfig(1, hidden, heads, seq, dropout=0.1, written_out=True, dtype=torch.bfloat16)
+    model = GPT(config)
+    ranks.activations.recompute(model, recompute)
+    x = torch.randn(micro_batch, seq, hidden, dtype=torch.bfloat16, requires_grad=True)
+    number = ("none", "selective", "full").index(recompute)
+    statistics = 0 if recompute == "full" else 4 * seq * micro_batch * 2
+    kept = budget.layer_bytes(seq, micro_batch, hidden, heads)[number]
+    assert lab.saved_bytes(model.run_blocks, x).total == kept + statistics
+    forward = 4 * micro_batch * seq * seq * hidden + 24 * micro_batch * seq * hidden**2
+    with FlopCounterMode(display=False) as flops:
+        model.run_blocks(x).sum().backward()
+    again = budget.layer_flops(seq, micro_batch, hidden, heads)[number]
+    assert flops.get_total_flops() == 3 * forward + again

@@ -122,6 +122,7 @@ DEGENERATE = {
         "activations.2": ("chains", "always two bytes"),
         "activations.3": ("best plan", "√l"),
         "activations.5": ("gradient", "one memory for all layers"),
+        "activations.6": ("fits", "a plan where there is none"),
         "collectives.1": ("all_to_all", "one number for each chunk"),
         "collectives.3": ("other ranks", "log2 without rounding up"),
         "collectives.4": ("values", "right for powers of two only"),
