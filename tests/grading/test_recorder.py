@@ -44,6 +44,20 @@ def test_every_collective_has_its_name():
         assert called == [name]
 
 
+def test_bytes_of_a_call_are_those_that_a_rank_puts_in():
+    def rank() -> list[int]:
+        n, recorder, tensor = dist.get_world_size(), Recorder(), torch.ones(12)
+        with recorder.recording():
+            dist.all_reduce(tensor)
+            dist.all_gather([torch.empty(4) for _ in range(n)], torch.ones(4))
+            dist.reduce_scatter(torch.empty(4), list(tensor.chunk(n)))
+            functional.reduce_scatter_tensor(tensor, "sum", 0, dist.group.WORLD).sum()
+            dist.all_to_all_single(torch.empty(12), tensor)
+        return [event["bytes"] for event in recorder.events if "bytes" in event]
+
+    assert lab.run(rank, 3) == [[48, 16, 48, 48, 48]] * 3
+
+
 def test_calls_from_cpp_and_other_threads_are_seen():
     def rank() -> dict:
         recorder = Recorder()

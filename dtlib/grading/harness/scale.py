@@ -21,7 +21,7 @@ from dtlib.lab.storages import MEMORY_KINDS, KindBytes
 from . import watch
 
 MAX_READINGS = 400
-_EXPORTS = ("numpy", "__array__", "tolist")
+_EXPORTS = ("numpy", "__array__", "__dlpack__", "tolist")
 _MOST_TRIES, _PAUSE_SECONDS = 25, 0.002
 
 

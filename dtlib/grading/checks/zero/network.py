@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dtlib.grading.checks.dp.network import Gradients, combine, local_gradients
+from dtlib.grading.checks.on_ranks import FLOAT_BYTES
 from dtlib.grading.compare import close
 from dtlib.grading.drawn import batch, layers, shard
 from dtlib.grading.exercise import Case
@@ -139,6 +140,16 @@ def same(seen: Any, expected: Sequence[Any]) -> bool:
 
 
 # Layers without biases, their weights split among the ranks
+
+
+def layer_sizes(case: Case) -> list[int]:
+    """The elements of each weight."""
+    return [weight.size for weight, _ in layers(case)]
+
+
+def layers_bytes(case: Case) -> int:
+    """The bytes of all weights."""
+    return FLOAT_BYTES * sum(layer_sizes(case))
 
 
 @cache

@@ -11,10 +11,11 @@ from dtlib.grading.checks.on_memory import EXPORTED, held_like, inspect_at_most,
 from dtlib.grading.checks.on_paper import mistake
 from dtlib.grading.checks.on_ranks import FLOAT_BYTES, TWO_RANKS
 from dtlib.grading.compare import close, compare, right_only_if, some_rank
-from dtlib.grading.drawn import layers, shard
+from dtlib.grading.drawn import shard
 from dtlib.grading.exercise import Case, Check, Exercise, Finding, Run, describe_case
 
-from .network import atol, same, stack
+from .network import atol, layer_sizes, layers_bytes, same, stack
+from .order import ORDER
 from .own import inspect_needed, needed_like, own_work
 
 _LAYERS_IN_USE = 7  # a weight, what is sent and received of it, its gradient, and what is sent and received of that
@@ -40,18 +41,10 @@ def _draw(rng: np.random.Generator) -> list[dict[str, Any]]:
     return cases
 
 
-def _sizes(case: Case) -> list[int]:
-    return [weight.size for weight, _ in layers(case)]
-
-
 def _ends_together(case: Case) -> bool:
     """Whether padding stands at the very end of each weight only, where cutting it off does no harm."""
     n = case["world_size"]
-    return all(size % n in (0, n - 1) for size in _sizes(case))
-
-
-def _full_bytes(case: Case) -> int:
-    return FLOAT_BYTES * sum(_sizes(case))
+    return all(size % n in (0, n - 1) for size in layer_sizes(case))
 
 
 def _share(case: Case, rank: int, full: Sequence[Any]) -> list[Any]:
@@ -129,70 +122,15 @@ def _last_layer_only(data: Mapping[str, Any], case: Case) -> bool:
     return first[-1] is not None and any(each is None or not np.any(each) for each in first[:-1])
 
 
-# The order of what travels
-
-
-def _phases(data: Mapping[str, Any]) -> list[tuple[list[Any], list[Any]]]:
-    """For each step: the events of forward, and those of backward."""
-    marks = ("forward", "backward", "done")
-    parts: dict[str, list[list[Any]]] = {mark: [] for mark in marks}
-    now = None
-    for event in data["events"]:
-        if event["op"] in marks:
-            now = event["op"]
-            parts[now].append([])
-        elif now:
-            parts[now][-1].append(event)
-    return list(zip(parts["forward"], parts["backward"], strict=False))
-
-
-def _moved(events: Sequence[Mapping[str, Any]], n: int) -> float:
-    """What a rank sends in these calls if each meets its lower bound."""
-    share = (n - 1) / n
-    factors = {"send": 1.0, "all_reduce": 2 * share, "all_gather": n - 1.0}
-    return sum(event["bytes"] * factors.get(event["op"], share) for event in events if event.get("bytes"))
-
-
-def _in_shares(events: Sequence[Mapping[str, Any]], case: Case) -> float:
-    """`_moved` in units of what an all-gather of all weights sends."""
-    n = case["world_size"]
-    return _moved(events, n) / ((n - 1) / n * _full_bytes(case))
-
-
-def _inspect_order(run: Run) -> Finding | None:
-    first = _sizes(run.case)[0] / sum(_sizes(run.case))  # whose inputs want no gradient, so backward may do without it
-    for rank, data in enumerate(run.ranks):
-        where = f"on rank {rank}; {describe_case(run.case)}"
-        for forward, backward in _phases(data):
-            for name, events, least, most in (("forward", forward, 1, 1), ("backward", backward, 2 - first, 2)):
-                seen = _in_shares(events, run.case)
-                if not least - 0.03 <= seen <= most + 0.03:
-                    return Finding(f"{seen:.2f} times the weights moved in {name}", f"{most} times", where)
-            before = _before_first_layer(forward)
-            if _in_shares(before, run.case) > 0.5:
-                return Finding("most weights gathered before the first layer is done", "one layer at a time", where)
-    return None
-
-
-def _before_first_layer(forward: Sequence[Any]) -> list[Any]:
-    ops = [event["op"] for event in forward]
-    return list(forward[: ops.index("layer")]) if "layer" in ops else list(forward)
-
-
-def _phase_moves(number: int, predicate: Callable[[float], bool]) -> Any:
-    """Recognise: in every failing run some rank's forward (0) or backward (1) moved as `predicate` says, in shares."""
-    return some_rank(lambda data, case: any(predicate(_in_shares(phases[number], case)) for phases in _phases(data)))
-
-
 _forward, _backward = risen("forward"), risen("backward")
 
 
 def _layer_bytes(case: Case) -> int:
-    return FLOAT_BYTES * max(_sizes(case))
+    return FLOAT_BYTES * max(layer_sizes(case))
 
 
 def _own_bytes(case: Case, rank: int) -> int:
-    return FLOAT_BYTES * sum(-(-size // case["world_size"]) for size in _sizes(case))
+    return FLOAT_BYTES * sum(-(-size // case["world_size"]) for size in layer_sizes(case))
 
 
 def _inspect_peak(run: Run) -> Finding | None:
@@ -209,12 +147,12 @@ def _inspect_peak(run: Run) -> Finding | None:
 
 
 def _theory(case: Case) -> float:
-    return 3 * case["steps"] * (case["world_size"] - 1) * _full_bytes(case)
+    return 3 * case["steps"] * (case["world_size"] - 1) * layers_bytes(case)
 
 
 def _without_first(case: Case) -> float:
     """The same where backward does not gather the first layer, whose inputs want no gradient."""
-    return _theory(case) - case["steps"] * (case["world_size"] - 1) * FLOAT_BYTES * _sizes(case)[0]
+    return _theory(case) - case["steps"] * (case["world_size"] - 1) * FLOAT_BYTES * layer_sizes(case)[0]
 
 
 STACK = Exercise(
@@ -304,14 +242,14 @@ STACK = Exercise(
                 EXPORTED,
                 mistake(
                     "full parameters kept after forward",
-                    held_like(_forward, lambda case, rank: 0.9 * _full_bytes(case)),
+                    held_like(_forward, lambda case, rank: 0.9 * layers_bytes(case)),
                     "When forward ends, all weights are there in full. Autograd keeps what an operation will need for "
                     "its gradient, and a context, a cache or a view keeps what it knows. Who knows the weights of a "
                     "layer that has been used?",
                 ),
                 mistake(
                     "full gradients kept",
-                    held_like(_backward, lambda case, rank: 0.9 * _full_bytes(case)),
+                    held_like(_backward, lambda case, rank: 0.9 * layers_bytes(case)),
                     "In backward the whole gradients of all layers are there at the same time. Who still knows the "
                     "one of a layer whose share has been made?",
                 ),
@@ -322,47 +260,7 @@ STACK = Exercise(
                 ),
             ),
         ),
-        Check(
-            "order",
-            "schedule",
-            2,
-            "forward gathers each layer once; backward gathers it again and reduces its gradient",
-            _inspect_order,
-            mistakes=(
-                mistake(
-                    "gathered more than once",
-                    _phase_moves(0, lambda shares: shares > 1.5),
-                    "Forward moves the weights more than once. Does each rank send what the others do not have, and "
-                    "no more?",
-                ),
-                mistake(
-                    "not gathered again",
-                    _phase_moves(1, lambda shares: shares < 1.5),
-                    "Backward moves less than a gather and a reduce-scatter of each layer. Where do the weights come "
-                    "from that it uses, or who knows the others' gradients?",
-                ),
-                mistake(
-                    "all-reduce for reduce-scatter",
-                    _phase_moves(1, lambda shares: 2.5 < shares < 3.5),
-                    "Backward moves one share of the weights too many. Which part of the mean gradient does a rank "
-                    "keep?",
-                ),
-                mistake(
-                    "all layers at once",
-                    some_rank(
-                        lambda data, case: any(
-                            _in_shares(_before_first_layer(forward), case) > 0.5 for forward, _ in _phases(data)
-                        )
-                    ),
-                    "The layers are gathered before the first one is used. Which of them are in use at that moment?",
-                ),
-                mistake(
-                    "nothing gathered",
-                    _phase_moves(0, lambda shares: shares < 0.5),
-                    "Forward gathers nothing, or not all. Where do the weights come from?",
-                ),
-            ),
-        ),
+        ORDER,
         Check(
             "traffic",
             "traffic",
