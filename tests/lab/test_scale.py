@@ -196,6 +196,25 @@ def test_every_collective_is_counted():
     assert "<td" in scaled.collectives._repr_html_()
 
 
+def test_messages_are_counted_one_by_one_and_go_nowhere():
+    def talk():
+        x = torch.zeros(16)
+        works = [dist.isend(x, (dist.get_rank() + step) % 1024, tag=3) for step in range(1, 1024)]
+        works += [dist.irecv(x, step) for step in range(7)]
+        pair = dist.new_group([5, 9])
+        batch = [dist.P2POp(dist.isend, x, 9, pair), dist.P2POp(dist.irecv, x, 9, pair)]
+        return all(work.wait() and work.is_completed() for work in works + dist.batch_isend_irecv(batch))
+
+    scaled = lab.at_scale(talk, 1024, 5)
+    assert scaled.result
+    assert scaled.collectives.count("send", 1024) == 1023
+    assert scaled.collectives.full_bytes("send", 1024) == 1023 * 64
+    assert scaled.collectives.count("recv", 1024) == 7
+    assert scaled.collectives.count("send", 2) == scaled.collectives.count("recv", 2) == 1
+    with pytest.raises(lab.RankError, match="the peer of a message must be a rank from 0 to 1023, not 1024"):
+        lab.at_scale(lambda: dist.isend(torch.zeros(1), 1024), 1024, 5)
+
+
 def test_arguments_come_as_shapes_and_results_go_home(capsys):
     def measure(x, times):
         print("one of", dist.get_world_size())
