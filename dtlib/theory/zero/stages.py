@@ -92,7 +92,7 @@ def states(num_params: float, n: int, stage: int, recipe: str | Recipe = "16-byt
     "zero.states_of_rank",
     source="derived here",
     chapter="zero",
-    equation=r"\sum_{\text{whole parts}} e \sum_j \Psi_j \;+ \sum_{\text{split parts}} e \sum_j \Psi_j(r)",
+    equation=r"\sum_{\text{whole}} e \sum_j \Psi_j \;+ \sum_{\text{split}} e \sum_j \Psi_j(r)",
 )
 def states_of_rank(
     shapes: Sequence[Sequence[int]],

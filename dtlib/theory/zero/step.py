@@ -96,15 +96,13 @@ def gathered_bytes(largest_module_bytes: float, *, prefetched: int = 1) -> float
     "zero.peak_bytes",
     source="derived here",
     chapter="zero",
-    equation=(
-        r"\max_{\text{moments}} \bigl( \text{shards} + \text{full weights} + \text{gradients} + \text{exchange}"
-        r" + \text{activations} \bigr)"
-    ),
+    equation=r"\max_{\text{moments}} \, (\text{shards} + \text{units} + \text{exchange} + \text{work})",
 )
 def peak_bytes(spans: Sequence[Any]) -> float:
     """Memory of a rank at the fullest moment of a step, bytes.
 
-    The largest total of what each of `spans` holds at its `fullest`: those of `play`, or of ``lab.memory_spans``.
+    The largest total of what each of `spans` holds at its `fullest` (shards, units that are whole, room for exchanges,
+    activations and other work): those of `play`, or of ``lab.memory_spans``.
     ``ValueError`` for no spans.
     """
     if not spans:
