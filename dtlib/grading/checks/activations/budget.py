@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -52,17 +53,27 @@ def _draw(rng: np.random.Generator) -> list[dict[str, Any]]:
     return cases
 
 
-def best_plan(case: Case, kept: Sizes = layer_bytes, again: Sizes = layer_flops) -> Plan | None:
-    """The plan with the fewest operations that fits; None where none does."""
+@cache
+def _plans(layers: int) -> Any:
+    """All plans of so many layers, a row each."""
+    core, full = (each.ravel() for each in np.meshgrid(np.arange(layers + 1), np.arange(layers + 1)))
+    return np.stack([layers - core - full, core, full], axis=1)[core + full <= layers]
+
+
+def best_plan(
+    case: Case,
+    kept: Sizes = layer_bytes,
+    again: Sizes = layer_flops,
+    allowed: Callable[[Any, Any, Any], Any] = lambda none, core, full: none >= 0,
+) -> Plan | None:
+    """The plan with the fewest operations that fits (of those that are `allowed`); None where none does."""
     *sizes, layers, budget = case["arguments"]
-    byte, flop = kept(*sizes), again(*sizes)
-    plans = [
-        (layers - core - full, core, full)
-        for full in range(layers + 1)
-        for core in range(layers + 1 - full)
-        if _total((layers - core - full, core, full), byte) <= budget
-    ]
-    return min(plans, key=lambda plan: (_total(plan, flop), plan), default=None)
+    plans = _plans(layers)
+    plans = plans[allowed(*plans.T) & (plans @ np.array(kept(*sizes), np.float64) <= budget)]
+    if not len(plans):
+        return None
+    none, core, full = plans[(plans @ np.array(again(*sizes), np.float64)).argmin()].tolist()
+    return none, core, full
 
 
 def _total(plan: Sequence[int], costs: Costs) -> float:
@@ -121,16 +132,9 @@ def _with_bytes(change: Callable[[Costs], Costs]) -> Any:
     return _is(lambda case: best_plan(case, kept=lambda *sizes: change(layer_bytes(*sizes))))
 
 
-def _only(allowed: Callable[[Plan], bool]) -> Callable[[Case], Plan | None]:
-    """The best of the plans that are `allowed`."""
-
-    def plan(case: Case) -> Plan | None:
-        *sizes, layers, budget = case["arguments"]
-        plans = [(layers - core - full, core, full) for full in range(layers + 1) for core in range(layers + 1 - full)]
-        fitting = [each for each in plans if allowed(each) and _total(each, layer_bytes(*sizes)) <= budget]
-        return min(fitting, key=lambda each: _total(each, layer_flops(*sizes)), default=None)
-
-    return plan
+def _only(allowed: Callable[[Any, Any, Any], Any]) -> Any:
+    """Recognise the best of the plans that are `allowed`."""
+    return _is(lambda case: best_plan(case, allowed=allowed))
 
 
 _FITS = (
@@ -164,29 +168,29 @@ _FEWEST = (
     ),
     mistake(
         "all layers alike",
-        _is(_only(lambda plan: max(plan) == sum(plan))),
+        _only(lambda none, core, full: (none * core + none * full + core * full) == 0),
         "All layers are treated alike. What if the budget would hold for some of them to keep more?",
     ),
     mistake(
         "all or nothing",
-        _is(_only(lambda plan: plan[1] == 0)),
+        _only(lambda none, core, full: core == 0),
         "Each layer keeps everything or its input alone. What does a layer without its matrix keep, and what does it "
         "cost to have the matrix again?",
     ),
     mistake(
         "never all of a layer kept",
-        _is(_only(lambda plan: plan[0] == 0)),
+        _only(lambda none, core, full: none == 0),
         "Here something is computed again in every layer. Is there room for some that keep all?",
     ),
     mistake(
         "room left over",
-        _is(_only(lambda plan: not (plan[0] and plan[2]))),
+        _only(lambda none, core, full: none * full == 0),
         "Your plans never have both layers that keep all and layers that keep their input alone. How much of the "
         "budget is left over, and what would fit into it?",
     ),
     mistake(
         "everything again",
-        _is(_only(lambda plan: plan[2] == sum(plan))),
+        _only(lambda none, core, full: none + core == 0),
         "All layers are computed again, whatever the budget: safe, and a third more operations. How much room is left?",
     ),
 )
