@@ -22,7 +22,7 @@ from . import watch
 
 MAX_READINGS = 400
 _EXPORTS = ("numpy", "__array__", "__dlpack__", "tolist")
-_MOST_TRIES, _PAUSE_SECONDS = 25, 0.002
+_MOST_TRIES, _PAUSE_SECONDS, _UNCHANGED = 25, 0.003, 3
 
 
 class Scale:
@@ -101,14 +101,15 @@ def live_tensors() -> list[torch.Tensor]:
 
 
 def _settled() -> KindBytes:
-    """What is held once it does not shrink any more: a collective's own threads let go a moment after it is over."""
-    last = _reading()
+    """What is held once it shrinks no more: a collective's own threads let go a moment after it is over."""
+    last, unchanged = _reading(), 0
     for _ in range(_MOST_TRIES):
         time.sleep(_PAUSE_SECONDS)
         now = _reading()
-        if now.total >= last.total:
+        unchanged = unchanged + 1 if now.total >= last.total else 0
+        if unchanged == _UNCHANGED:
             break
-        last = now
+        last = now if now.total < last.total else last
     return last
 
 
