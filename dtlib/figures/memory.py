@@ -70,11 +70,12 @@ def memory_timeline(
 
 
 def _moments(label: str, given: Sequence[Any]) -> list[_At]:
+    units = [each.name for each in given if hasattr(each, "fullest") and each.event == "forward" and each.name]
     found: list[_At] = []
     for i, each in enumerate(given):
         where = f"{label}, moment {i}"
         if hasattr(each, "fullest"):
-            phase, module = _where(each, found[-1] if found else None)
+            phase, module = _where(each, units, found[-1].module if found else "")
             found.append(_At(phase, module, _parts(where, each.fullest)))
         else:
             module = str(each.module) if each.module >= 0 else ""
@@ -82,16 +83,16 @@ def _moments(label: str, given: Sequence[Any]) -> list[_At]:
     return found
 
 
-def _where(span: Any, before: _At | None) -> tuple[str, str]:
-    """The phase of a span, and the unit that is at work in it: a gradient belongs to the unit it comes out of."""
+def _where(span: Any, units: Sequence[str], before: str) -> tuple[str, str]:
+    """The phase of a span, and the unit at work in it: a gradient belongs to the unit it comes out of, and a unit's
+    backward pass may be done when that of the next, `before`, has begun."""
     event = span.event.removesuffix(" done")
     phase = _PHASES.get(event, event)
-    if span.event in ("forward", "backward"):
-        return phase, span.name
-    module = before.module if before is not None else ""
-    if event == "gradient" and (not module or span.name.startswith(f"{module}.")):
-        return phase, module
-    return phase, ""
+    if event == "gradient":
+        return phase, next((unit for unit in units if span.name.startswith(f"{unit}.")), "")
+    if span.event == "backward done":
+        return phase, before
+    return phase, span.name if span.event in ("forward", "backward") else ""
 
 
 def _bytes(measured: Any) -> float:
@@ -123,18 +124,26 @@ def _panels(num_rows: int, num_parts: int) -> tuple[Any, Sequence[Any]]:
 def _stack(axes: Any, moments: Sequence[Mapping[str, float]], looks: Mapping[str, Any], scale: float) -> None:
     bottoms = [0.0] * len(moments)
     for name, look in looks.items():
-        tops = [bottom + parts.get(name, 0) / scale for bottom, parts in zip(bottoms, moments, strict=True)]
-        if tops != bottoms:
-            axes.stairs(tops, _edges(tops), baseline=bottoms, fill=True, **{**_bar(look), "linewidth": 0.3})
-        bottoms = tops
+        heights = [parts.get(name, 0) / scale for parts in moments]
+        steps = [
+            (bottom, bottom + height if height else math.nan) for bottom, height in zip(bottoms, heights, strict=True)
+        ]
+        if any(heights):
+            edges, steps = _long_steps(steps)
+            tops, lows = [top for _, top in steps], [low for low, _ in steps]
+            axes.stairs(tops, edges, baseline=lows, fill=True, **{**_bar(look), "linewidth": 0.3})
+        bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
 
 
 def _total(axes: Any, totals: Sequence[float], scale: float) -> None:
-    axes.stairs([value / scale for value in totals], _edges(totals), color=style.INK, linewidth=1.8, fill=False)
+    edges, values = _long_steps([value / scale for value in totals])
+    axes.stairs(values, edges, color=style.INK, linewidth=1.8, fill=False)
 
 
-def _edges(values: Sequence[float]) -> list[float]:
-    return [at - 0.5 for at in range(len(values) + 1)]
+def _long_steps(steps: Sequence[Any]) -> tuple[list[float], list[Any]]:
+    """Edges and steps of a stair in which neighbours that are equal are one step, which keeps the picture small."""
+    runs = _runs([repr(step) for step in steps])  # as text, in which a gap equals a gap
+    return [start - 0.5 for start, _, _ in runs] + [len(steps) - 0.5], [steps[start] for start, _, _ in runs]
 
 
 def _markers(axes: Any, values: Sequence[float], scale: float) -> None:

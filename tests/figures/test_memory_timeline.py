@@ -1,5 +1,6 @@
 """The memory of a step: stacked parts add up to the line, markers stand where they were measured."""
 
+import itertools
 import math
 
 import pytest
@@ -16,19 +17,27 @@ def rows(n=4):
     return {f"stage {stage}": zero.step_timeline(MODULES, n, stage) for stage in (1, 2, 3)}
 
 
+def at_moments(stair, values):
+    """The values of a stair at each moment: steps may be longer than one."""
+    widths = [round(stop - start) for start, stop in itertools.pairwise(stair.edges)]
+    return [value for value, width in zip(values, widths, strict=True) for _ in range(width)]
+
+
 def test_the_stack_of_each_moment_reaches_its_total():
     given = rows()
     figure = figures.memory_timeline(given, unit="kB")
     assert len(figure.axes) == 3
     for axes, moments in zip(figure.axes, given.values(), strict=True):
         *parts, line = [patch.get_data() for patch in axes.patches]
-        bottoms = [0.0] * len(moments)
+        reached = [0.0] * len(moments)
         for part in parts:
-            assert list(part.baseline) == pytest.approx(bottoms)
-            bottoms = list(part.values)
+            lows, tops = at_moments(part, part.baseline), at_moments(part, part.values)
+            for i, (low, top) in enumerate(zip(lows, tops, strict=True)):
+                assert low == pytest.approx(reached[i])
+                reached[i] = reached[i] if math.isnan(top) else top
         totals = [moment.held.total / 1000 for moment in moments]
-        assert bottoms == pytest.approx(totals)
-        assert list(line.values) == pytest.approx(totals)
+        assert reached == pytest.approx(totals)
+        assert at_moments(line, line.values) == pytest.approx(totals)
         assert axes.get_ylim()[1] > max(max(m.held.total for m in own) for own in given.values()) / 1000
 
 
@@ -59,7 +68,7 @@ def spans():
         ("begin", ""), ("forward", ""), ("forward", "blocks.0"), ("forward done", "blocks.0"), ("forward", "blocks.1"),
         ("forward done", "blocks.1"), ("forward done", ""), ("backward", ""), ("gradient", "head.weight"),
         ("backward", "blocks.1"), ("gradient", "blocks.1.weight"), ("gradient", "blocks.1.bias"),
-        ("backward", "blocks.0"), ("gradient", "blocks.0.weight"), ("gradient", "outer.weight"), ("step", ""),
+        ("backward", "blocks.0"), ("backward done", "blocks.1"), ("gradient", "outer.weight"), ("step", ""),
         ("step done", ""), ("end", ""),
     ]  # fmt: skip
     return [
@@ -73,12 +82,17 @@ def test_spans_are_drawn_at_their_fullest_under_the_module_at_work():
     figure = figures.memory_timeline({"stage 3": played}, measured={"stage 3": played}, unit="B")
     (axes,) = figure.axes
     *_, line = [patch.get_data() for patch in axes.patches]
-    assert list(line.values) == [100 + i for i in range(len(played))]
+    assert at_moments(line, line.values) == [100 + i for i in range(len(played))]
     (markers,) = [line for line in axes.lines if line.get_marker() == "D"]
-    assert list(markers.get_ydata()) == list(line.values)
+    assert list(markers.get_ydata()) == at_moments(line, line.values)
     ticks = {tick: label.get_text() for tick, label in zip(axes.get_xticks(), axes.get_xticklabels(), strict=True)}
     assert ticks == {2: "0", 4: "1", 10: "1", 12.5: "0"}  # the outer gradient at 14 belongs to none
     assert [text.get_text() for text in axes.texts] == ["rest", "forward", "backward", "step", "rest"]
+
+
+def test_equal_moments_are_one_step():
+    figure = figures.memory_timeline({"a": [zero.step_timeline(MODULES, 4, 1)[0]] * 40}, unit="B")
+    assert {len(patch.get_data().values) for patch in figure.axes[0].patches} == {1}
 
 
 def test_it_becomes_a_picture():
