@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from dtlib.grading import all_exercises
-from dtlib.grading.checks.memory import backward, encode, parameters, states, training, utilisation
+from dtlib.grading.checks.memory import backward, parameters, states, training, utilisation
+from dtlib.grading.checks.memory.bits import encoded, rounded
 from dtlib.grading.harness import memory as harness
 from dtlib.theory import memory, models
 
@@ -72,7 +73,7 @@ def test_rounded_bits_are_those_of_torch():
     bits = (upper[:, None] | lower).astype(np.uint32)
     numbers = torch.from_numpy(bits.view(np.float32).copy())
     wanted = numbers.bfloat16().view(torch.int16).numpy().view(np.uint16)
-    seen = encode.rounded(bits.astype(np.uint64))
+    seen = rounded(bits.astype(np.uint64))
     is_nan = torch.isnan(numbers).numpy()
     assert np.array_equal(seen[~is_nan], wanted[~is_nan])
     assert np.array_equal(seen[is_nan], (bits[is_nan] >> 16) | 0x40)
@@ -82,8 +83,8 @@ def test_rounded_bits_are_those_of_torch():
 def test_bytes_of_all_ranks_are_the_bytes_of_the_table():
     values = np.arange(35, dtype=np.float32).reshape(7, 5)
     for n in range(1, 10):
-        whole = [encode._encoded({"values": values, "rank": rank, "n": n}) for rank in range(n)]
-        one = encode._encoded({"values": values, "rank": 0, "n": 1})
+        whole = [encoded({"values": values, "rank": rank, "n": n}) for rank in range(n)]
+        one = encoded({"values": values, "rank": 0, "n": 1})
         assert np.array_equal(np.concatenate(whole), one)
         assert max(map(len, whole)) - min(map(len, whole)) in (0, 10)
 
