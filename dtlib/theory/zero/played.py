@@ -88,8 +88,8 @@ def play(
     - with `no_sync` the reduction waits for the last micro-batch, and buffers stay as long.
     - sums of 16-bit chunks are taken in 32 bits: three such chunks more for a moment.
 
-    The step begins with no gradients. ``ValueError`` for N below 1, a stage that is not 1, 2 or 3, a rank not below N,
-    or a gradient of a parameter that is in no bucket. Derived here.
+    The step begins with no gradients. Not played: quantised gathers, replicas, models of several dtypes. ``ValueError``
+    for N below 1, a stage not 1, 2 or 3, a rank not below N, or a gradient that no bucket holds. Derived here.
     """
     n, rules = ranks(n), rules or Rules()
     if checked_stage(stage) == 0:
