@@ -7,6 +7,7 @@ import re
 import pytest
 
 from dtlib.cli import main
+from dtlib.grading.checks import STEMS
 from dtlib.grading.walls import MEANING, WALLS
 
 from .bank import ROOT, cells
@@ -50,7 +51,7 @@ def solution_lines(stem: str) -> list[str]:
     return [line.strip() for line in "\n".join(answers).splitlines() if len(line.strip()) > 30]
 
 
-@pytest.mark.parametrize("stem", ["collectives", "dp"])
+@pytest.mark.parametrize("stem", STEMS)
 def test_no_answer_stands_on_the_page(stem: str):
     lines = solution_lines(stem)
     assert len(lines) > 10
