@@ -10,34 +10,31 @@ import contextlib
 import itertools
 import json
 import os
-import re
 import select
 import socket
 import sys
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
 import numpy as np
 
-from dtlib.processes.channel import anonymous_file, open_fd, recv_frame
+from dtlib.processes.channel import anonymous_file, open_fd
 from dtlib.processes.starter import ForkServer
 
-from . import evidence, plain
+from . import plain
 from .drawn import Array, for_rank
 from .exercise import Case, Exercise, Run, Trouble
-from .runner import cut, hung, told
+from .returned import Returned, marked, receive, runs_of
+from .runner import cut
 from .walls import WALLS
 from .walls.limits import Limits
 from .walls.view import HOME, TEMPORARY, hidden_paths
 
-_MAX_RESULT_BYTES, _MAX_REPORT_BYTES = 32 * 2**20, 2 * 2**20
-_MAX_TEXT_BYTES = 2**18
-_FRAME = re.compile(r'^  File "(<cell [^"]{0,200}>)", line (\d{1,6}) in (\S{1,200})$', re.MULTILINE)
 _USERS = 4096  # how many inmates may live at once: each has a number of its own
 
 
@@ -68,16 +65,6 @@ class Outcome:
 
 class SandboxError(RuntimeError):
     """The sandbox itself failed, which no submission can bring about by what it computes."""
-
-
-@dataclass
-class _Told:
-    """What a case brought back: the warden's facts, and each rank's files as bytes."""
-
-    facts: dict[str, Any]
-    results: list[bytes] = field(default_factory=list)
-    outputs: list[str] = field(default_factory=list)
-    stacks: list[str] = field(default_factory=list)
 
 
 class Sandbox:
@@ -149,9 +136,9 @@ class Sandbox:
             back = self._perform(task)
             if "lost" in back.facts:  # nobody inside can end a warden, so something outside did
                 back = self._perform(task)
-            runs += _runs(group, task, back)
+            runs += runs_of(group, task, back)
             peak = max(peak, int(back.facts.get("peak_bytes", 0)))
-            printed += _marked(back.outputs)
+            printed += marked(back.outputs)
         return Outcome(runs, cut("".join(printed)), peak, time.monotonic() - start, self._metered())
 
     def _metered(self) -> str:
@@ -193,7 +180,7 @@ class Sandbox:
             self.walls[facts["no_wall"]] = facts["why"]
         raise SandboxError(f"no wall stands on this machine: {self.walls}")
 
-    def _perform(self, task: Mapping[str, Any]) -> _Told:
+    def _perform(self, task: Mapping[str, Any]) -> Returned:
         """Have a warden run `task`, and wait until all its processes are gone."""
         with self._lock:
             number = next(self._numbers)
@@ -215,10 +202,10 @@ class Sandbox:
         with contextlib.closing(control):
             control.settimeout(task["timeout_s"] + 30)
             try:
-                return _receive(control, task["world_size"])
+                return receive(control, task["world_size"])
             except (OSError, EOFError, ValueError) as error:
                 facts = {"lost": f"the warden of this case ended without a report ({type(error).__name__}: {error})"}
-                return _Told(facts)
+                return Returned(facts)
             finally:
                 with contextlib.suppress(OSError):
                     control.shutdown(socket.SHUT_RDWR)
@@ -275,32 +262,6 @@ def _as_array(data: bytes) -> Array:
     return np.frombuffer(data, np.uint8)
 
 
-def _receive(control: socket.socket, world_size: int) -> _Told:
-    facts = json.loads(recv_frame(control)[0])
-    back = _Told(facts)
-    if "no_wall" in facts:
-        return back
-    for _ in range(world_size):
-        _, fds = recv_frame(control, max_fds=3)
-        try:
-            result, output, stack = fds
-            back.results.append(_bounded(result, _MAX_RESULT_BYTES))
-            back.outputs.append(_bounded(output, _MAX_TEXT_BYTES, cut_it=True).decode("utf-8", "replace"))
-            back.stacks.append(_bounded(stack, _MAX_TEXT_BYTES, cut_it=True).decode("utf-8", "replace"))
-        finally:
-            for fd in fds:
-                os.close(fd)
-    return back
-
-
-def _bounded(fd: int, limit: int, *, cut_it: bool = False) -> bytes:
-    """What the file holds; nothing, or its beginning, where that is more than `limit` bytes."""
-    size = os.fstat(fd).st_size
-    if size > limit and not cut_it:
-        return b""
-    return os.pread(fd, min(size, limit), 0)
-
-
 def _wait_for(pid: int) -> None:
     """Wait until the warden's anchor is gone, and with it every process of the case."""
     with contextlib.suppress(OSError):
@@ -321,84 +282,6 @@ def _skip(runs: Sequence[Run], seconds_left: float) -> Trouble | None:
     if seconds_left <= 0:
         return Trouble("limit", "not run, because the time for this exercise was used up")
     return None
-
-
-def _runs(group: Sequence[Case], task: Mapping[str, Any], back: _Told) -> list[Run]:
-    trouble = _trouble(task, back)
-    if trouble is not None:
-        return [Run(case, trouble=trouble) for case in group]
-    observed = [_observations(result, len(group)) for result in back.results]
-    seen = [
-        evidence.run_from(case, [rank[index] for rank in observed], back.facts.get("traffic"))
-        for index, case in enumerate(group)
-    ]
-    return [replace(run, peak_resident_bytes=int(back.facts["peak_bytes"])) for run in seen]
-
-
-def _observations(packed: bytes, num_cases: int) -> list[Any]:
-    """What one rank observed in each case; where what it wrote is of another form, a trouble that says so."""
-    try:
-        data = plain.unpack(packed, _MAX_RESULT_BYTES, _MAX_REPORT_BYTES)
-        observations, tampered = data["observations"], data["tampered"]
-        if len(observations) != num_cases or not all(isinstance(each, dict) for each in observations):
-            raise ValueError("not one observation for each case")
-        names = ", ".join(str(each)[:200] for each in tampered[:5])
-    except (ValueError, KeyError, TypeError, AttributeError):
-        forged = "what came back is not what the harness writes: the result was written by somebody else"
-        return [{evidence.FORGED: forged}] * num_cases
-    if names:
-        return [{evidence.FORGED: f"the submission replaced the course's instruments: {names}"}] * num_cases
-    return list(observations)
-
-
-def _trouble(task: Mapping[str, Any], back: _Told) -> Trouble | None:
-    """Why a case brought no result, in the words of `runner`; None if it did."""
-    facts = back.facts
-    if "lost" in facts:
-        return Trouble("died", str(facts["lost"]))
-    if facts["limit"]:
-        kind, _, text = facts["limit"].partition(": ")
-        return Trouble("tampered" if kind == "tampered" else "limit", f"the submission {text}")
-    if facts["timed_out"]:
-        late = [rank for rank, state in enumerate(facts["states"]) if state == "running"]
-        stacks = {rank: _own_frames(back.stacks[rank], json.loads(task["cells"].tobytes())) for rank in late}
-        return hung(stacks, f"<cell {task['cell_id']}>", task["timeout_s"])
-    first = facts["first"]
-    if first is None:
-        return None
-    who = f"rank {first}" if task["world_size"] > 1 else "the function"
-    if facts["exits"][first] != "told":
-        return Trouble("died", f"{who} {facts['exits'][first]}")
-    try:
-        report = json.loads(back.results[first][:_MAX_TEXT_BYTES])
-        kind, text, where = (str(report.get(key) or "")[:600] for key in ("kind", "text", "where"))
-        if kind in ("missing", "syntax", "blank") and not report.get("type"):
-            return Trouble(kind, text, where)
-        if not report.get("type"):
-            return Trouble("raised", text, where)
-        return told(evidence.cleaned(report), who)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return Trouble("died", f"{who} ended in a way that nobody can read")
-
-
-def _own_frames(stack: str, cells: Sequence[Sequence[str]]) -> str:
-    """The frames of the learner's cells in what faulthandler wrote, outermost first, each with its line of code."""
-    lines = {f"<cell {name}>": source.splitlines() for name, source in cells}
-    shown: list[str] = []
-    for file, number, function in _FRAME.findall(stack):
-        code = lines.get(file, [])[int(number) - 1 : int(number)]
-        shown[:0] = [f'  File "{file}", line {number}, in {function}', *(f"    {line.strip()}" for line in code)]
-    return "\n".join(shown)
-
-
-def _marked(outputs: Sequence[str]) -> list[str]:
-    if len(outputs) == 1:
-        return list(outputs)
-    lines = []
-    for rank, text in enumerate(outputs):
-        if text:
-            lines += [f"[rank {rank}] {line}\n" for line in text.removesuffix("\n").split("\n")]
-    return lines
 
 
 __all__ = ["Limits", "Outcome", "Sandbox", "SandboxError"]

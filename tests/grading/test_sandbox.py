@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtlib.grading import Result, all_exercises, evidence, plain
-from dtlib.grading.sandbox import Limits, Outcome, Sandbox, _observations, _Told, _trouble
+from dtlib.grading.returned import Returned, _observations, _trouble
+from dtlib.grading.sandbox import Limits, Outcome, Sandbox
 from dtlib.grading.submissions import Cell
 from dtlib.grading.walls import WALLS
 
@@ -249,6 +250,6 @@ def test_whatever_stands_for_what_was_replaced_never_raises(tampered: object):
 @pytest.mark.parametrize("report", [b"[" * 200_000, b"5", b"{", b'{"kind": [], "type": {}}', b"\xff"])
 def test_whatever_is_told_of_an_error_never_raises(report: bytes):
     facts = {"limit": "", "timed_out": False, "first": 0, "exits": ["told"]}
-    trouble = _trouble({"world_size": 1}, _Told(facts, results=[report]))
+    trouble = _trouble({"world_size": 1}, Returned(facts, results=[report]))
     assert trouble is not None
     assert trouble.kind in ("died", "raised")
