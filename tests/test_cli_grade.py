@@ -116,8 +116,8 @@ def test_the_time_limit_reaches_the_sandbox(handed_in, tmp_path, made):
         (["--jobs", "0"], "jobs must be at least 1, not 0"),
         (["--jobs", "two"], "'two' is not a valid integer"),
         (["--seed", "-5"], "seed must be from 0"),
-        (["--chapter", "alchemy"], "there is no chapter 'alchemy'; the chapters: collectives, dp"),
-        (["--exercise", "dp.99"], "there is no exercise 'dp.99'; the exercises: collectives.1,"),
+        (["--chapter", "alchemy"], "there is no chapter 'alchemy'; the chapters: memory, collectives, dp"),
+        (["--exercise", "dp.99"], "there is no exercise 'dp.99'; the exercises: memory.1,"),
     ],
 )
 def test_wrong_usage_is_told_before_anything_is_written(handed_in, tmp_path, arguments, told):
@@ -185,19 +185,23 @@ def test_control_c_keeps_what_is_done(handed_in, tmp_path):
     assert "1 of 2 learners are kept" in result.output
 
 
-def test_a_bar_on_a_terminal_and_lines_elsewhere():
+def test_a_bar_on_a_terminal_and_lines_elsewhere(monkeypatch):
     events = [
         Event("read", 1, 2, "anna"),
-        Event("begin", 0, 2),
+        Event("kept", 1, 2, "bob"),
+        Event("begin", 1, 2),
         Event("exercise", 0, 2, "[bold]anna", "collectives.1"),
     ]
-    for terminal in (True, False):
+    for terminal, kind in ((True, "xterm"), (True, "dumb"), (False, "xterm")):
+        monkeypatch.setenv("TERM", kind)
         file = io.StringIO()
         console = Console(file=file, force_terminal=terminal, width=100)
         with Shown(console) as shown:
             for event in events:
                 shown(event)
-        assert ("[bold]anna" in file.getvalue()) == terminal
+        bar = terminal and kind != "dumb"
+        assert ("[bold]anna" in file.getvalue()) == bar
+        assert ("1 of 2 learners are kept" in file.getvalue()) != bar
 
 
 def test_grading_needs_no_torch_to_be_refused(tmp_path):

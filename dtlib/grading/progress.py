@@ -18,7 +18,8 @@ class Shown:
     def __init__(self, console: Console, *, quiet: bool = False) -> None:
         self._console = console
         self._kept = 0
-        self._bar = None if quiet or not console.is_terminal else _bar(console)
+        draws = console.is_terminal and not console.is_dumb_terminal
+        self._bar = _bar(console) if draws and not quiet else None
         self._task = None if self._bar is None else self._bar.add_task("reading", total=None)
         self._tell: Callable[[Event], None] = self._on_bar if self._bar else self._nothing if quiet else self._in_lines
 
