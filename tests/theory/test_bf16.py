@@ -57,7 +57,10 @@ def test_the_largest_error_of_a_whole_binade_is_one_in_257():
     assert x[error.argmax()] == 1 + 2**-8
 
 
-@given(st.floats(2**-100, 2**100, width=32), st.floats(0, 0.999999))
+# On its way from fp64 to bf16 torch passes fp32, which moves a sum by up to 2⁻²⁴ of itself; a sum that is nearer than
+# that to the middle of two bf16 numbers may become the middle. The bound is 2⁻⁹ of the weight or more, and a ten
+# thousandth of it 3 · 2⁻²⁴: a share of 0.9999 is out of reach.
+@given(st.floats(2**-100, 2**100, width=32), st.floats(0, 0.9999))
 def test_an_update_below_the_bound_is_lost_and_one_above_is_not(weight, share):
     w = float(bf16.rounded(weight))
     bound = bf16.lost_update(w)
