@@ -35,15 +35,14 @@ PRELOADED = (
 
 
 def serve(request_fd: int, supervisor: str, modules: Sequence[str] = ()) -> None:
-    """Fork a process that calls `supervisor` for each request that arrives, until the parent closes its end or dies.
+    """Fork a process for each request that arrives, until the parent closes its end or dies.
 
-    `supervisor` is ``"module:function"``; `modules` are imported beside `PRELOADED`.
+    The process calls the function that the request names, ``"module:function"``, or else `supervisor`; `modules` are
+    imported beside `PRELOADED`.
     """
     requests = socket.socket(fileno=request_fd)
     parent = os.getppid()
-    module, _, name = supervisor.partition(":")
-    _preload((*PRELOADED, module, *modules))
-    supervise = getattr(importlib.import_module(module), name)
+    _preload((*PRELOADED, supervisor.partition(":")[0], *modules))
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # supervisors need no burial
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -56,16 +55,25 @@ def serve(request_fd: int, supervisor: str, modules: Sequence[str] = ()) -> None
                 return
             continue
         try:
-            _, fds = recv_frame(requests, max_fds=2)
+            entry, fds = recv_frame(requests, max_fds=2)
         except (EOFError, ConnectionResetError):
             return
         control_fd, job_fd = fds
         if os.fork() == 0:
             requests.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            supervise(socket.socket(fileno=control_fd), job_fd, fork=True)
+            try:
+                call(entry.decode() or supervisor, socket.socket(fileno=control_fd), job_fd, fork=True)
+            finally:
+                os._exit(1)  # it never returns, and must not go on as a server where it cannot be imported
         os.close(control_fd)
         os.close(job_fd)
+
+
+def call(entry: str, control: socket.socket, job_fd: int, *, fork: bool) -> None:
+    """Call the function that `entry` names, ``"module:function"``, in a process of its own: never returns."""
+    module, _, name = entry.partition(":")
+    getattr(importlib.import_module(module), name)(control, job_fd, fork=fork)
 
 
 def _preload(modules: Sequence[str]) -> None:

@@ -16,6 +16,7 @@ from .channel import anonymous_file, read_text, recv_frame, send_frame
 
 START_METHOD_VARIABLE = "DTLIB_START_METHOD"
 _START_SECONDS = 120.0
+SUPERVISE = "dtlib.lab.supervisor:supervise"
 
 
 def start_method() -> str:
@@ -29,13 +30,16 @@ def start_method() -> str:
     return chosen
 
 
-def start_supervisor(job_fd: int) -> tuple[socket.socket, int]:
-    """Start a process that runs the job in `job_fd`; the channel on which it will report, and its process id."""
+def start_supervisor(job_fd: int, entry: str = SUPERVISE) -> tuple[socket.socket, int]:
+    """Start a process that runs the job in `job_fd`; the channel on which it will report, and its process id.
+
+    `entry` names the function ``"module:name"`` that it calls.
+    """
     if start_method() == "fork":
-        return _ask_server(job_fd)
+        return _ask_server(job_fd, entry)
     here, there = socket.socketpair()
     with there:
-        _spawn(there.fileno(), job_fd)
+        _spawn(there.fileno(), job_fd, entry)
     return here, int(recv_frame(here)[0])
 
 
@@ -49,7 +53,7 @@ class ForkServer:
 
     def __init__(
         self,
-        supervisor: str = "dtlib.lab.supervisor:supervise",
+        supervisor: str = SUPERVISE,
         modules: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
     ) -> None:
@@ -74,13 +78,15 @@ class ForkServer:
         here.settimeout(None)
         self.sock = here
 
-    def start(self, job_fd: int) -> tuple[socket.socket, int]:
-        """Have a supervisor forked for the job in `job_fd`: its channel and process id. ``OSError`` or ``EOFError``
-        where the server is gone."""
+    def start(self, job_fd: int, entry: str = "") -> tuple[socket.socket, int]:
+        """Have a supervisor forked for the job in `job_fd`, or `entry` called: its channel and process id.
+
+        Raises ``OSError`` or ``EOFError`` where the server is gone.
+        """
         here, there = socket.socketpair()
         try:
             with there:
-                send_frame(self.sock, b"", [there.fileno(), job_fd])
+                send_frame(self.sock, entry.encode(), [there.fileno(), job_fd])
             # An answer means that a supervisor lives: a server that was killed may still have taken the request.
             return here, int(recv_frame(here)[0])
         except BaseException:
@@ -102,7 +108,7 @@ _server: ForkServer | None = None
 _lock = threading.Lock()
 
 
-def _ask_server(job_fd: int) -> tuple[socket.socket, int]:
+def _ask_server(job_fd: int, entry: str) -> tuple[socket.socket, int]:
     global _server
     with _lock:
         while True:
@@ -111,7 +117,7 @@ def _ask_server(job_fd: int) -> tuple[socket.socket, int]:
                 stop_server(locked=True)
             server = _server = _server or ForkServer()
             try:
-                return server.start(job_fd)
+                return server.start(job_fd, entry)
             except (OSError, EOFError):
                 stop_server(locked=True)
                 if fresh:
@@ -142,15 +148,15 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_server)
 
 
-def _spawn(control_fd: int, job_fd: int) -> None:
+def _spawn(control_fd: int, job_fd: int, entry: str) -> None:
     warnings.warn(
         "lab.run spawns its ranks here, because forking a process that has loaded torch is unsafe on this system: "
         "expect several seconds a run",
         stacklevel=5,
     )
     code = (
-        "import socket; from dtlib.lab.supervisor import supervise; "
-        f"supervise(socket.socket(fileno={control_fd}), {job_fd}, fork=False)"
+        "import socket; from dtlib.processes.server import call; "
+        f"call({entry!r}, socket.socket(fileno={control_fd}), {job_fd}, fork=False)"
     )
     process = _python(code, (control_fd, job_fd), start_new_session=True)
     threading.Thread(target=process.wait, daemon=True).start()

@@ -1,0 +1,73 @@
+"""collectives.5: half of a ring, the reduce-scatter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dtlib.graded import inputs
+from dtlib.graded.exercise import Exercise
+from dtlib.graded.inputs import all_values
+from dtlib.graded.kinds import Theory, every, full_bytes, messages_alone, own_work, sends, values
+from dtlib.graded.seen import Case
+from dtlib.theory import collectives as theory
+
+from ._ring import ATOL, cut, draw_ring, holds, one_rank_collects, ring, sent
+
+FUNCTION = "ring_reduce_scatter"
+
+
+def chunks(case: Case) -> list[Any]:
+    """Chunk r of the sum for rank r."""
+    return cut(all_values(case).sum(0), case["world_size"])
+
+
+def moved(by: int) -> Theory:
+    """Every chunk on a neighbour."""
+    return lambda case: [*chunks(case)[by:], *chunks(case)[:by]]
+
+
+def sums(case: Case, rank: int) -> Any:
+    """What each rank contributes to the chunk of `rank`."""
+    return [[cut(row, case["world_size"])[rank]] for row in all_values(case)]
+
+
+EXERCISE = Exercise(
+    id="collectives.5",
+    function=FUNCTION,
+    title="Half of a ring: reduce-scatter",
+    harness="collectives.reduce_scatter",
+    draw=draw_ring,
+    handed_out=inputs.values,
+    holds=holds,
+    checks=(
+        own_work(FUNCTION),
+        messages_alone(1, FUNCTION),
+        values(
+            3,
+            "values",
+            "rank r returns chunk r of the sum",
+            chunks,
+            of="returned",
+            atol=ATOL,
+            sums=sums,
+            wrong={
+                "not returned": every(lambda each: all(said["returned"] is None for said in each.said)),
+                "chunk of the neighbour": (moved(1), moved(-1)),
+                "all-reduce": lambda case: [all_values(case).sum(0)] * case["world_size"],
+            },
+        ),
+        sends(
+            2,
+            "traffic",
+            "each rank sends (N−1)/N·D bytes",
+            lambda case: sent("ring_reduce_scatter", case),
+            where="large",
+            wrong={
+                "whole buffers": lambda case: [(case["world_size"] - 1) * full_bytes(case)] * case["world_size"],
+                "one rank does the work": every(one_rank_collects),
+                "twice the bytes": lambda case: 2 * (case["world_size"] - 1) * full_bytes(case),
+            },
+        ),
+        ring(2, theory.ring_reduce_scatter_steps, "N−1 messages to one neighbour, and none waits for its turn"),
+    ),
+)

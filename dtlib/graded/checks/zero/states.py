@@ -1,0 +1,71 @@
+"""zero.1: the bytes of one rank, on paper."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dtlib.graded.exercise import Exercise
+from dtlib.graded.kinds import own_work, values
+from dtlib.graded.seen import Case
+
+PARTS = "weights, gradients, optimizer"
+RECIPES = ((2, 2, 12), (4, 4, 8), (2, 4, 12), (2, 2, 6))
+
+
+def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
+    """Every stage where N divides, and where it does not: first and last ranks, parameters shorter than N, one rank."""
+    n = int(rng.choice([4, 8]))
+    even = [n * int(size) for size in rng.integers(50, 4000, 3)]
+    odd = [int(rng.integers(1, 60)) * 7 + 3, 1, int(rng.integers(1000, 9000)) * 7 + 5]
+    return [
+        case([40, 1000], 4, 1, 2, RECIPES[0]),
+        *(case(even, n, stage, int(rng.integers(0, n)), RECIPES[int(rng.integers(0, 4))]) for stage in (0, 1, 2, 3)),
+        *(case(odd, 7, stage, rank, RECIPES[1]) for stage, rank in ((3, 0), (3, 6), (2, 4), (1, 3))),
+        case([int(rng.integers(2, 40)) * 3 + 1, 2], 3, 3, 1, RECIPES[0]),
+        case([5], 1, 3, 0, RECIPES[2]),
+    ]
+
+
+def case(sizes: list[int], n: int, stage: int, rank: int, recipe: tuple[int, int, int]) -> dict[str, Any]:
+    """One call."""
+    words = f"parameters of {', '.join(map(str, sizes))} elements, {n} ranks, stage {stage}, rank {rank}"
+    return {
+        "arguments": [sizes, n, stage, rank, *recipe],
+        "words": f"{words}, {' + '.join(map(str, recipe))} B",
+        "is": {"even": all(size % n == 0 for size in sizes)},
+    }
+
+
+def right(case: Case) -> list[int]:
+    """Bytes of weights, gradients and the optimizer's part: a share from stage 3, 2 and 1 on."""
+    sizes, n, stage, rank, *recipe = case["arguments"]
+    share = sum(len(np.array_split(np.empty(size), n)[rank]) for size in sizes)
+    return [
+        num_bytes * (share if stage >= first else sum(sizes))
+        for num_bytes, first in zip(recipe, (3, 2, 1), strict=True)
+    ]
+
+
+EXERCISE = Exercise(
+    id="zero.1",
+    function="bytes_on_rank",
+    title="What one rank keeps",
+    harness="paper.call",
+    draw=draw,
+    checks=(
+        own_work("bytes_on_rank", "your own formula"),
+        *(
+            values(1, *words, right, part=part, parts=PARTS, where="even", kind="memory")
+            for part, words in enumerate(
+                (
+                    ("weights", "bytes of the weights, where N divides"),
+                    ("gradients", "bytes of the gradients, where N divides"),
+                    ("optimizer", "bytes of the optimizer's part, where N divides"),
+                )
+            )
+        ),
+        values(2, "uneven shares", "exact where N does not divide", right, where="not even", kind="memory"),
+    ),
+)

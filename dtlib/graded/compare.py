@@ -1,0 +1,113 @@
+"""Comparing plain data with theory, in words a learner can use. Everything here works in the process that judges."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dtlib.theory import units
+
+from . import plain
+from .exercise import Finding
+
+_SHOWN_ELEMENTS = 4
+
+
+def close(seen: Any, expected: Any, rtol: float = 1e-6, atol: float = 0.0) -> bool:
+    """Whether `seen` has the form of `expected`, each number within ``atol + rtol·|expected|``; NaN nowhere."""
+    if isinstance(expected, np.ndarray):
+        if not plain.is_array(seen) or seen.shape != expected.shape:
+            return False
+        wanted = expected.astype(np.float64)
+        return bool(np.all(np.abs(seen.astype(np.float64) - wanted) <= atol + rtol * np.abs(wanted)))
+    if isinstance(expected, list | tuple):
+        return (
+            isinstance(seen, list | tuple)
+            and len(seen) == len(expected)
+            and all(close(one, two, rtol, atol) for one, two in zip(seen, expected, strict=True))
+        )
+    if isinstance(expected, int | float) and not isinstance(expected, bool):
+        return plain.is_number(seen) and abs(seen - expected) <= atol + rtol * abs(expected)
+    return type(seen) is type(expected) and bool(seen == expected)
+
+
+def compare(seen: Any, expected: Any, where: str, rtol: float = 1e-6, atol: float = 0.0) -> Finding | None:
+    """None where `seen` agrees with `expected` (see `close`), else what differs, with the first number that does."""
+    if close(seen, expected, rtol, atol):
+        return None
+    if isinstance(expected, np.ndarray):
+        if not plain.is_array(seen):
+            return Finding(_kind(seen), f"a tensor of {expected.size} elements", where)
+        if seen.shape != expected.shape:
+            return Finding(f"a tensor of shape {seen.shape}", f"shape {expected.shape}", where)
+        wanted = expected.astype(np.float64)
+        off = ~(np.abs(seen.astype(np.float64) - wanted) <= atol + rtol * np.abs(wanted))
+        start = int(np.argmax(off.ravel()))
+        share = f"{int(off.sum())} of {off.size} elements differ, the first at position {start}"
+        if off.size > _SHOWN_ELEMENTS:
+            where = f"{where}; {share}" if where else share
+        return Finding(show_array(seen, start), show_array(expected, start), where)
+    if isinstance(expected, list | tuple) and isinstance(seen, list | tuple) and len(seen) == len(expected):
+        for number, (one, two) in enumerate(zip(seen, expected, strict=True)):
+            if not close(one, two, rtol, atol):
+                return compare(one, two, f"{where}; part {number}" if len(expected) > 1 else where, rtol, atol)
+    if isinstance(expected, int | float) and not isinstance(expected, bool) and not plain.is_number(seen):
+        return Finding(_kind(seen), "a finite number", where)
+    return Finding(show(seen), show(expected), where)
+
+
+def show(value: Any) -> str:
+    """A number, array or anything else in few words."""
+    if isinstance(value, bool) or value is None or isinstance(value, str):
+        return repr(value)[:80]
+    if isinstance(value, int):
+        return f"{value:,}" if abs(value) < 10**18 else f"{value:.6g}"
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value == round(value) and 1000 <= abs(value) < 1e15 else f"{value:.6g}"
+    if isinstance(value, np.ndarray):
+        return show_array(value)
+    if isinstance(value, dict) and "not_plain" in value:
+        name = str(value["not_plain"])
+        article = "an" if name[:1].lower() in "aeiou" else "a"
+        text = str(value.get("text", ""))[:60]
+        return f"{article} {name}: {text}" if text else f"{article} {name}"
+    if isinstance(value, list | tuple):
+        inside = ", ".join(show(each) for each in value[:8]) + (", …" if len(value) > 8 else "")
+        return f"[{inside}]"
+    return repr(value)[:80]
+
+
+def show_array(array: np.ndarray[Any, Any], start: int = 0) -> str:
+    """Up to four numbers of `array` from position `start` on."""
+    flat = array.ravel()
+    few = ", ".join(f"{each:.5g}" for each in flat[start : start + _SHOWN_ELEMENTS])
+    return f"[{'…, ' if start else ''}{few}{', …' if flat.size > start + _SHOWN_ELEMENTS else ''}]"
+
+
+def show_bytes(num_bytes: float) -> str:
+    """A number of bytes in words."""
+    return f"{num_bytes:,.0f} B ({units.format_bytes(num_bytes)})" if num_bytes >= units.KiB else f"{num_bytes:,.0f} B"
+
+
+def mixture(seen: Any, parts: Sequence[np.ndarray[Any, Any]], rtol: float = 1e-3) -> np.ndarray[Any, Any] | None:
+    """The coefficients with which `seen` is a sum of `parts`, by least squares; None where it is no such sum."""
+    if not plain.is_array(seen) or any(seen.shape != part.shape for part in parts) or seen.size < len(parts):
+        return None
+    columns = np.stack([part.astype(np.float64).ravel() for part in parts], 1)
+    flat = seen.astype(np.float64).ravel()
+    scale = np.linalg.norm(columns, axis=0).max()
+    if not np.all(np.isfinite(flat)) or scale == 0:
+        return None
+    found = np.linalg.lstsq(columns, flat, rcond=None)[0]
+    return found if np.abs(columns @ found - flat).max() <= rtol * np.abs(columns).max() else None
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "None (does the function return its answer?)"
+    return show(value)

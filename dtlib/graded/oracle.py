@@ -1,0 +1,182 @@
+"""The single process that ranks must agree with: networks and optimizers in numpy, in double precision.
+
+Everything is computed from the case alone (see `inputs`); nothing that came back from a learner's process enters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from .inputs import Case, batch, keys, parameters, shard, use
+
+Tensors = list[Any]
+"""One entry a parameter, in the order of ``model.parameters()``; for gradients, None where it is frozen."""
+FLOAT_BYTES = 4
+
+
+def start(case: Case) -> Tensors:
+    """The parameters at the start."""
+    return list(_start(case["weights_seed"], tuple(case["widths"]), bool(case.get("biases", True))))
+
+
+@lru_cache(maxsize=4)
+def _start(seed: int, widths: tuple[int, ...], biases: bool) -> tuple[Any, ...]:
+    case = {"weights_seed": seed, "widths": widths, "biases": biases}
+    return tuple(each.astype(np.float64) for each in parameters(case))
+
+
+def names(case: Case) -> list[str]:
+    """What each parameter is called."""
+    parts = ("weight", "bias") if case.get("biases", True) else ("weight",)
+    return [f"layers.{layer}.{part}" for layer in range(len(case["widths"]) - 1) for part in parts]
+
+
+def sizes(case: Case, *, trained: bool = False) -> list[int]:
+    """The elements of each parameter; of those that take a gradient with `trained`."""
+    frozen = case.get("frozen", ()) if trained else ()
+    found = []
+    for before, after in pairwise(case["widths"]):
+        found += [before * after, after] if case.get("biases", True) else [before * after]
+    return [size for index, size in enumerate(found) if index not in frozen]
+
+
+def num_bytes(case: Case, *, trained: bool = False) -> int:
+    """Their bytes together."""
+    return FLOAT_BYTES * sum(sizes(case, trained=trained))
+
+
+def loss_and_gradients(case: Case, at: Sequence[Any], rank: int, number: int) -> tuple[float, Tensors]:
+    """On batch `number` of `rank`, at the parameters `at`: the mean squared error, and the gradients."""
+    biased = case.get("biases", True)
+    weights = list(at[::2] if biased else at)
+    biases = list(at[1::2] if biased else [0.0] * len(at))
+    inputs, targets = (each.astype(np.float64) for each in batch(case, rank, number))
+    order, outputs = use(case), [inputs]
+    for place, layer in enumerate(order):
+        before_tanh = outputs[-1] @ weights[layer].T + biases[layer]
+        outputs.append(before_tanh if place == len(order) - 1 else np.tanh(before_tanh))
+    error = outputs[-1] - targets
+    gradient = 2 * error / targets.size
+    of_weights = [np.zeros_like(each) for each in weights]
+    of_biases = [np.zeros(len(each)) for each in weights]
+    locks = iter(keys(case, rank, number) if case.get("gated") else ())
+    for place in reversed(range(len(order))):
+        layer = order[place]
+        of_weights[layer] += gradient.T @ outputs[place]
+        of_biases[layer] += gradient.sum(0)
+        if place:
+            gradient = gradient @ weights[layer] * next(locks, 1.0) * (1 - outputs[place] ** 2)
+    found = [each for pair in zip(of_weights, of_biases, strict=True) for each in pair] if biased else of_weights
+    frozen = case.get("frozen", ())
+    return float((error**2).mean()), [None if index in frozen else each for index, each in enumerate(found)]
+
+
+def combined(parts: Sequence[Tensors], factor: float = 1.0) -> Tensors:
+    """`factor` times the sum of gradients, parameter by parameter."""
+    return [None if each[0] is None else factor * sum(each) for each in zip(*parts, strict=True)]
+
+
+def local_gradients(case: Case, rank: int, number: int) -> Tensors:
+    """What `rank` finds on batch `number`, at the start."""
+    return loss_and_gradients(case, start(case), rank, number)[1]
+
+
+def mean_gradients(case: Case, numbers: Sequence[int], at: Tensors | None = None) -> Tensors:
+    """The mean over all ranks and over the batches `numbers`: what one process would find on all samples."""
+    at = start(case) if at is None else at
+    parts = [loss_and_gradients(case, at, rank, n)[1] for rank in range(case["world_size"]) for n in numbers]
+    return combined(parts, 1 / len(parts))
+
+
+def shares(case: Case, rank: int, tensors: Tensors) -> Tensors:
+    """The share of `rank` in each of `tensors`, flat."""
+    return [None if each is None else shard(each, case["world_size"], rank) for each in tensors]
+
+
+Update = Callable[[int, Any, Any, dict[str, Any]], Any]
+"""(step from 1 on, weight, gradient, state of this weight) -> the new weight."""
+
+
+def adamw(settings: Case) -> Update:
+    """One step of AdamW as torch makes it."""
+    rate, (beta1, beta2) = settings["lr"], settings["betas"]
+
+    def update(step: int, weight: Any, gradient: Any, state: dict[str, Any]) -> Any:
+        state["first"] = beta1 * state.get("first", 0.0) + (1 - beta1) * gradient
+        state["second"] = beta2 * state.get("second", 0.0) + (1 - beta2) * gradient**2
+        root = np.sqrt(state["second"] / (1 - beta2**step)) + settings["eps"]
+        return weight * (1 - rate * settings["weight_decay"]) - rate * state["first"] / (1 - beta1**step) / root
+
+    return update
+
+
+def sgd(settings: Case) -> Update:
+    """One step of SGD with momentum and weight decay as torch makes it."""
+
+    def update(step: int, weight: Any, gradient: Any, state: dict[str, Any]) -> Any:
+        gradient = gradient + settings["weight_decay"] * weight
+        state["buffer"] = gradient if step == 1 else settings["momentum"] * state["buffer"] + gradient
+        return weight - settings["lr"] * state["buffer"]
+
+    return update
+
+
+OPTIMIZERS = {"adamw": adamw, "sgd": sgd}
+
+
+def trajectory(
+    case: Case,
+    steps: int,
+    gradients_of: Callable[[Tensors, int], Tensors] | None = None,
+    *,
+    fresh: bool = False,
+) -> list[Tensors]:
+    """The parameters after each of `steps` steps of the case's optimizer.
+
+    ``gradients_of(parameters, number)`` are those of a step, by default the mean over the ranks; with `fresh` the
+    optimizer forgets what it knew before each step.
+    """
+    update = OPTIMIZERS[case["optimizer"]](case["settings"])
+    path, states = [start(case)], [dict[str, Any]() for _ in sizes(case)]
+    for number in range(steps):
+        now = path[-1]
+        found = mean_gradients(case, [number], now) if gradients_of is None else gradients_of(now, number)
+        if fresh:
+            states = [{} for _ in states]
+        step = 1 if fresh else number + 1
+        path.append(
+            [
+                weight if gradient is None else update(step, weight, gradient, state)
+                for weight, gradient, state in zip(now, found, states, strict=True)
+            ]
+        )
+    return path[1:]
+
+
+def flat(tensors: Sequence[Any]) -> Any:
+    """All elements end to end."""
+    return np.concatenate([np.asarray(each, np.float64).reshape(-1) for each in tensors])
+
+
+def atol(expected: Any) -> float:
+    """How far an element of a gradient may be from what is expected: float32 rounds by some 1e-6 of the largest."""
+    return 1e-4 * float(np.abs(expected).max(initial=1e-9))
+
+
+def remembered(theory: Callable[[Case], Any]) -> Callable[[Case], Any]:
+    """`theory`, computed once for each case: the same is asked by a check and by its mistakes."""
+    known: dict[int, tuple[Case, Any]] = {}
+
+    def told(case: Case) -> Any:
+        if id(case) not in known or known[id(case)][0] is not case:
+            if len(known) > 16:
+                known.clear()
+            known[id(case)] = (case, theory(case))
+        return known[id(case)][1]
+
+    return told

@@ -1,0 +1,374 @@
+"""Runs a learner's function on cases, in processes that a warden watches, and brings back what was seen and said.
+
+The grader keeps to plain data: it sends sources and what is handed out, and reads back bounded data, beside what the
+warden saw from outside. It never imports, unpickles or evaluates anything of a submission, nor loads torch. A notebook
+uses the same way for a function of its own, without the walls that only strangers need.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import select
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+import numpy as np
+
+from dtlib.processes.channel import anonymous_file, open_fd
+from dtlib.processes.starter import ForkServer, start_supervisor
+
+from . import costs, plain
+from .exercise import Exercise
+from .reports import Start, read_start, receive
+from .seen import Case, Observed, Trouble
+from .walls import WALLS
+from .walls.limits import Limits
+from .walls.view import HOME, TEMPORARY, hidden_paths
+
+_USERS = 4096  # how many inmates may live at once: each has a number of its own
+_MOST_HANGS = 2  # after so many, the cases that are left are not tried
+_GUARD = f"{__package__}.walls.warden:guard"
+#: After these, nothing of the exercise counts, and nothing more of it is run.
+WHOLE = ("blank", "missing", "syntax", "limit", "tampered")
+
+
+class Cell(Protocol):
+    """A code cell of a notebook."""
+
+    @property
+    def id(self) -> str: ...  # noqa: D102
+
+    @property
+    def source(self) -> str: ...  # noqa: D102
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of an exercise: what was observed of each case, what was printed (cut), and what it took."""
+
+    observed: list[Observed]
+    printed: str = ""
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    starved_seconds: float = 0.0
+
+
+class SandboxError(RuntimeError):
+    """The sandbox itself failed, which no submission can bring about by what it computes."""
+
+
+class Sandbox:
+    """Walls, and a fork server behind them. Use it as a context manager; `run` may be called from several threads.
+
+    `without` leaves walls out. `hidden` are folders that nobody inside may see even if a folder around them is in
+    sight. Walls that this machine does not grant are left out too: `walls` tells for each name "" where it stands, else
+    why it does not. Raises ``ValueError`` for an unknown wall and `SandboxError` on another system than Linux, unless
+    all walls but the network's are left out.
+    """
+
+    def __init__(
+        self, limits: Limits | None = None, without: Collection[str] = (), hidden: Collection[Path] = ()
+    ) -> None:
+        unknown = sorted(set(without) - set(WALLS))
+        if unknown:
+            raise ValueError(f"without must name walls ({', '.join(WALLS)}), not {', '.join(map(repr, unknown))}")
+        self.is_open = set(WALLS) - set(without) <= {"network"}
+        if sys.platform != "linux" and not self.is_open:
+            raise SandboxError(f"submissions are run on Linux alone, and this is {sys.platform}; a container will do")
+        self.limits = limits or Limits()
+        self.walls = {wall: "left out" if wall in without else "" for wall in WALLS}
+        self._hidden = [str(path) for path in hidden_paths(hidden)]
+        self._numbers = itertools.cycle(range(0, _USERS, 128))
+        self._lock = threading.Lock()
+        self._server: ForkServer | None = None
+        self._try_walls()
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the fork server; jobs that still run are ended by those who wait for them."""
+        with self._lock:
+            server, self._server = self._server, None
+        if server is not None:
+            server.close()
+
+    @property
+    def standing(self) -> list[str]:
+        """The walls that stand."""
+        return [wall for wall, why_not in self.walls.items() if not why_not]
+
+    @property
+    def metered(self) -> str:
+        """How traffic is counted here."""
+        if not self.walls["network"]:
+            return "packets on the private loopback device, read outside of the submission's processes"
+        return f"the submission's own processes, since there is no private network ({self.walls['network']})"
+
+    def run(
+        self,
+        exercise: Exercise,
+        answer: Answer,
+        cases: Sequence[Case],
+        tell: Callable[[int, str], None] = lambda done, words: None,
+    ) -> Outcome:
+        """Run the learner's function for `exercise` on each case, in fresh processes that a few cases share.
+
+        After cases that hang, or once it is clear that there is no function to run, the others are skipped. A case that
+        is ended though nobody can tell why is tried once more, alone. ``tell(done, words)`` is called before each
+        start. Nothing that an answer does raises here; `SandboxError` does where a fork server cannot be kept alive.
+        """
+        errand = _Errand(self, exercise, answer, cases, tell)
+        return errand.run()
+
+    def perform(self, task: dict[str, Any], blobs: Sequence[bytes]) -> Start:
+        """Have a warden run `task`, in which pieces are places in `blobs`; returns when all its processes are gone."""
+        with self._lock:
+            number = next(self._numbers)
+        whole = {
+            "try_walls": False,
+            **task,
+            "number": number,
+            "limits": asdict(self.limits),
+            "walls": self.standing,
+            "hidden": self._hidden,
+            "directory": os.getcwd(),
+        }
+        job_fd = anonymous_file("dtlib-task")
+        try:
+            with open_fd(job_fd, "wb") as file:
+                file.write(_with_places(whole, blobs))
+                file.writelines(blobs)
+            control, pid = self._start(job_fd)
+        finally:
+            os.close(job_fd)
+        with contextlib.closing(control):
+            control.settimeout(sum(job["cpu_seconds"] for job in task["jobs"]) + self.limits.wall_seconds + 60)
+            try:
+                return receive(control, task["world_size"])
+            except (OSError, EOFError, ValueError) as error:
+                return Start(lost=f"the warden of this case ended without a report ({type(error).__name__}: {error})")
+            finally:
+                with contextlib.suppress(OSError):
+                    control.shutdown(socket.SHUT_RDWR)
+                _wait_for(pid)
+
+    def _try_walls(self) -> None:
+        task = {"world_size": 1, "answers": [], "jobs": [], "try_walls": True}
+        for _ in range(len(WALLS) + 1):
+            start = self.perform(task, [])
+            if "no_wall" not in start.facts:
+                return
+            self.walls[start.facts["no_wall"]] = start.facts["why"]
+        raise SandboxError(f"no wall stands on this machine: {self.walls}")
+
+    def _start(self, job_fd: int) -> tuple[socket.socket, int]:
+        if self.is_open:  # the learner's own processes: the lab's fork server will do
+            return start_supervisor(job_fd, _GUARD)
+        with self._lock:
+            for attempt in range(2):
+                if self._server is None or self._server.process.poll() is not None:
+                    self._server = ForkServer(_GUARD, _MODULES, None if self.walls["environment"] else _ENVIRONMENT)
+                try:
+                    return self._server.start(job_fd)
+                except (OSError, EOFError, RuntimeError) as error:
+                    self._server.close()
+                    self._server = None
+                    if attempt:
+                        raise SandboxError(f"a fork server cannot be kept alive: {error}") from error
+        raise AssertionError("unreachable")
+
+
+class Answer:
+    """What a learner wrote, on its way to the ranks: the cells of a notebook, or a function sent by value."""
+
+    def __init__(self, cells: Sequence[Cell] = (), sent: bytes = b"") -> None:
+        self.cells = [(cell.id, cell.source) for cell in cells]
+        key, data = ("sent", sent) if sent else ("cells", json.dumps(self.cells).encode())
+        self.packed = {key: np.frombuffer(data, np.uint8)}  # as bytes: plain data cut long texts
+
+
+Job = tuple[Exercise, Answer, Case]
+
+
+class _Errand:
+    """One exercise of one answer: which cases are left, and what was observed of those that are done."""
+
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        exercise: Exercise,
+        answer: Answer,
+        cases: Sequence[Case],
+        tell: Callable[[int, str], None],
+    ) -> None:
+        self.sandbox, self.exercise, self.answer, self.cases, self.tell = sandbox, exercise, answer, cases, tell
+        self.done: dict[int, Observed] = {}
+        self.retried: set[int] = set()
+        self.starts: list[Start] = []
+        self.printed: list[str] = []
+        self.begun = time.monotonic()
+
+    def run(self) -> Outcome:
+        for group in self._groups():
+            while left := [index for index in group if index not in self.done]:
+                trouble = self._why_not()
+                if trouble is not None:
+                    self.done |= {index: Observed(self.cases[index], trouble=trouble) for index in left}
+                else:
+                    self._start(left)
+        jobs = [job for start in self.starts for job in start.jobs]
+        return Outcome(
+            [self.done[index] for index in range(len(self.cases))],
+            cut("".join(self.printed)),
+            time.monotonic() - self.begun,
+            sum(sum(job["cpu_seconds"]) for job in jobs),
+            sum(sum(job["starved_seconds"]) for job in jobs),
+        )
+
+    def _groups(self) -> Iterator[list[int]]:
+        """The cases that share processes: those of as many ranks; one that is weighed has its own."""
+        shared: dict[int, list[int]] = {}
+        for index, case in enumerate(self.cases):
+            if not case.get("weighed"):
+                shared.setdefault(case.get("world_size", 1), []).append(index)
+        yield from shared.values()
+        yield from ([index] for index, case in enumerate(self.cases) if case.get("weighed"))
+
+    def _why_not(self) -> Trouble | None:
+        """Why nothing more is run, if it is not."""
+        troubles = [each.trouble for each in self.done.values() if each.trouble is not None]
+        whole = next((each for each in troubles if each.kind in WHOLE), None)
+        if whole is not None:
+            return whole
+        alone = "world_size" not in self.cases[0]
+        if sum(each.kind == "hung" for each in troubles) >= _MOST_HANGS and not alone:
+            return Trouble("skipped", "not run, because earlier cases hung")
+        if time.monotonic() - self.begun > self.sandbox.limits.exercise_seconds:
+            return Trouble("not known", "not run, because the time for this exercise was used up")
+        return None
+
+    def _start(self, indices: list[int]) -> None:
+        self.tell(len(self.done), self._words(indices[0]))
+        jobs = [(self.exercise, self.answer, self.cases[index]) for index in indices]
+        start = self.sandbox.perform(*task_of(jobs, self.sandbox.limits.cpu_seconds))
+        self.starts.append(start)
+        self.printed += start.printed()
+        observed = read_start(start, [(self.exercise, self.answer.cells, case) for _, _, case in jobs])
+        for index, each in zip(indices, observed, strict=False):  # after one that was ended, others may not have begun
+            if each.trouble is not None and each.trouble.kind == "not known" and index not in self.retried:
+                self.retried.add(index)
+                self._start([index])
+            else:
+                self.done[index] = each
+
+    def _words(self, index: int) -> str:
+        n = self.cases[index].get("world_size", 1)
+        return f"{n} ranks" if n > 1 else "one process"
+
+
+def task_of(jobs: Sequence[Job], least_seconds: float) -> tuple[dict[str, Any], list[bytes]]:
+    """A task for `Sandbox.perform`: `jobs` of as many ranks, one after the other, and the blobs that it hands out."""
+    blobs: list[bytes] = []
+    answers: list[Answer] = []
+    planned = []
+    for exercise, answer, case in jobs:
+        if not answers or answers[-1] is not answer:
+            answers.append(answer)
+        pieces: list[list[int]] = []
+        named: list[dict[str, int]] = []
+        for rank in range(case.get("world_size", 1)):
+            packed = [plain.pack(piece) for _, piece in exercise.handed_out(case, rank)]
+            pieces.append(list(range(len(blobs), len(blobs) + len(packed))))
+            blobs += packed
+            own = exercise.named(case, rank)
+            named.append({label: len(blobs) + index for index, label in enumerate(own)})
+            blobs += [plain.pack(piece) for piece in own.values()]
+        planned.append(
+            {
+                "answer": len(answers) - 1,
+                "cell_id": exercise.id.replace(".", "-"),
+                "function": exercise.function,
+                "harness": exercise.harness,
+                "alone": "world_size" not in case,
+                "weigh": bool(case.get("weighed")),
+                "cpu_seconds": costs.limit(exercise.id, least_seconds),
+                "pieces": pieces,
+                "named": named,
+                "holds": [list(hold) for hold in exercise.holds(case)],
+            }
+        )
+    world_size = jobs[0][2].get("world_size", 1)
+    return {"world_size": world_size, "answers": [each.packed for each in answers], "jobs": planned}, blobs
+
+
+def cut(text: str, most: int = 4000) -> str:
+    """What was printed, its end cut off where it is long."""
+    return text if len(text) <= most else text[:most] + "\n… (the rest is not shown)"
+
+
+# All that a submission sees of the environment. The server starts with it, so that /proc/self/environ says no more.
+_ENVIRONMENT = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "HOME": HOME,
+    "USER": "learner",
+    "LOGNAME": "learner",
+    "LANG": "C.UTF-8",
+    "TMPDIR": TEMPORARY,
+    "OMP_NUM_THREADS": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
+_MODULES = (
+    *(f"{__package__}.harness.{name}" for name in ("cells", "collectives", "paper")),
+    f"{__package__}.walls.inmate",
+    "dtlib.ranks",
+)
+
+
+def _with_places(task: dict[str, Any], blobs: Sequence[bytes]) -> bytes:
+    """The head of a task's file, in which each piece is (where it begins in the file, its bytes)."""
+    lengths = [len(blob) for blob in blobs]
+
+    def head(first: int) -> bytes:
+        starts = list(itertools.accumulate(lengths, initial=first))
+        jobs = [
+            {
+                **job,
+                "pieces": [[[starts[i], lengths[i]] for i in each] for each in job["pieces"]],
+                "named": [{label: [starts[i], lengths[i]] for label, i in each.items()} for each in job["named"]],
+            }
+            for job in task["jobs"]
+        ]
+        packed = plain.pack({**task, "jobs": jobs})
+        return len(packed).to_bytes(8, "big") + packed
+
+    # The places stand in the head, whose own length they depend on: it grows by a few digits at most.
+    size = len(head(0))
+    while len(head(size)) > size:
+        size = len(head(size))
+    return head(size) + b"\0" * (size - len(head(size)))
+
+
+def _wait_for(pid: int) -> None:
+    """Wait until the warden's anchor is gone, and with it every process of the start."""
+    with contextlib.suppress(AttributeError, OSError):  # no pidfd (not Linux), or gone already
+        anchor = os.pidfd_open(pid)
+        try:
+            select.select([anchor], [], [], 15)
+        finally:
+            os.close(anchor)

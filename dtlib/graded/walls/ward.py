@@ -1,0 +1,361 @@
+"""The inmates of one start, seen by their warden: what is handed out when, who is stuck, and what every job took."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from dtlib.lab.context import join
+from dtlib.lab.supervisor import Rank, Report, Run
+from dtlib.lab.worker import Failure, Job
+from dtlib.processes.channel import send_frame
+
+from . import vitals
+from .limits import Limits
+from .tap import Tap, ports_of
+from .view import HOME
+
+_MAX_FRAME_BYTES, _MAX_FRAMES = 64, 20_000
+_QUIET_LOOKS = 3  # in a row
+_TICK_SECONDS, _TICK_SHARE = 150e-6, 0.02  # gloo's own thread looks around every ten milliseconds
+_BUSY_SECONDS = 0.3  # of computing while nothing crosses and another rank is held back: it waits actively
+# Ranks are stuck when for so long nothing crosses, and they hardly compute nor wait for a processor meanwhile.
+_PATIENCE_SECONDS, _STILL_SHARE = 3.0, 0.1
+_LONGEST_SETTLE_SECONDS = 2.0  # for threads that never rest
+_ROOM_BYTES = 16 * 2**20  # what a rank may hold when its first piece is handed out: imports, caches of libraries
+_SLOW, _QUICK = 0.02, 0.002
+
+
+class Desks:
+    """What was asked and answered in a job: `asks` and `given` count the pieces of each rank."""
+
+    def __init__(self, job: dict[str, Any], world_size: int) -> None:
+        self.pieces: Sequence[Sequence[tuple[int, int]]] = job["pieces"]  # of each rank: (offset, bytes) in the file
+        self.named: Sequence[dict[str, tuple[int, int]]] = job["named"]
+        self.wants = [""] * world_size  # the name of what each rank asked for last, "" for the next in the order
+        self.holds: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for rank, piece, other, until in job["holds"]:
+            self.holds.setdefault((rank, piece), []).append((other, until))
+        self.asks, self.given = [0] * world_size, [0] * world_size
+        self.asked_at = [0.0] * world_size
+
+    def ask(self, rank: int, label: str) -> None:
+        """A rank asks for the piece called `label`, or for its next one."""
+        self.asks[rank] += not label
+        self.wants[rank] = label
+        self.asked_at[rank] = time.monotonic()
+
+    def is_asking(self, rank: int) -> bool:
+        """Whether a rank waits for a piece."""
+        return bool(self.wants[rank]) or self.asks[rank] > self.given[rank]
+
+    def answer(self, rank: int) -> tuple[int, str, tuple[int, int]]:
+        """What a rank gets now: its number in the order (-1 for one by name), its name, where it stands in the file.
+
+        Raises ``LookupError`` where there is no such piece.
+        """
+        label, self.wants[rank] = self.wants[rank], ""
+        if label:
+            return -1, label, self.named[rank][label]
+        self.given[rank] += 1
+        return self.given[rank] - 1, "", self.pieces[rank][self.given[rank] - 1]
+
+    def is_held(self, rank: int) -> bool:
+        """Whether that piece is kept back until other ranks have asked for certain pieces of their own."""
+        if self.wants[rank]:
+            return False
+        waits_for = self.holds.get((rank, self.given[rank]), ())
+        return any(other < 0 or self.asks[other] <= until for other, until in waits_for)
+
+
+class Ward(Run):
+    """The ranks of one start, which do one job after another together."""
+
+    frame_seconds = 1.0
+
+    def __init__(self, task: dict[str, Any], blobs_fd: int, control: socket.socket, *, fork: bool) -> None:
+        super().__init__(Job(b"", task["world_size"], 0.0, 1, "host", {}, "/", [], [], {}), control, fork)
+        self.task, self.blobs_fd = task, blobs_fd
+        self.limits = Limits(**task["limits"])
+        self.tap: Tap | None = None
+        self.jobs_done: list[dict[str, Any]] = []
+        self.broken_limit = ""
+        self.sees = vitals.can_be_read()
+        self._frames = 0
+        self._begun_frame: dict[int, float] = {}
+        n = task["world_size"]
+        self._own = [[0] for _ in range(n)]  # the processes of each rank
+        self._pulses = [vitals.Pulse()] * n
+        self._quiet = [0] * n  # for how many looks
+        self._held, self._base, self._peak = [0] * n, [0] * n, [0] * n
+        self._ran_before = [0.0] * n
+        self._next_count, self._looked_at, self._position = 0.0, 0.0, 0
+        self._early: set[int] = set()  # ranks that ask for the first piece of the next job
+        self._at_fork = vitals.held_bytes("self")
+        self._new_job()
+
+    # one job after the other
+
+    def _new_job(self) -> None:
+        self.number = len(self.jobs_done)
+        self.plan = self.task["jobs"][self.number] if self.number < len(self.task["jobs"]) else None
+        self.has_begun, self.through = False, [False] * self.task["world_size"]
+        self.desks = Desks(self.plan or {"pieces": [], "named": [], "holds": []}, self.task["world_size"])
+        for rank in self._early:
+            self.desks.ask(rank, "")
+        self._early = set()
+        self.log: list[list[Any]] = []
+        self._start = time.monotonic()
+        self._first_pulses = list(self._pulses) if self.number else [vitals.Pulse()] * self.task["world_size"]
+        self._still: tuple[float, int, list[vitals.Pulse]] | None = None
+
+    def _begin(self) -> None:
+        """All ranks stand at the desk for the first time: what is counted counts from here on."""
+        self.has_begun = True
+        if self.tap is not None:
+            self.tap.begin()
+        self._base = [min(max(held, self._at_fork), self._at_fork + _ROOM_BYTES) for held in self._held]
+        self._peak = list(self._held)
+
+    def close_job(self, how: str) -> None:
+        """Note how the present job ended, and everything that was seen of it."""
+        if self.plan is None:
+            return
+        if self.plan["weigh"]:
+            self._weigh()
+        done: dict[str, Any] = {
+            "how": how,
+            "asks": self.log,
+            "at_end": [self._grown(rank) for rank in range(len(self.ranks))],
+            "seconds": time.monotonic() - self._start,
+            "cpu_seconds": [now.cpu_seconds - then.cpu_seconds for now, then in self._pairs()],
+            "starved_seconds": [now.starved_seconds - then.starved_seconds for now, then in self._pairs()],
+        }
+        if self.tap is not None and self.has_begun:
+            done["traffic"] = vars(self.tap.traffic([ports_of(rank.pid) for rank in self.ranks]))
+        self.jobs_done.append(done)
+        self._new_job()
+
+    def _pairs(self) -> list[tuple[vitals.Pulse, vitals.Pulse]]:
+        return list(zip(self._pulses, self._first_pulses, strict=True))
+
+    def _grown(self, rank: int) -> list[int]:
+        """What a rank holds beyond its beginning, and the most that it held since it was last asked."""
+        pair = [self._held[rank] - self._base[rank], self._peak[rank] - self._base[rank]]
+        self._peak[rank] = self._held[rank]
+        return pair
+
+    # serving
+
+    def watch(self) -> Report:
+        """Serve the ranks until all jobs are done, or one of them has failed."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.control, selectors.EVENT_READ, None)
+            for number, rank in enumerate(self.ranks):
+                selector.register(rank.sock, selectors.EVENT_READ, number)
+            while any(rank.state == "running" for rank in self.ranks):
+                ready = selector.select(self._pause())
+                for key, _ in ready:
+                    if key.data is None:
+                        raise EOFError("the grader left")  # it never speaks: readable means closed
+                    if not self._serve(key.data):
+                        selector.unregister(key.fileobj)
+                if not ready or any(rank.state != "running" for rank in self.ranks):
+                    self._notice_deaths()
+                failed = [rank.state for rank in self.ranks if rank.state in ("raised", "died")]
+                if failed:
+                    report = self._failed(selector)
+                    self.close_job("limit" if self.broken_limit else self.ranks[report.first or 0].state)
+                    return report
+                late = self._tend()
+                if late:
+                    report = self._timed_out()
+                    self.close_job(late)
+                    return report
+        for rank in self.ranks:
+            send_frame(rank.sock, b"go")
+        return Report([rank.state for rank in self.ranks])
+
+    def _pause(self) -> float:
+        asking = any(map(self.desks.is_asking, range(len(self.ranks))))
+        return _QUICK if asking or (self.plan is not None and self.plan["weigh"]) else _SLOW
+
+    def _serve(self, number: int) -> bool:
+        """Read one frame of an inmate, as soon as it is there as a whole: nobody may keep the warden waiting."""
+        rank = self.ranks[number]
+        try:
+            ready = rank.sock.recv(4 + _MAX_FRAME_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except OSError:
+            return False
+        length = int.from_bytes(ready[:4], "big") if len(ready) >= 4 else 0
+        late = time.monotonic() - self._begun_frame.setdefault(number, time.monotonic()) > self.frame_seconds
+        self._frames += 1
+        if length > _MAX_FRAME_BYTES or self._frames > _MAX_FRAMES or (late and ready):
+            self.end_all("tampered", "wrote to the grader's own channel")
+            return False
+        if ready and len(ready) < 4 + length:
+            time.sleep(0.01)
+            return True
+        self._begun_frame.pop(number, None)
+        kind = ready[4:5]
+        if kind not in (b"A", b"J", b"X"):
+            return super()._serve(number)
+        rank.sock.recv(4 + length)
+        if kind == b"A" and self.through[number]:
+            self._early.add(number)  # for the next job: others are not through with this one
+        elif kind == b"A":
+            self.desks.ask(number, ready[5 : 4 + length].decode("ascii", "replace"))
+        elif kind == b"J":
+            self.through[number] = True
+            if all(self.through):
+                self.close_job("done")
+        else:  # ranks that meet are told nothing of each other, or it would be a way to exchange data unseen
+            rank.waiting = b""
+            if all(other.waiting is not None for other in self.ranks):
+                for other in self.ranks:
+                    other.waiting = None
+                    send_frame(other.sock, join([b""] * len(self.ranks)))
+        return True
+
+    def read_failure(self, rank: Rank) -> Failure:
+        """What an inmate wrote is left for the grader to read, as plain data."""
+        return Failure("told")
+
+    # looking after them
+
+    def _tend(self) -> str:
+        """Hand out what may be handed out; why the job must end now, "" if it need not."""
+        if self.tap is not None:
+            self.tap.read(at_most=2000)
+        self._look()
+        if self.plan is None:
+            return ""
+        busy = [rank for rank in range(len(self.ranks)) if not self.through[rank]]
+        asking = [rank for rank in busy if self.desks.is_asking(rank)]
+        if not self.has_begun and len(asking) == len(self.ranks):
+            self._begin()
+        if self.has_begun:
+            settled = [rank for rank in asking if self._is_settled(rank)]
+            free = [rank for rank in settled if not self.desks.is_held(rank)]
+            if not free and asking and all(self._rests(rank) for rank in busy):
+                self._answer(asking, "quiet")
+            else:
+                self._answer(free, "")
+        return self._why_late(busy, asking)
+
+    def _rests(self, rank: int) -> bool:
+        """Whether a rank does not move, or asks again and again whether something has come that does not come."""
+        ran = self._pulses[rank].running_seconds - self._ran_before[rank]
+        return self._quiet[rank] >= _QUIET_LOOKS or ran > _BUSY_SECONDS
+
+    def _why_late(self, busy: list[int], asking: list[int]) -> str:
+        now = time.monotonic()
+        assert self.plan is not None
+        if not self.sees:
+            return "hung" if now - self._start > self.plan["cpu_seconds"] else ""
+        if any(pulse.cpu_seconds - first.cpu_seconds > self.plan["cpu_seconds"] for pulse, first in self._pairs()):
+            return "busy"
+        if (asking and self.has_begun) or self._still is None:
+            self._still = now, self._position, list(self._pulses)
+        elif now - self._still[0] > _PATIENCE_SECONDS:
+            since, position, before = self._still
+            most = _STILL_SHARE * (now - since)
+            moved = position != self._position or any(
+                self._pulses[rank].running_seconds - before[rank].running_seconds > most
+                or self._pulses[rank].starved_seconds - before[rank].starved_seconds > most
+                for rank in busy
+            )
+            if not moved:
+                return "hung"
+            self._still = now, self._position, list(self._pulses)
+        return "stopped" if now - self._start > self.limits.wall_seconds else ""
+
+    def _is_settled(self, rank: int) -> bool:
+        """Whether a rank that asks has nothing else under way; where order matters, whether nobody has."""
+        if not self.sees or (self.task["world_size"] == 1 and not self.plan["weigh"]):  # type: ignore[index]
+            return True
+        late = time.monotonic() - self.desks.asked_at[rank] > _LONGEST_SETTLE_SECONDS
+        if self.desks.holds:
+            busy = (other for other, through in enumerate(self.through) if not through)
+            return late or all(self._quiet[other] >= 1 for other in busy)
+        return self._quiet[rank] >= 1 or late
+
+    def _answer(self, ranks: list[int], why: str) -> None:
+        if ranks and self.plan is not None and self.plan["weigh"]:
+            self._weigh()
+        if ranks:
+            self._ran_before = [pulse.running_seconds for pulse in self._pulses]
+        for rank in ranks:
+            try:
+                piece, label, (start, length) = self.desks.answer(rank)
+            except LookupError:
+                self.end_all("tampered", "asked for more than the harness does")
+                return
+            position = self.tap.position if self.tap is not None else 0
+            self.log.append([rank, piece, label, position, why, *self._grown(rank)])
+            self._quiet[rank] = 0
+            try:
+                self.ranks[rank].sock.settimeout(30)
+                send_frame(self.ranks[rank].sock, os.pread(self.blobs_fd, length, start))
+            except OSError:
+                pass  # it died meanwhile, which the next look at its process shows
+            finally:
+                self.ranks[rank].sock.settimeout(self.frame_seconds)
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        if not self.sees:
+            return
+        if now >= self._next_count or (self.plan is not None and self.plan["weigh"]):
+            self._count(now)
+        position = self.tap.position if self.tap is not None else 0
+        if position != self._position:
+            self._ran_before = [pulse.running_seconds for pulse in self._pulses]
+        tick = _TICK_SECONDS + _TICK_SHARE * (now - self._looked_at)
+        for number in range(len(self.ranks)):
+            pulse = vitals.pulse(self._own[number])
+            ran = pulse.running_seconds - self._pulses[number].running_seconds
+            rests = not pulse.awake and ran < tick and position == self._position
+            self._quiet[number] = self._quiet[number] + 1 if rests else 0
+            self._pulses[number] = pulse
+        self._position, self._looked_at = position, now
+
+    def _count(self, now: float) -> None:
+        """Find the processes of each rank, and hold them to their limits."""
+        self._next_count = now + 0.05
+        parents = {pid: parent for pid, parent, _ in vitals.processes()}
+        for number, rank in enumerate(self.ranks):
+            own = {rank.pid}
+            while more := {pid for pid, parent in parents.items() if parent in own} - own:
+                own |= more
+            self._own[number] = sorted(own)
+        self._weigh()
+        if not self.task["bounded"]:
+            return
+        grown = sum(max(0, held - self._at_fork) for held in self._held)
+        if grown > self.limits.memory_bytes:
+            self.end_all("memory", f"used more than {self.limits.memory_bytes / 2**20:.0f} MiB of memory and was ended")
+        if max(map(len, self._own)) > self.limits.processes + 1:  # the kernel holds all but the root user to it
+            self.end_all("processes", f"started more than {self.limits.processes} processes and was ended")
+        if any(os.fstat(rank.files.output).st_size > self.limits.output_bytes for rank in self.ranks):
+            self.end_all("output", f"printed more than {self.limits.output_bytes / 2**20:g} MiB and was ended")
+
+    def _weigh(self) -> None:
+        for number, rank in enumerate(self.ranks):
+            held = sum(vitals.held_bytes(pid) for pid in self._own[number])
+            held += sum(os.fstat(fd).st_size for fd in (rank.files.result, rank.files.output, rank.files.stack))
+            if self.task["bounded"]:
+                held += vitals.scratch_bytes(rank.pid, HOME)
+            self._held[number] = held
+            self._peak[number] = max(self._peak[number], held)
+
+    def end_all(self, kind: str, text: str) -> None:
+        """End the job, because a limit was broken or somebody took the harness's part."""
+        self.broken_limit = self.broken_limit or f"{kind}: {text}"
+        for rank in self.ranks:
+            if rank.state == "running":
+                rank.state, rank.failure = "raised", Failure(text)
