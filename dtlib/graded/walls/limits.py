@@ -21,16 +21,17 @@ _FIRST_USER = 1_900_000_000  # far above every user that a machine has
 class Limits:
     """Bounds on one job: one case of one exercise.
 
-    `cpu_seconds` is what a rank may compute, more where the reference needs more (see `costs`). `wall_seconds` ends
-    what is not done by then, whoever's fault it is, and `exercise_seconds` all cases of an exercise together: what
-    became of them is then not known. `memory_bytes` is what all processes of a job may hold beyond what they start
-    with, `scratch_bytes` what each rank may write to its throw-away home, `file_bytes` the size of a file,
-    `output_bytes` what a rank may print.
+    `cpu_seconds` is what a rank may compute, more where the reference needs more (see `costs`). Ranks are stuck when
+    nothing has moved for `patience_seconds`. `wall_seconds` ends what is not done by then, whoever's fault it is, and
+    `exercise_seconds` all cases of an exercise together: what became of them is then not known. `memory_bytes` is what
+    all processes of a job may hold beyond what they start with, `scratch_bytes` what each rank may write to its
+    throw-away home, `file_bytes` the size of a file, `output_bytes` what a rank may print.
     """
 
     cpu_seconds: float = 10.0
     wall_seconds: float = 120.0
     exercise_seconds: float = 600.0
+    patience_seconds: float = 3.0
     memory_bytes: int = 1536 * MiB
     processes: int = 128
     file_bytes: int = 64 * MiB

@@ -23,8 +23,7 @@ _MAX_FRAME_BYTES, _MAX_FRAMES = 64, 20_000
 _QUIET_LOOKS = 3  # in a row
 _TICK_SECONDS, _TICK_SHARE = 150e-6, 0.02  # gloo's own thread looks around every ten milliseconds
 _BUSY_SECONDS = 0.3  # of computing while nothing crosses and another rank is held back: it waits actively
-# Ranks are stuck when for so long nothing crosses, and they hardly compute nor wait for a processor meanwhile.
-_PATIENCE_SECONDS, _STILL_SHARE = 3.0, 0.1
+_STILL_SHARE = 0.1  # of the time: ranks that compute, or wait for a processor, no more than that are stuck
 _LONGEST_SETTLE_SECONDS = 2.0  # for threads that never rest
 _ROOM_BYTES = 16 * 2**20  # what a rank may hold when its first piece is handed out: imports, caches of libraries
 _SLOW, _QUICK = 0.02, 0.002
@@ -166,12 +165,11 @@ class Ward(Run):
                         selector.unregister(key.fileobj)
                 if not ready or any(rank.state != "running" for rank in self.ranks):
                     self._notice_deaths()
-                failed = [rank.state for rank in self.ranks if rank.state in ("raised", "died")]
-                if failed:
+                late = self._tend()
+                if any(rank.state in ("raised", "died") for rank in self.ranks):
                     report = self._failed(selector)
                     self.close_job("limit" if self.broken_limit else self.ranks[report.first or 0].state)
                     return report
-                late = self._tend()
                 if late:
                     report = self._timed_out()
                     self.close_job(late)
@@ -261,7 +259,7 @@ class Ward(Run):
             return "busy"
         if (asking and self.has_begun) or self._still is None:
             self._still = now, self._position, list(self._pulses)
-        elif now - self._still[0] > _PATIENCE_SECONDS:
+        elif now - self._still[0] > self.limits.patience_seconds:
             since, position, before = self._still
             most = _STILL_SHARE * (now - since)
             moved = position != self._position or any(
