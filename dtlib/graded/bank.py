@@ -19,6 +19,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from . import plain
 from .exercise import Check, Exercise, Mistake
 from .seen import Case, Observed
@@ -154,7 +156,7 @@ def equipped(exercise: Exercise, bank: Bank, shared: Bank, shipped: Sequence[Pro
 
 def _equipped(exercise: Exercise, check: Check, bank: Bank, shared: Bank, shipped: Sequence[Program]) -> Check:
     common = {section.mistake: section.feedback for section in shared.wrong}
-    known = {mistake.name: mistake for mistake in check.mistakes}
+    known = {mistake.name: mistake for mistake in reversed(check.mistakes)}  # an exercise's own sign counts first
     mistakes = []
     for section in bank.wrong:
         if check.name not in section.checks:
@@ -165,7 +167,7 @@ def _equipped(exercise: Exercise, check: Check, bank: Bank, shared: Bank, shippe
             raise BankError(f"{exercise.id}, {section.heading!r} has no feedback, here or among the shared ones")
         if name in known:
             mistakes.append(replace(known[name], feedback=feedback))
-        elif exercise.harness == "paper.call" and check.agrees is not None:
+        elif exercise.harness.startswith("paper.") and check.agrees is not None:
             programs = [each.source for each in shipped if (each.check, each.mistake) == (section.checks[0], name)]
             mistakes.append(Mistake(name, _same_as(programs, exercise.function, check.agrees), feedback))
         else:
@@ -196,7 +198,8 @@ def _is_same(observed: Observed, source: str, function: str, agrees: Callable[[O
 def replayed(source: str, function: str, case: Case) -> Any:
     """What a program of the bank answers in a case on paper, as plain data, or the exception that it raises."""
     try:
-        return plain.simplify(_space(source)[function](*_copied(case["arguments"])))
+        with np.errstate(all="ignore"):  # whoever reads the verdict need not hear what a wrong program overflows
+            return plain.simplify(_space(source)[function](*_copied(case["arguments"])))
     except Exception as error:
         return error
 
@@ -204,8 +207,6 @@ def replayed(source: str, function: str, case: Case) -> Any:
 @cache
 def _space(source: str) -> dict[str, Any]:
     import math
-
-    import numpy as np
 
     space: dict[str, Any] = {"np": np, "math": math}
     exec(compile(source, "<a program of the bank>", "exec"), space)
@@ -224,7 +225,7 @@ def ship(exercises: Mapping[str, Exercise], references: Mapping[str, str], banks
     told = {
         name: [[each.check, each.mistake, each.source] for each in banks[name].programs(references[name]) if each.check]
         for name, exercise in exercises.items()
-        if exercise.harness == "paper.call"
+        if exercise.harness.startswith("paper.")
     }
     return json.dumps(told, indent=0, ensure_ascii=False) + "\n"
 

@@ -54,6 +54,9 @@ def compare(seen: Any, expected: Any, where: str, rtol: float = 1e-6, atol: floa
         for number, (one, two) in enumerate(zip(seen, expected, strict=True)):
             if not close(one, two, rtol, atol):
                 return compare(one, two, f"{where}; part {number}" if len(expected) > 1 else where, rtol, atol)
+    elif isinstance(expected, list | tuple) and any(map(plain.is_array, expected)):
+        told = f"a list of {len(seen)}" if isinstance(seen, list | tuple) else _kind(seen)
+        return Finding(told, f"a list of {len(expected)} tensors", where)
     if isinstance(expected, int | float) and not isinstance(expected, bool) and not plain.is_number(seen):
         return Finding(_kind(seen), "a finite number", where)
     return Finding(show(seen), show(expected), where)

@@ -188,10 +188,22 @@ class Exercise:
                 f"`{self.function}` still raises NotImplementedError: replace that line by your answer."
             )
         shown = [check for check in self.checks if check.visible or hidden]
-        results = tuple(check.judge(cases) for check in shown)
+        results = tuple(self._counted(check, check.judge(cases), cases) for check in shown)
         if any(check.gate and result.verdict == "fail" for check, result in zip(shown, results, strict=True)):
             results = tuple(_uncounted(check, result) for check, result in zip(shown, results, strict=True))
         return Result.of(self.id, self.title, results, self.points - sum(each.max_points for each in results))
+
+    def _counted(self, check: Check, result: CheckResult, cases: Sequence[Observed]) -> CheckResult:
+        """The result, unless it praises how little was held by who computed nothing: values come first."""
+        if check.kind != "memory" or result.verdict != "pass":
+            return result
+        looked_at = [each for each in cases if check.applies(each.case)]
+        values = [other for other in self.checks if other.kind in ("value", "gradient")]
+        if all(other.judge(looked_at).verdict != "fail" for other in values):
+            return result
+        return replace(
+            result, points=0, verdict="not counted", message="What is held counts once the values are right."
+        )
 
     def not_attempted(self, message: str) -> Result:
         """The result of an exercise that nobody has begun: `message` says what to do first."""

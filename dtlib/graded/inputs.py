@@ -5,7 +5,7 @@ A rank is told its own numbers, and nothing from which it could work out those o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -52,6 +52,17 @@ def all_values(case: Case) -> Array:
 def shard(tensor: Array, n: int, rank: int) -> Array:
     """The share of `rank` of N in the flat elements of `tensor`: lengths differ by at most one, longer ones first."""
     return np.array_split(tensor.reshape(-1), n)[rank].copy()
+
+
+def tensors(case: Case) -> list[Array]:
+    """Tensors of ``case["shapes"]``, float32, the same on all ranks."""
+    rng = np.random.default_rng(int(case["seed"]))
+    return [np.asarray(rng.standard_normal(shape, np.float32)) for shape in case["shapes"]]
+
+
+def factor(case: Case, rank: int, number: int) -> float:
+    """By what `rank` multiplies its share the n-th time; nobody knows it before."""
+    return float(np.random.default_rng([int(case["seed"]), 2**20 + 3, rank, number]).uniform(0.5, 1.5))
 
 
 # A network of tanh layers with a mean squared error: small enough to differentiate by hand in numpy (see `oracle`).
@@ -104,3 +115,50 @@ def keys(case: Case, rank: int, number: int) -> list[Array]:
 def gates(case: Case, rank: int, number: int) -> Pieces:
     """`keys` as pieces, each under the label ``gate``."""
     return [("gate", key) for key in keys(case, rank, number)]
+
+
+def given_gradient(told: tuple[int, int], index: int, shape: tuple[int, ...]) -> Array:
+    """A gradient that is given rather than computed, of parameter `index`, in 64ths: whole numbers from `told`'s second
+    one to 127, which every format has. The first is a seed."""
+    seed, lowest = told
+    return np.random.default_rng([int(seed), 2**20 + 3, index]).integers(lowest, 128, shape, np.int8)
+
+
+# Tensors of activations: of any size, and the same wherever they are made.
+
+
+def noise(case: Case, name: str, shape: Sequence[int], largest: float = 1.0) -> Array:
+    """The tensor called `name` of a case: float32 numbers from -largest to `largest`."""
+    rng = np.random.default_rng([int(case["seed"]), *name.encode()])
+    drawn = rng.random(int(np.prod(shape)), np.float32) - np.float32(0.5)
+    drawn *= np.float32(2 * largest)
+    return drawn.reshape(shape)
+
+
+def gate_and_up(case: Case) -> tuple[Array, Array]:
+    """Two tensors of ``case["shape"]``. Some entries of the gate are 0, some are far from it (see `special_places`)."""
+    gate, up = noise(case, "gate", case["shape"], 4.0), noise(case, "up", case["shape"], 2.0)
+    zero, far = np.split(special_places(case), 2)
+    gate.reshape(-1)[far] = np.where(far % 2, 60, -60)
+    gate.reshape(-1)[zero] = 0
+    return gate, up
+
+
+def special_places(case: Case) -> Array:
+    """Where the gate is 0, and then where it is far from it: as many places, of a small tensor none."""
+    rng, size = np.random.default_rng([int(case["seed"]), 2**20 + 3]), int(np.prod(case["shape"]))
+    return rng.integers(0, size, 2 * min(20, size // 10))
+
+
+def layer(case: Case, number: int) -> list[Array]:
+    """The weights of a layer that is `hidden` wide inside: [hidden, width], [hidden], [width, hidden], [width]."""
+    width, hidden = int(case["width"]), int(case["hidden"])
+    shapes = ((hidden, width), (hidden,), (width, hidden), (width,))
+    named = ((f"layer {number}, {part}", shape) for part, shape in enumerate(shapes))
+    return [noise(case, name, shape, (3 / shape[-1]) ** 0.5) for name, shape in named]
+
+
+def layer_keys(case: Case) -> dict[str, Array]:
+    """By what the results of each layer are multiplied, and the gradients that come back to it."""
+    names = [f"{way} {number}" for number in range(case["layers"]) for way in ("layer", "back")]
+    return {name: np.float32(1) + noise(case, name, (int(case["width"]),), 0.5) for name in names}

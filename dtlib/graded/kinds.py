@@ -11,12 +11,14 @@ name under ``"is"``), everybody waiting, and sums in which contributions are mis
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from . import plain
 from .compare import close, compare, mixture, show, show_bytes
 from .exercise import Check, Finding, Fits, FormError, Kind, Mistake
 from .seen import Case, Observed, Seen
@@ -34,6 +36,7 @@ class Sign:
     fits: Fits
 
 
+Ranges = Mapping[str, Sign | tuple[Callable[[Case, int], float], Callable[[Case, int], float] | None]]
 Wrong = Mapping[str, Theory | Sign | tuple[Theory | Sign, ...]]
 
 
@@ -79,14 +82,26 @@ def raised(pattern: str) -> Sign:
 
 
 _WAITS = re.compile(r"recv|send|wait|batch|barrier|all_reduce|all_gather|all_to_all|synchronize")
-DEADLOCK = Sign(
-    lambda failing, passing: any(
-        each.trouble is not None and each.trouble.kind == "hung" and _WAITS.search(each.trouble.line) is not None
-        for each in failing
-    )
-)
+
+
+def _hangs(each: Observed) -> bool:
+    return each.trouble is not None and each.trouble.kind == "hung" and _WAITS.search(each.trouble.line) is not None
+
+
+def _thrown_away(each: Observed) -> bool:
+    """Whether both ends of a message had begun, and it did not leave: its sender holds it no more."""
+    ends = {kind: Counter[Any]() for kind in ("send", "receive", "data")}
+    for kind, rank, peer, op, *_ in each.seen.log:
+        if op == "send":
+            ends[kind][(peer, rank) if kind == "receive" else (rank, peer)] += 1
+    return _hangs(each) and any((ends["send"] & ends["receive"] - ends["data"]).values())
+
+
+ABANDONED = Sign(lambda failing, passing: any(map(_thrown_away, failing)))
+DEADLOCK = Sign(lambda failing, passing: any(map(_hangs, failing)) and not any(map(_thrown_away, failing)))
 NEVER_ENDS = Sign(lambda failing, passing: any(each.trouble and each.trouble.kind == "hung" for each in failing))
 NOTHING_ELSE = every(lambda each: True)  # for the last of a check's mistakes
+GATHERED = every(lambda each: "all_gather" in dict(each.seen.collectives()))
 
 
 # Kinds
@@ -99,7 +114,7 @@ def values(
     right: Theory,
     *,
     of: Of = "answer",
-    part: str | int | None = None,
+    part: str | int | tuple[str, ...] | None = None,
     parts: str = "",
     wrong: Wrong | None = None,
     sums: Sums | None = None,
@@ -108,17 +123,22 @@ def values(
     rtol: float = 1e-6,
     atol: float = 0.0,
     names: Callable[[Case], Sequence[str]] | None = None,
+    least_sent: Theory | None = None,
 ) -> Check:
     """Numbers against those of ``right(case)``: of every rank a list, on paper the answer or the `part` of it.
 
-    `of` names what each rank said, or takes it from what was observed. `parts` says in words what a tuple must hold.
+    `of` names what each rank said, or takes it from what was observed. `parts` says in words what a tuple must hold;
+    without a `part` all of them are compared, with a tuple of names these entries of a dictionary.
     Where the right numbers are sums over the ranks, ``sums(case, rank)`` has for
     each rank what it contributes to those of `rank`, in pieces. `where` limits the check to
     the cases with a property, or with ``"not …"`` to those without. ``names(case)`` are those of a list's entries.
+    Right numbers count where all ranks together sent ``least_sent(case)`` bytes, without which nobody can know them.
     """
 
     def taken(observed: Observed) -> Any:
         value = _taken(observed, of)
+        if part is None and parts:
+            return [_part(value, number, parts) for number in range(len(parts.split(",")))]
         return value if part is None else _part(value, part, parts)
 
     def expected(theory: Any) -> Any:
@@ -129,9 +149,14 @@ def values(
 
     def inspect(observed: Observed) -> Finding | None:
         seen, wanted = taken(observed), expected(right(observed.case))
+        if of == "answer" and (isinstance(part, tuple) or (part is None and parts)):
+            named = zip(part or parts.split(", "), seen, wanted, strict=True)
+            found = (compare(one, two, f"{name}; {observed.words}", rtol, atol) for name, one, two in named)
+            return next((each for each in found if each), None)
         if of == "answer":
             return compare(seen, wanted, observed.words, rtol, atol)
-        return _compare_ranks(observed, seen, wanted, names(observed.case) if names else (), rtol, atol)
+        off = _compare_ranks(observed, seen, wanted, names(observed.case) if names else (), rtol, atol)
+        return off or (_unheard(observed, least_sent) if least_sent else None)
 
     mistakes = [*_known(wrong, agrees), *_common(where)]
     if sums is not None:
@@ -183,20 +208,25 @@ def keeps(
     most: Callable[[Case, int], float],
     words: str,
     *,
-    wrong: Mapping[str, Sign | tuple[Callable[[Case, int], float], Callable[[Case, int], float] | None]] | None = None,
+    least: Callable[[Case, int], float] = lambda case, rank: 0.0,
+    wrong: Ranges | None = None,
     where: str | Callable[[Case], bool] = "weighed",
 ) -> Check:
     """Memory, weighed from outside: ``of(seen, rank)`` is at most ``most(case, rank)`` bytes on every rank.
 
-    A mistake is a range: in every failing case some rank held so many bytes at least, and at most so many (None: any).
+    Less than ``least(case, rank)`` cannot do the work. A mistake is a range: in every failing case some rank held so
+    many bytes at least, and at most so many (None: any).
     """
 
     def inspect(observed: Observed) -> Finding | None:
         for rank in range(len(observed.said)):
             seen, limit = of(observed.seen, rank), most(observed.case, rank)
-            if seen > limit:
+            bound, told = least(observed.case, rank), "at most" if seen > limit else "at least"
+            is_weighed = any(each.peak_bytes for each in observed.seen.asks)  # nobody can everywhere
+            if seen > limit or (seen < bound and is_weighed):
                 place = f"on rank {rank}; {observed.words}" if len(observed.said) > 1 else observed.words
-                return Finding(f"{show_bytes(seen)} {words}", f"at most {show_bytes(limit)}", place)
+                limit = limit if seen > limit else bound
+                return Finding(f"{show_bytes(seen)} {words}", f"{told} {show_bytes(limit)}", place)
         return None
 
     def within(least: Callable[[Case, int], float], highest: Callable[[Case, int], float] | None) -> Sign:
@@ -225,11 +255,16 @@ def order(
     kind: Kind = "schedule",
     gate: bool = False,
     is_told: bool = False,
+    agrees: Callable[[Observed, Any], bool] | None = None,
 ) -> Check:
-    """Whatever else can be seen: ``find(observed)`` says what is wrong, None where nothing is."""
+    """Whatever else can be seen: ``find(observed)`` says what is wrong, None where nothing is.
+
+    On paper ``agrees(observed, answer)`` says whether an answer comes to the same as that of a program of the bank.
+    """
     mistakes = (*_known(wrong, lambda observed, theory: False), *_common(where))
     return Check(
-        name, kind, points, description, find, mistakes, gate=gate, is_told=is_told, applies=_where(where)
+        name, kind, points, description, find, mistakes, gate=gate, is_told=is_told, applies=_where(where),
+        agrees=agrees,
     )  # fmt: skip
 
 
@@ -245,7 +280,7 @@ def own_work(function: str, wanted: str = "your own code", *, built_in: bool = F
             if said["library"]:
                 return Finding(f"a call of dtlib.{said['library'][0]}{where}", wanted)
             if built_in and said["built_in"]:
-                return Finding(f"torch's {said['built_in'][0]} called{where}", wanted)
+                return Finding(f"{said['built_in'][0]} called{where}", wanted)
             if said["escaped"]:
                 return Finding(f"{said['escaped'][0]} used{where}", "calls that can be seen")
         return None
@@ -283,14 +318,16 @@ def heard(function: str, least: Theory) -> Check:
     ``least(case)`` are the bytes that all ranks together must send, whatever they do.
     """
 
-    def find(observed: Observed) -> Finding | None:
-        seen, wanted = observed.seen.total_bytes, least(observed.case)
-        if seen >= 0.99 * wanted:
-            return None
-        return Finding(f"{show_bytes(seen)} sent in all", f"at least {show_bytes(wanted)}", observed.words)
+    signs: Wrong = {"nothing sent": every(lambda each: not each.seen.total_bytes)}
+    words = f"the ranks of `{function}` hear of each other"
+    return order(0, "heard", words, lambda each: _unheard(each, least), wrong=signs, gate=True)
 
-    signs: Wrong = {"nothing sent": NOTHING_ELSE}
-    return order(0, "heard", f"the ranks of `{function}` hear of each other", find, wrong=signs, gate=True)
+
+def _unheard(observed: Observed, least: Theory) -> Finding | None:
+    seen, wanted = observed.seen.total_bytes, least(observed.case)
+    if seen >= 0.99 * wanted:
+        return None
+    return Finding(f"{show_bytes(seen)} sent in all", f"at least {show_bytes(wanted)}", observed.words)
 
 
 # Bytes
@@ -331,8 +368,10 @@ def _taken(observed: Observed, of: Of) -> Any:
     return observed.said[0]["answer"] if of == "answer" else [said[of] for said in observed.said]
 
 
-def _part(value: Any, part: str | int, parts: str) -> Any:
-    """An item of an answer: a pair may come as an array, a dictionary must have the key."""
+def _part(value: Any, part: str | int | tuple[str, ...], parts: str) -> Any:
+    """An item of an answer, or several: a pair may come as an array, a dictionary must have the key."""
+    if isinstance(part, tuple):
+        return [_part(value, each, parts) for each in part]
     if isinstance(value, np.ndarray) and value.ndim:
         value = value.tolist() if value.ndim == 1 else list(value)
     if isinstance(part, int):
@@ -340,7 +379,9 @@ def _part(value: Any, part: str | int, parts: str) -> Any:
             raise FormError(show(value), f"a tuple ({parts})")
     elif not isinstance(value, Mapping) or part not in value:
         raise FormError(show(value), f"a dictionary with {parts or part}")
-    return value[part]
+    found = value[part]
+    is_row = isinstance(found, list) and bool(found) and all(map(plain.is_number, found))
+    return np.asarray(found, np.float64) if is_row else found  # a row of numbers may come as a list
 
 
 def _same(seen: Any, expected: Any, rtol: float, atol: float) -> bool:
@@ -350,19 +391,28 @@ def _same(seen: Any, expected: Any, rtol: float, atol: float) -> bool:
 def _compare_ranks(
     observed: Observed, seen: Sequence[Any], wanted: Sequence[Any], names: Sequence[str], rtol: float, atol: float
 ) -> Finding | None:
+    if len(seen) != len(wanted):
+        return Finding(f"{len(seen)} of them", f"{len(wanted)}, one for each rank", observed.words)
     for rank, (one, two) in enumerate(zip(seen, wanted, strict=True)):
         where = f"on rank {rank}; {observed.words}" if len(wanted) > 1 else observed.words
         if not names:
             finding = compare(one, two, where, rtol, atol)
         elif not isinstance(one, list) or len(one) != len(two):
-            finding = Finding(show(one), f"{len(two)} tensors", where)
+            told = f"a list of {len(one)}" if isinstance(one, list) else show(one)
+            finding = Finding(told, f"{len(two)} tensors", where)
         else:
             named = zip(names, one, two, strict=True)
-            found = (compare(a, b, f"`{name}` {where}", rtol, atol) for name, a, b in named)
+            found = (_compare_one(a, b, f"`{name}` {where}", rtol, atol) for name, a, b in named)
             finding = next((each for each in found if each), None)
         if finding:
             return finding
     return None
+
+
+def _compare_one(seen: Any, expected: Any, where: str, rtol: float, atol: float) -> Finding | None:
+    if seen is None and expected is not None:
+        return Finding("None", f"a tensor of {np.size(expected)} elements", where)
+    return compare(seen, expected, where, rtol, atol)
 
 
 def _known(wrong: Wrong | None, agrees: Callable[[Observed, Any], bool]) -> list[Mistake]:
@@ -401,7 +451,8 @@ PROPERTIES = {
 def _common(where: str | Callable[[Case], bool]) -> list[Mistake]:
     """Mistakes that any check may meet; its bank decides whether it does."""
     told = [Mistake(name, _has(only_if(key).fits, key)) for key, name in PROPERTIES.items() if key != where]
-    return [*told, Mistake("everybody waits", DEADLOCK.fits), Mistake("it never ends", NEVER_ENDS.fits)]
+    hangs = {"a message is thrown away": ABANDONED, "everybody waits": DEADLOCK, "it never ends": NEVER_ENDS}
+    return [*told, *(Mistake(name, sign.fits) for name, sign in hangs.items())]
 
 
 def _has(fits: Fits, key: str) -> Fits:
@@ -414,7 +465,7 @@ def _of_sums(taken: Callable[[Observed], Any], right: Theory, sums: Sums) -> lis
     def named(shape: Callable[[Any, Any, int], bool]) -> Fits:
         def holds(each: Observed) -> bool | None:
             """Whether a case looks so; None where its tensors are too short to tell."""
-            told = False
+            told, off = False, False
             for rank, (row, wanted) in enumerate(zip(taken(each), right(each.case), strict=True)):
                 parts = sums(each.case, rank)
                 if all(np.size(piece) < len(parts) for piece in parts[0]):
@@ -422,8 +473,8 @@ def _of_sums(taken: Callable[[Observed], Any], right: Theory, sums: Sums) -> lis
                 found, expected = _coefficients(row, parts), _coefficients(wanted, parts)
                 if found is None or expected is None or not shape(found, expected, rank):
                     return False
-                told = True
-            return told or None
+                told, off = True, off or not np.allclose(found, expected, atol=0.02 * np.abs(expected).max())
+            return off if told else None
 
         def fits(failing: Sequence[Observed], passing: Sequence[Observed]) -> bool:
             telling = [told for told in (holds(each) for each in failing if each.has_come) if told is not None]

@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from dtlib.lab.here import in_notebook
 from dtlib.lab.ship import pack
@@ -62,8 +62,12 @@ def judge(
     """Run `function` on fresh cases of `exercise` and judge what comes back, checks that are not visible left out."""
     seed = secrets.randbelow(2**31) if seed is None else seed
     cases = exercise.cases(seed)
+    try:
+        answer = _sent(function)
+    except ValueError as error:  # it holds something that cannot travel
+        return Result(exercise.id, exercise.title, "fail", str(error).replace("fn ", f"`{exercise.function}` ", 1))
     with _Progress(exercise, len(cases)) as tell:
-        outcome = _sandbox(timeout_s).run(exercise, _sent(function), cases, tell)
+        outcome = _sandbox(timeout_s).run(exercise, answer, cases, tell)
     result = exercise.judge(outcome.observed, hidden=False)
     again = "" if result.status in ("pass", "not attempted") else (
         f"The same cases again: `grading.check({exercise.id!r}, seed={seed})`."
@@ -97,7 +101,16 @@ def _sandbox(timeout_s: float | None) -> Sandbox:
 def _sent(function: Callable[..., Any]) -> Answer:
     """`function` by value, and what its process needs to call it and to show its lines."""
     sources = {name: entry for name, entry in linecache.cache.items() if not os.path.exists(name)}
-    return Answer(sent=pickle.dumps({"call": pack(function, ()), "path": list(sys.path), "sources": sources}))
+    file = getattr(getattr(function, "__code__", None), "co_filename", "")
+    own = [_Source(file, "".join(linecache.getlines(file)))]
+    return Answer(own, pickle.dumps({"call": pack(function, ()), "path": list(sys.path), "sources": sources}))
+
+
+class _Source(NamedTuple):
+    """The file in which a function stands, as a cell: so that a line of it can be shown."""
+
+    id: str
+    source: str
 
 
 class _Progress:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .inputs import Case, batch, keys, parameters, shard, use
+from .inputs import Case, batch, factor, keys, parameters, shard, use
 
 Tensors = list[Any]
 """One entry a parameter, in the order of ``model.parameters()``; for gradients, None where it is frozen."""
@@ -98,6 +98,15 @@ def shares(case: Case, rank: int, tensors: Tensors) -> Tensors:
     return [None if each is None else shard(each, case["world_size"], rank) for each in tensors]
 
 
+def rescaled(case: Case, tensor: Any, times: int, ranks: Sequence[int] | None = None) -> Any:
+    """`tensor` when each rank, or each of `ranks`, has multiplied its share by its first factors."""
+    changed = range(case["world_size"]) if ranks is None else ranks
+    pieces = np.array_split(np.asarray(tensor, np.float64).reshape(-1), case["world_size"])
+    for rank in changed:
+        pieces[rank] = pieces[rank] * np.prod([factor(case, rank, number) for number in range(times)])
+    return np.concatenate(pieces).reshape(np.shape(tensor))
+
+
 Update = Callable[[int, Any, Any, dict[str, Any]], Any]
 """(step from 1 on, weight, gradient, state of this weight) -> the new weight."""
 
@@ -173,10 +182,12 @@ def remembered(theory: Callable[[Case], Any]) -> Callable[[Case], Any]:
     known: dict[int, tuple[Case, Any]] = {}
 
     def told(case: Case) -> Any:
-        if id(case) not in known or known[id(case)][0] is not case:
+        found = known.get(id(case))
+        if found is None or found[0] is not case:
+            found = case, theory(case)
             if len(known) > 16:
                 known.clear()
-            known[id(case)] = (case, theory(case))
-        return known[id(case)][1]
+            known[id(case)] = found
+        return found[1]
 
     return told

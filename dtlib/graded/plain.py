@@ -34,8 +34,8 @@ _ARRAY = "__array__"
 def simplify(value: Any, depth: int = 0) -> Any:
     """`value` as plain data, whatever it is: what has no plain form becomes ``{"not_plain": type name, "text": ...}``.
 
-    Tensors become arrays (bfloat16 as float32) and single numbers become Python numbers. Never raises on account of
-    what it was given; long strings, long lists and deep nesting are cut, which the marker says.
+    Tensors become arrays (bfloat16 as float32), bytes arrays of uint8, single numbers Python numbers. Never raises on
+    account of what it was given; long strings, long lists and deep nesting are cut, which the marker says.
     """
     if value is None or isinstance(value, bool):
         return value
@@ -133,6 +133,8 @@ def _integer(digits: str) -> int:
 
 
 def _as_array(value: Any) -> np.ndarray[Any, Any] | None:
+    if isinstance(value, bytes | bytearray | memoryview):
+        value = np.frombuffer(bytes(value), np.uint8)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         tensor = value.detach().cpu()

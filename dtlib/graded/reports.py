@@ -161,7 +161,7 @@ def _trouble(
 def _late(start: Start, how: str, job: Mapping[str, Any], exercise: Exercise, cells: Cells) -> Trouble:
     alone = len(start.stacks) == 1
     late = [rank for rank, state in enumerate(start.facts["states"]) if state == "running"]
-    sources = {f"<cell {name}>": source.splitlines() for name, source in cells}
+    sources = {file: source.splitlines() for name, source in cells for file in (f"<cell {name}>", name)}
     lines = {rank: _own_line(start.stacks[rank], f"<cell {exercise.id.replace('.', '-')}>", sources) for rank in late}
     where = "; ".join(line if alone else f"rank {rank} at {line}" for rank, line in lines.items() if line)
     stuck = ", ".join(str(rank) for rank in late if lines[rank]) or ", ".join(map(str, late))
@@ -179,9 +179,7 @@ def _late(start: Start, how: str, job: Mapping[str, Any], exercise: Exercise, ce
 def _own_line(stack: str, file: str, sources: Mapping[str, Sequence[str]]) -> str:
     """The innermost line of the learner's in what faulthandler wrote of a rank, innermost first."""
     frames = _FRAME.findall(stack)
-    own = [frame for frame in frames if frame[0] == file] or [
-        f for f in frames if f[0] in sources or "ipykernel" in f[0]
-    ]
+    own = [each for each in frames if each[0] == file] or [each for each in frames if each[0] in sources]
     if not own:
         return ""
     name, number, _ = own[0]

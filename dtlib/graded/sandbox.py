@@ -195,7 +195,10 @@ class Sandbox:
 
 
 class Answer:
-    """What a learner wrote, on its way to the ranks: the cells of a notebook, or a function sent by value."""
+    """What a learner wrote, on its way to the ranks: the cells of a notebook, or a function `sent` by value.
+
+    Then the one cell is the file in which the function stands.
+    """
 
     def __init__(self, cells: Sequence[Cell] = (), sent: bytes = b"") -> None:
         self.cells = [(cell.id, cell.source) for cell in cells]

@@ -106,6 +106,15 @@ class Seen:
         """The most that `rank` held when it asked for a piece called `label`."""
         return max(each.held_bytes for each in self.asked(rank, label))
 
+    def peak(self, rank: int) -> int:
+        """The most that `rank` held at any time."""
+        return max([each.peak_bytes for each in self.asks if each.rank == rank] + [self.peak_at_end[rank]])
+
+    def sent_by(self, ask: Ask) -> int:
+        """The payload that the rank that asked had sent by then."""
+        mine = (each for each in self.log[: ask.position] if each.kind == "data" and each.rank == ask.rank)
+        return sum(each.num_bytes for each in mine)
+
     def begun_by(self, rank: int, position: int) -> list[Header]:
         """The notices of `rank` among the first `position` headers."""
         return [each for each in self.log[:position] if each.rank == rank and each.kind != "data"]

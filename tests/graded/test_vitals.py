@@ -86,4 +86,5 @@ def test_what_is_gone_holds_nothing():
     assert vitals.held_bytes(2**22 - 1) == 0
     assert vitals.pulse([2**22 - 1]) == vitals.Pulse()
     assert vitals.scratch_bytes(2**22 - 1, "/") == 0
-    assert (os.getpid(), os.getppid()) in {(pid, parent) for pid, parent, _ in vitals.processes()}
+    assert vitals.family(2**22 - 1) == [2**22 - 1]
+    assert os.getpid() in vitals.family(os.getppid())

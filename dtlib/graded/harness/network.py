@@ -81,6 +81,6 @@ def sample(tensors: Any, positions: Any) -> Any:
     places = torch.from_numpy(positions)
     for each in tensors:
         own = (places >= start) & (places < start + each.numel())
-        found[own] = each.detach().reshape(-1)[places[own] - start]
+        found[own] = each.detach().reshape(-1)[places[own] - start].float()
         start += each.numel()
     return found

@@ -72,13 +72,14 @@ def _stat(path: str) -> list[str]:
         return file.read().rpartition(")")[2].split()
 
 
-def processes() -> list[tuple[int, int, int]]:
-    """(process, its parent, its user) of every process that this one sees."""
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                found.append((int(name), int(_stat(f"/proc/{name}/stat")[1]), os.stat(f"/proc/{name}").st_uid))
+def family(pid: int) -> list[int]:
+    """A process, and all that descend from it and still live."""
+    found = [pid]
+    for each in found:
+        with contextlib.suppress(OSError):
+            for thread in os.listdir(f"/proc/{each}/task"):
+                with contextlib.suppress(OSError), open(f"/proc/{each}/task/{thread}/children") as file:
+                    found += map(int, file.read().split())
     return found
 
 

@@ -92,7 +92,7 @@ class Ward(Run):
         self._quiet = [0] * n  # for how many looks
         self._held, self._base, self._peak = [0] * n, [0] * n, [0] * n
         self._ran_before = [0.0] * n
-        self._next_count, self._looked_at, self._position = 0.0, 0.0, 0
+        self._next_count, self._looked_at, self._look_seconds, self._position = 0.0, 0.0, 0.0, 0
         self._early: set[int] = set()  # ranks that ask for the first piece of the next job
         self._at_fork = vitals.held_bytes("self")
         self._new_job()
@@ -180,7 +180,8 @@ class Ward(Run):
 
     def _pause(self) -> float:
         asking = any(map(self.desks.is_asking, range(len(self.ranks))))
-        return _QUICK if asking or (self.plan is not None and self.plan["weigh"]) else _SLOW
+        pause = _QUICK if asking or (self.plan is not None and self.plan["weigh"]) else _SLOW
+        return max(pause, self._look_seconds)  # on a busy machine looking takes long, and others need the time too
 
     def _serve(self, number: int) -> bool:
         """Read one frame of an inmate, as soon as it is there as a whole: nobody may keep the warden waiting."""
@@ -287,6 +288,8 @@ class Ward(Run):
             self._weigh()
         if ranks:
             self._ran_before = [pulse.running_seconds for pulse in self._pulses]
+        if ranks and self.tap is not None:
+            self.tap.read(at_most=2000)  # what left while it was looked whether all rest was not waited for
         for rank in ranks:
             try:
                 piece, label, (start, length) = self.desks.answer(rank)
@@ -321,16 +324,12 @@ class Ward(Run):
             self._quiet[number] = self._quiet[number] + 1 if rests else 0
             self._pulses[number] = pulse
         self._position, self._looked_at = position, now
+        self._look_seconds = min(time.monotonic() - now, _SLOW)
 
     def _count(self, now: float) -> None:
         """Find the processes of each rank, and hold them to their limits."""
         self._next_count = now + 0.05
-        parents = {pid: parent for pid, parent, _ in vitals.processes()}
-        for number, rank in enumerate(self.ranks):
-            own = {rank.pid}
-            while more := {pid for pid, parent in parents.items() if parent in own} - own:
-                own |= more
-            self._own[number] = sorted(own)
+        self._own = [vitals.family(rank.pid) for rank in self.ranks]
         self._weigh()
         if not self.task["bounded"]:
             return

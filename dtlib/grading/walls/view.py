@@ -25,7 +25,7 @@ def hidden_paths(more: Iterable[Path] = ()) -> list[Path]:
     """What nobody may see even where a folder around it is in sight: checks, solutions, tests, history, and `more`."""
     project = _PACKAGE.parent
     names = ("solutions", "tests", "exercises", "chapters", "benchmarks", ".git", "_build")
-    found = [_PACKAGE / "grading" / "checks", *(project / name for name in names)]
+    found = [*_PACKAGE.glob("*/checks"), *(project / name for name in names)]
     return [path for path in (*found, *(Path(each).resolve() for each in more)) if path.is_dir()]
 
 

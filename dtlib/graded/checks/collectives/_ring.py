@@ -8,18 +8,22 @@ from typing import Any
 import numpy as np
 
 from dtlib.graded.exercise import Check, Finding
-from dtlib.graded.kinds import FLOAT_BYTES, NOTHING_ELSE, every, order
+from dtlib.graded.kinds import FLOAT_BYTES, Sign, every, near, order
 from dtlib.graded.seen import Case, Observed
 from dtlib.theory import collectives as theory
 
 ATOL = 1e-3  # inputs are multiples of 1/8, so sums are exact; a mean rounds, by a few units in the last place
 
 
-def draw_ring(rng: np.random.Generator) -> list[dict[str, Any]]:
-    """2, 4 and 3 ranks with equal chunks, 3 and 4 with unequal ones, 4 with 3 elements and with 2."""
-    shapes = [(n, n * int(rng.integers(8_000, 12_000))) for n in (2, 4, 3)]
-    shapes += [(n, n * int(rng.integers(8_000, 12_000)) + int(rng.integers(1, n))) for n in (3, 4)]
-    return [ring_case(n, length, rng) for n, length in (*shapes, (4, 3), (4, 2))]
+def draw_ring(rng: np.random.Generator, **more: Any) -> list[dict[str, Any]]:
+    """2, 4 and 3 ranks, each with equal chunks and with unequal ones; 4 with 3 elements and with 2.
+
+    Two ranks come first: there a message that is thrown away is missed for certain, and all is quiet at once.
+    """
+    equal = [(n, n * int(rng.integers(8_000, 12_000))) for n in (2, 4, 3)]
+    unequal = [(n, n * int(rng.integers(8_000, 12_000)) + int(rng.integers(1, n))) for n in (2, 4, 3)]
+    shapes = [equal[0], unequal[0], *equal[1:], *unequal[1:]]
+    return [ring_case(n, length, rng, **more) for n, length in (*shapes, (4, 3), (4, 2))]
 
 
 def ring_case(n: int, length: int, rng: np.random.Generator, **more: Any) -> dict[str, Any]:
@@ -43,6 +47,17 @@ def cut(row: np.ndarray[Any, Any], n: int) -> list[np.ndarray[Any, Any]]:
 def sent(algorithm: str, case: Case) -> list[float]:
     """What theory says that each rank sends in a case."""
     return list(theory.traffic(algorithm, case["num_elements"], FLOAT_BYTES, case["world_size"]).sent_bytes)
+
+
+def sent_in(messages: Callable[[int], int], factor: float, algorithm: str) -> Sign:
+    """Each rank sends ``messages(n)``, and `factor` times the bytes that theory says."""
+
+    def holds(each: Observed) -> bool:
+        own = [[m.num_bytes for m in each.seen.data("send") if m.rank == rank] for rank in range(len(each.said))]
+        told = zip(own, sent(algorithm, each.case), strict=True)
+        return all(len(sizes) == messages(len(own)) and near(sum(sizes), factor * wanted) for sizes, wanted in told)
+
+    return every(holds)
 
 
 def one_rank_collects(each: Observed) -> bool:
@@ -93,7 +108,7 @@ def ring(points: int, steps: Callable[[int], int], words: str) -> Check:
         "not a ring": every(lambda each: any(len(each.seen.peers(rank)) > 1 for rank in range(len(each.said)))),
         "too few messages": number_is(lambda seen, wanted: seen < wanted),
         "too many messages": number_is(lambda seen, wanted: seen > wanted),
-        "ranks take turns": NOTHING_ELSE,
+        "ranks take turns": every(lambda each: _takes_turns(each) is not None),
     }
     return order(points, "rounds", words, find, wrong=wrong, where="large")
 

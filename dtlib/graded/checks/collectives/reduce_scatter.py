@@ -11,7 +11,7 @@ from dtlib.graded.kinds import Theory, every, full_bytes, messages_alone, own_wo
 from dtlib.graded.seen import Case
 from dtlib.theory import collectives as theory
 
-from ._ring import ATOL, cut, draw_ring, holds, one_rank_collects, ring, sent
+from ._ring import ATOL, cut, draw_ring, holds, one_rank_collects, ring, sent, sent_in
 
 FUNCTION = "ring_reduce_scatter"
 
@@ -65,6 +65,7 @@ EXERCISE = Exercise(
             wrong={
                 "whole buffers": lambda case: [(case["world_size"] - 1) * full_bytes(case)] * case["world_size"],
                 "one rank does the work": every(one_rank_collects),
+                "messages twice as long": sent_in(theory.ring_reduce_scatter_steps, 2.0, "ring_reduce_scatter"),
                 "twice the bytes": lambda case: 2 * (case["world_size"] - 1) * full_bytes(case),
             },
         ),

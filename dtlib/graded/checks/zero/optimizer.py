@@ -12,18 +12,19 @@ from dtlib.graded.exercise import Exercise
 from dtlib.graded.kinds import Theory, every, heard, keeps, only_if, own_work, sends, values
 from dtlib.graded.seen import Case, Observed
 
+from ._shared import ROOM, positions
+
 FUNCTION = "sharded_optimizer"
-ROOM = 6 * 2**20  # batches, activations of a few samples, what libraries keep
 STATES = {"adamw": 2, "sgd": 1}  # numbers that torch's optimizer keeps for each element
 STEPS = 3
 ATOL = 2e-5  # a step moves a weight by about 1e-2
 
 
 def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
-    """Both optimizers on 2 to 4 ranks, and once more with so many weights that their memory can be weighed."""
+    """Both optimizers on 2 to 4 ranks, and so many weights that their memory can be weighed."""
     cases: list[dict[str, Any]] = []
-    for n, kind in ((3, "adamw"), (2, "sgd"), (4, "adamw"), (4, "sgd"), (4, "adamw"), (3, "sgd")):
-        weighed = len(cases) > 3
+    for n, kind in ((3, "adamw"), (2, "sgd"), (4, "adamw"), (4, "sgd"), (4, "adamw")):
+        weighed = len(cases) == 4
         widths = [64, 2048, 2800, 1] if weighed else [48, int(rng.integers(90, 120)), int(rng.integers(80, 100)), 1]
         decay = float(rng.choice([0.05, 0.1]))
         settings: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "weight_decay": decay}
@@ -46,17 +47,15 @@ def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
     return cases
 
 
-def positions(case: Case) -> Any:
-    """Which elements of the weights are asked for: all, or of many a few."""
-    total = sum(oracle.sizes(case))
-    rng = np.random.default_rng(case["seed"])
-    return np.sort(rng.choice(total, 5000, replace=False)) if case["weighed"] else np.arange(total)
+def asked_for(case: Case) -> Any:
+    """Which elements of the weights are asked for."""
+    return positions(case, sum(oracle.sizes(case)))
 
 
 def handed_out(case: Case, rank: int) -> inputs.Pieces:
     """The network, its batches and the optimizer; after each step, what is asked for."""
     start = {**inputs.network(case, rank, case["steps"]), "optimizer": case["optimizer"], "settings": case["settings"]}
-    return [("start", start), *[("between steps", positions(case))] * case["steps"]]
+    return [("start", start), *[("between steps", asked_for(case))] * case["steps"]]
 
 
 def after_steps(factor: Callable[[int], float], *, fresh: bool = False) -> Theory:
@@ -67,7 +66,7 @@ def after_steps(factor: Callable[[int], float], *, fresh: bool = False) -> Theor
             return oracle.combined([oracle.mean_gradients(case, [number], at)], factor(case["world_size"]))
 
         path = oracle.trajectory(case, case["steps"], scaled, fresh=fresh)
-        return [[oracle.flat(each)[positions(case)] for each in path]] * case["world_size"]
+        return [[oracle.flat(each)[asked_for(case)] for each in path]] * case["world_size"]
 
     return oracle.remembered(theory)
 
@@ -77,7 +76,7 @@ right = after_steps(lambda n: 1.0)
 
 def at_start(case: Case) -> Any:
     """What every rank tells where nothing happens."""
-    return [[oracle.flat(oracle.start(case))[positions(case)]] * case["steps"]] * case["world_size"]
+    return [[oracle.flat(oracle.start(case))[asked_for(case)]] * case["steps"]] * case["world_size"]
 
 
 def is_right(observed: Observed) -> Any:
@@ -111,6 +110,13 @@ def share_bytes(case: Case, rank: int) -> int:
 def most(case: Case, rank: int) -> float:
     """The weights; of the share the states, a copy and the gradient."""
     return oracle.num_bytes(case) + (STATES[case["optimizer"]] + 2) * share_bytes(case, rank) + ROOM
+
+
+def uneven(observed: Observed) -> bool:
+    """Whether some ranks hold too much, and others do not."""
+    ranks = range(len(observed.said))
+    much = [observed.seen.held(rank, "between steps") > most(observed.case, rank) for rank in ranks]
+    return any(much) and not all(much)
 
 
 def wholes(number: float) -> Callable[[Case, int], float]:
@@ -160,6 +166,7 @@ EXERCISE = Exercise(
             most,
             "held between steps, the weights among them",
             wrong={
+                "whole parameters on a rank": every(uneven),
                 "replicated states": (wholes(0), wholes(0.9)),
                 "states and more of full length": (wholes(0.9), None),
                 "a buffer of full length": (lambda case, rank: most(case, rank), None),

@@ -11,7 +11,7 @@ from dtlib.graded.kinds import own_work, values
 from dtlib.graded.seen import Case
 
 PARTS = "weights, gradients, optimizer"
-RECIPES = ((2, 2, 12), (4, 4, 8), (2, 4, 12), (2, 2, 6))
+RECIPES = ((2, 4, 12), (4, 2, 8), (1, 2, 6), (2, 4, 8))  # three different widths, so that none stands for another
 
 
 def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
@@ -20,7 +20,7 @@ def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
     even = [n * int(size) for size in rng.integers(50, 4000, 3)]
     odd = [int(rng.integers(1, 60)) * 7 + 3, 1, int(rng.integers(1000, 9000)) * 7 + 5]
     return [
-        case([40, 1000], 4, 1, 2, RECIPES[0]),
+        case([40, 1000], 4, 1, 2, (2, 2, 12)),
         *(case(even, n, stage, int(rng.integers(0, n)), RECIPES[int(rng.integers(0, 4))]) for stage in (0, 1, 2, 3)),
         *(case(odd, 7, stage, rank, RECIPES[1]) for stage, rank in ((3, 0), (3, 6), (2, 4), (1, 3))),
         case([int(rng.integers(2, 40)) * 3 + 1, 2], 3, 3, 1, RECIPES[0]),
@@ -66,6 +66,8 @@ EXERCISE = Exercise(
                 )
             )
         ),
-        values(2, "uneven shares", "exact where N does not divide", right, where="not even", kind="memory"),
+        values(
+            2, "uneven shares", "exact where N does not divide", right, parts=PARTS, where="not even", kind="memory"
+        ),
     ),
 )

@@ -1,0 +1,90 @@
+"""activations.2: what autograd keeps of a chain of operations; the theory is held to torch by the tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dtlib.graded.exercise import Exercise
+from dtlib.graded.kinds import own_work, values
+from dtlib.graded.seen import Case
+
+# What the derivative of each operation asks for. `norm` has two numbers a token beside its input, `dropout` a mask.
+INPUT, OUTPUT, STATISTICS, MASK, START = "input", "output", "statistics", "mask", "start"
+KEEPS: dict[str, tuple[str, ...]] = {
+    "linear": (INPUT,),
+    "norm": (INPUT, STATISTICS),
+    "relu": (OUTPUT,),
+    "gelu": (INPUT,),
+    "tanh": (OUTPUT,),
+    "softmax": (OUTPUT,),
+    "dropout": (MASK,),
+    "double": (),
+    "add": (),
+    "times": (INPUT, START),
+}
+
+
+def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
+    """Each operation by itself, and chains.
+
+    Input and result of an operation are often as large as each other. So for each operation there is a chain in which
+    a neighbour keeps one of the two anyway: then it matters which of them the operation keeps.
+    """
+    tokens, width, wide = (int(each) for each in (rng.integers(20, 90), rng.integers(30, 60), rng.integers(100, 200)))
+    to_wide, back = ["linear", wide], ["linear", width]
+    alone: list[list[Any]] = [[name] for name in KEEPS if name != "linear"] + [[to_wide]]
+    chains: list[list[Any]] = [
+        ["norm", to_wide, "gelu", back, "dropout", "add"],
+        [to_wide, "relu", back, "softmax", back, "tanh", to_wide],
+        ["tanh", "double", to_wide, "softmax", "dropout", to_wide],
+        ["tanh", "times", "times", back, "gelu", "add", "norm"],
+        ["double", "dropout", "relu", "double", to_wide, "tanh", "gelu", "tanh", "norm"],
+        *([name if name != "linear" else back for name in map(str, rng.choice(list(KEEPS), 7))] for _ in range(2)),
+    ]
+    cases = []
+    for place, chain in enumerate((*alone, *chains)):
+        element = (2, 4)[place % 2]
+        told = " → ".join(step if isinstance(step, str) else f"{step[0]} to {step[1]}" for step in chain)
+        cases.append(
+            {
+                "arguments": [chain, tokens, width, element],
+                "words": f"{told}; [{tokens}, {width}], {element} B an element",
+                "is": {"alone": len(chain) == 1},
+            }
+        )
+    return cases
+
+
+def right(case: Case) -> int:
+    """Bytes that are kept of a chain on a tensor of shape [tokens, width]: of each tensor once."""
+    chain, tokens, width, element = case["arguments"]
+    found: dict[tuple[int, str], int] = {}
+    before = width
+    for place, step in enumerate(chain):
+        name, after = (step, before) if isinstance(step, str) else step
+        entries = {
+            INPUT: ((place, ""), before),
+            OUTPUT: ((place + 1, ""), after),
+            START: ((0, ""), width),
+            STATISTICS: ((place, STATISTICS), 2),
+            MASK: ((place, MASK), after),
+        }
+        found |= dict(entries[what] for what in KEEPS[name])
+        before = after
+    return element * tokens * sum(found.values())
+
+
+EXERCISE = Exercise(
+    id="activations.2",
+    function="kept_by_chain",
+    title="What each derivative needs",
+    harness="paper.predict",
+    draw=draw,
+    checks=(
+        own_work("kept_by_chain", "a prediction without running anything", built_in=True),
+        values(3, "one operation", "each operation by itself", right, where="alone", kind="memory"),
+        values(3, "chains", "chains, in which every tensor counts once", right, where="not alone", kind="memory"),
+    ),
+)

@@ -1,0 +1,66 @@
+"""collectives.1: who holds what after which collective, on paper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from dtlib.graded.compare import show
+from dtlib.graded.exercise import Check, Exercise, FormError
+from dtlib.graded.kinds import own_work, values
+from dtlib.graded.seen import Case, Observed
+
+Rows = np.ndarray[Any, Any]
+
+VOCABULARY: dict[str, Callable[[Rows], list[Rows]]] = {
+    "broadcast": lambda rows: [rows[0] for _ in rows],
+    "all_reduce": lambda rows: [rows.sum(0) for _ in rows],
+    "all_gather": lambda rows: [rows.reshape(-1) for _ in rows],
+    "reduce_scatter": lambda rows: np.array_split(rows.sum(0), len(rows)),
+    "all_to_all": lambda rows: [
+        np.concatenate([np.array_split(row, len(rows))[r] for row in rows]) for r in range(len(rows))
+    ],
+}
+
+
+def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
+    """Each collective on 2, 3, 4 and 5 ranks, with chunks of one number and of several, all of them different."""
+    cases = []
+    for collective in VOCABULARY:
+        for n, chunk in ((2, 1), (3, 2), (2, 3), *((n, int(rng.integers(1, 5))) for n in (4, 5))):
+            rows = rng.permutation(200)[: n * n * chunk].reshape(n, n * chunk) - 50.0
+            words = f"{collective} of {n} ranks, {n * chunk} numbers each"
+            cases.append({"arguments": [collective, rows], "words": words, "is": {"two ranks": n == 2}})
+    return cases
+
+
+def held(observed: Observed) -> list[Any]:
+    """What each rank holds by the answer, lists of numbers as arrays."""
+    answer = observed.said[0]["answer"]
+    if not isinstance(answer, list | np.ndarray):
+        raise FormError(show(answer), "a list with one array for each rank")
+    return [np.asarray(row, np.float64) for row in answer]
+
+
+def right(case: Case) -> list[Rows]:
+    """What each rank holds."""
+    collective, rows = case["arguments"]
+    return VOCABULARY[collective](rows)
+
+
+def check(name: str) -> Check:
+    """The check of one collective."""
+    words = f"what each rank holds after `{name}`"
+    return values(1, name, words, right, of=held, where=lambda case: bool(case["arguments"][0] == name))
+
+
+EXERCISE = Exercise(
+    id="collectives.1",
+    function="holds_after",
+    title="Who holds what",
+    harness="paper.call",
+    draw=draw,
+    checks=(own_work("holds_after", "your own formula"), *map(check, VOCABULARY)),
+)

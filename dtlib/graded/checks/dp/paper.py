@@ -1,0 +1,56 @@
+"""dp.1: one averaged step, on paper."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dtlib.graded.exercise import Exercise
+from dtlib.graded.kinds import only_if, own_work, values
+from dtlib.graded.seen import Case
+
+PAIR = "mean_gradient, new_weights"
+
+
+def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
+    """The example's four workers; two, three and more workers; one weight, as many as workers, more and fewer."""
+    some, many = int(rng.integers(4, 7)), int(rng.integers(5, 9))
+    cases = []
+    for n, num_weights in ((4, 2), (2, some), (3, 3), (many, 3), (4, 1), (many - 1, 2)):
+        gradients = np.round(rng.uniform(-0.5, 0.5, (n, num_weights)), 2)
+        weights = np.round(rng.uniform(-1, 1, num_weights), 2)
+        rate = float(rng.choice([0.01, 0.02, 0.05, 0.1]))
+        words = f"{n} workers, {num_weights} weight{'s' if num_weights > 1 else ''}, learning rate {rate:g}"
+        cases.append({"arguments": [gradients, weights, rate], "words": words, "is": {"four workers": n == 4}})
+    return cases
+
+
+def right(case: Case) -> list[Any]:
+    """The mean over the workers, and the weights after the step."""
+    gradients, weights, rate = case["arguments"]
+    return [gradients.mean(0), weights - rate * gradients.mean(0)]
+
+
+EXERCISE = Exercise(
+    id="dp.1",
+    function="sgd_step",
+    title="One step of several workers",
+    harness="paper.call",
+    draw=draw,
+    checks=(
+        own_work("sgd_step", "your own formula"),
+        values(
+            2,
+            "mean gradient",
+            "the averaged gradient",
+            right,
+            part=0,
+            parts=PAIR,
+            kind="gradient",
+            atol=1e-12,
+            wrong={"right for four workers only": only_if("four workers")},
+        ),
+        values(2, "new weights", "the weights after the step", right, part=1, parts=PAIR, atol=1e-12),
+    ),
+)

@@ -1,0 +1,109 @@
+"""memory.6: each weight updated, and its gradient freed, while backward goes on.
+
+Where memory is weighed, a gate stands between any two layers: whatever is held there is read while the rank waits.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from dtlib.graded import inputs, oracle
+from dtlib.graded.exercise import Exercise
+from dtlib.graded.kinds import NOTHING_ELSE, keeps, only_if, own_work, values
+from dtlib.graded.seen import Case, Seen
+
+from ._alone import after_steps, late, plain, positions, told
+from ._weighed import GRADIENTS_KEPT, ROOM, at_rest, is_held, per
+
+FUNCTION = "update_in_backward"
+WIDTH = 1024  # of a layer that is weighed
+ATOL = 2e-5  # a step moves a weight by about 1e-2
+FEW = 4 * 4 * WIDTH**2  # what gradients may take: four of the largest
+
+
+def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
+    """Layers in order, in another, one used twice; some frozen, the first among them; so many that they weigh."""
+
+    def case(words: str, num_layers: int, steps: int = 3, **more: Any) -> dict[str, Any]:
+        width, rate = int(rng.integers(6, 12)), round(float(rng.uniform(0.01, 0.02)), 4)
+        decay = round(float(rng.uniform(0.05, 0.1)), 2)
+        return {
+            "samples": int(rng.integers(2, 5)),
+            "widths": [*[width] * num_layers, 1],
+            "optimizer": "adamw",
+            "settings": {"lr": rate, "betas": [0.9, 0.99], "eps": 1e-3, "weight_decay": decay},
+            "steps": steps,
+            "gated": False,
+            "frozen": [],
+            "seed": int(rng.integers(0, 2**31)),
+            "weights_seed": int(rng.integers(0, 2**31)),
+            "words": f"{words}, {steps} steps, learning rate {rate:g}",
+            "is": {"none frozen": "frozen" not in more, "each used once": len(more.get("use", ())) <= num_layers},
+            **more,
+        }
+
+    return [
+        case("3 layers", 3),
+        case("a layer used twice", 3, use=[0, 1, 1, 2]),
+        case("layers used in another order, one of them twice", 4, use=[2, 0, 1, 0, 3]),
+        case("the middle layer and a bias frozen", 3, frozen=[2, 3, 5]),
+        case("the first layer and a weight frozen", 4, frozen=[0, 1, 4]),
+        case("12 layers", 12, 2, widths=[*[WIDTH] * 12, 1], gated=True, weighed=True),
+    ]
+
+
+def handed_out(case: Case, rank: int) -> inputs.Pieces:
+    """The network, its batches and the optimizer; on each way back the keys, and then which weights to tell."""
+    more = {name: case[name] for name in ("optimizer", "settings", "gated")}
+    pieces: inputs.Pieces = [("start", {**inputs.network(case, rank, case["steps"]), **more})]
+    for step in range(case["steps"]):
+        pieces += inputs.gates(case, rank, step) if case["gated"] else []
+        pieces.append(("between steps", positions(case)))
+    return pieces
+
+
+HELD = {
+    "gradients kept": GRADIENTS_KEPT,
+    "no moments": is_held(lambda rest, peak: rest < 11),
+    "something else kept": is_held(lambda rest, peak: rest > 12.5),
+    "held from step to step": is_held(lambda rest, peak: rest > 12.5),
+    "all gradients at once": is_held(lambda rest, peak: peak > 15.5),
+    "many gradients at once": NOTHING_ELSE,
+}
+held = partial(keeps, least=per(11), wrong=HELD)
+
+EXERCISE = Exercise(
+    id="memory.6",
+    function=FUNCTION,
+    title="Gradients that never meet",
+    harness="memory.update_in_backward",
+    draw=draw,
+    handed_out=handed_out,
+    checks=(
+        own_work(FUNCTION),
+        values(
+            4,
+            "weights",
+            "the weights after all steps are those of an ordinary AdamW",
+            after_steps(),
+            of="weights",
+            rtol=1e-5,
+            atol=ATOL,
+            names=lambda case: [f"weights after step {step + 1}" for step in range(case["steps"])],
+            wrong={
+                "nothing happened": lambda case: told(case, [oracle.start(case)] * case["steps"]),
+                "gradients add up": after_steps(summed=True),
+                "optimizer made anew": after_steps(fresh=True),
+                "a step late": late,
+                "plain SGD": plain,
+                "a frozen parameter": only_if("none frozen"),
+                "a layer that is used twice": only_if("each used once"),
+            },
+        ),
+        held(2, "at rest", "what is held between steps", at_rest, per(12, ROOM), "held between steps"),
+        held(3, "peak", "the most that is held during backward", Seen.peak, per(12, FEW + ROOM), "at the peak"),
+    ),
+)

@@ -1,0 +1,75 @@
+"""memory.1: the parameters of a Llama, on paper."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from dtlib.graded.exercise import Exercise
+from dtlib.graded.kinds import own_work, values
+from dtlib.graded.seen import Case
+
+PARTS = "`embedding`, `attention`, `mlp`, `norms`, `head`"
+
+
+def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
+    """Llama 3 8B; several heads of queries a key, tied and not; one key for each, and one for all, in one layer."""
+
+    def sizes(queries: int, keys: int, tied: bool, num_layers: int = 0) -> tuple[Any, ...]:
+        hidden = queries * keys * 2 * int(rng.integers(4, 40))
+        ffn_hidden = hidden * 2 + int(rng.integers(1, 2 * hidden - 1))
+        num_layers = num_layers or int(rng.integers(2, 60))
+        return num_layers, hidden, queries * keys, keys, ffn_hidden, int(rng.integers(10_000, 200_000)), tied
+
+    drawn = [
+        (32, 4096, 32, 8, 14336, 128256, False),
+        sizes(int(rng.integers(2, 7)), int(rng.integers(2, 5)), True),
+        sizes(int(rng.integers(2, 7)), int(rng.integers(2, 5)), False),
+        sizes(1, int(rng.integers(2, 5)), False),
+        sizes(int(rng.integers(2, 7)), 1, True, num_layers=1),
+    ]
+    words = "{} layers, width {}, {} heads, {} for keys and values, MLP {}, {} tokens, {}tied"
+    return [{"arguments": list(each), "words": words.format(*each[:-1], "" if each[-1] else "not ")} for each in drawn]
+
+
+def right(case: Case) -> dict[str, int]:
+    """The parameters of each part: the elements of all its tensors, with nothing summed or simplified before."""
+    num_layers, hidden, num_heads, num_kv_heads, ffn_hidden, vocab, tied = case["arguments"]
+    head_dim = hidden // num_heads
+    layer = {
+        "attention": [
+            (num_heads * head_dim, hidden),  # queries
+            (num_kv_heads * head_dim, hidden),  # keys
+            (num_kv_heads * head_dim, hidden),  # values
+            (hidden, num_heads * head_dim),  # output
+        ],
+        "mlp": [(ffn_hidden, hidden), (ffn_hidden, hidden), (hidden, ffn_hidden)],  # gate, up, down
+        "norms": [(hidden,), (hidden,)],  # before attention, before the MLP
+    }
+    whole = {part: tensors * num_layers for part, tensors in layer.items()}
+    whole["norms"].append((hidden,))  # before the head
+    whole |= {"embedding": [(vocab, hidden)], "head": [] if tied else [(vocab, hidden)]}
+    return {part: sum(map(prod, tensors)) for part, tensors in whole.items()}
+
+
+EXERCISE = Exercise(
+    id="memory.1",
+    function="llama_parameters",
+    title="Every parameter of a Llama",
+    harness="paper.call",
+    draw=draw,
+    checks=(
+        own_work("llama_parameters", "your own formula"),
+        *(
+            values(points, name, words, right, part=part, parts=PARTS, rtol=1e-14)
+            for points, name, words, part in (
+                (2, "attention", "the attention of all layers", "attention"),
+                (1, "mlp", "the MLP of all layers", "mlp"),
+                (1, "norms", "all norms", "norms"),
+                (1, "vocabulary", "the embedding and the head", ("embedding", "head")),
+            )
+        ),
+    ),
+)

@@ -1,0 +1,57 @@
+"""memory.3: MFU and HFU, on paper."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dtlib.graded.exercise import Exercise
+from dtlib.graded.kinds import own_work, values
+from dtlib.graded.seen import Case
+
+PAIR = "mfu, hfu"
+
+
+def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
+    """A published run, and one for each kind of recompute."""
+
+    def job(recompute: str) -> tuple[Any, ...]:
+        num_layers, hidden = int(rng.integers(12, 100)), 128 * int(rng.integers(8, 96))
+        num_params, seq = 12 * num_layers * hidden**2 + 50_000 * hidden, 1024 * int(rng.choice([2, 8, 32]))
+        num_gpus, peak = 8 * int(rng.integers(1, 65)), float(rng.choice([312e12, 989e12, 2250e12]))
+        needed = 6 * num_params + 12 * num_layers * hidden * seq
+        tokens_per_s = round(float(rng.uniform(0.2, 0.6)) * num_gpus * peak / needed)
+        return num_params, num_layers, hidden, seq, recompute, tokens_per_s, num_gpus, peak
+
+    drawn = [
+        (64862437376, 80, 8192, 2048, "full", 410 * 64, 64, 312e12),  # llm-foundry's MPT 70B
+        job("none"),
+        job("selective"),
+        job("full"),
+    ]
+    words = "{:,} parameters, {} layers of width {}, {} tokens a sequence, recompute {}, {:,} tokens/s on {} GPUs"
+    return [{"arguments": list(each), "words": words.format(*each)} for each in drawn]
+
+
+def right(case: Case) -> list[float]:
+    """MFU and HFU: each product runs forward once and backward twice, and forward once more where it is recomputed."""
+    num_params, num_layers, hidden, seq, recompute, tokens_per_s, num_gpus, peak = case["arguments"]
+    forward = np.array([2.0 * num_params, 4.0 * num_layers * hidden * seq])  # products with parameters, of attention
+    again = {"none": [0, 0], "selective": [0, 1], "full": [1, 1]}[recompute]
+    passes = np.array([[3, 3], np.add(3, again)])
+    return [float(each) for each in passes @ forward * tokens_per_s / (num_gpus * peak)]
+
+
+EXERCISE = Exercise(
+    id="memory.3",
+    function="utilisations",
+    title="Two utilisations",
+    harness="paper.call",
+    draw=draw,
+    checks=(
+        own_work("utilisations", "your own formula"),
+        values(2, "mfu", "the model FLOPs utilisation", right, part=0, parts=PAIR),
+        values(3, "hfu", "the hardware FLOPs utilisation", right, part=1, parts=PAIR),
+    ),
+)

@@ -1,0 +1,151 @@
+"""zero.7: the norm of gradients that nobody holds in full."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from dtlib.graded.exercise import Exercise, Finding
+from dtlib.graded.inputs import Case, Pieces, rank_values
+from dtlib.graded.kinds import Theory, Wrong, every, only_if, order, own_work, values
+from dtlib.graded.seen import Observed
+
+TENSORS = 6
+RTOL = 1e-4  # of a sum of squares in float32
+
+
+def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
+    """A `max_norm` below the norm of every rank, above that of all, between these; a rank with empty tensors alone."""
+    cases: list[dict[str, Any]] = []
+    for n, least, most in ((2, 0.1, 0.4), (3, 1.5, 4.0), (4, 0.1, 0.4), (3, 0.85, 0.95), (3, 0.1, 0.4)):
+        sizes = [[*(int(each) for each in rng.integers(2000, 9000, TENSORS - 2)), 0, 1]] * n
+        is_last = len(cases) == 4
+        case: dict[str, Any] = {
+            "world_size": n,
+            "sizes": [[0] * TENSORS, *sizes[1:]] if is_last else sizes,
+            "seed": int(rng.integers(2**31)),
+        }
+        case["max_norm"] = round(float(rng.uniform(least, most)) * norm(case), 3)
+        words = f"{n} ranks, {TENSORS} tensors{', those of rank 0 empty' if is_last else ''}"
+        case["words"] = f"{words}, max_norm {case['max_norm'] / norm(case):.2f} times the norm"
+        case["is"] = {"two ranks": n == 2, "clips": most < 1, "far": not 0.8 < least < 1, "all have some": not is_last}
+        cases.append(case)
+    return cases
+
+
+def shards(case: Case, rank: int) -> list[Any]:
+    """What `rank` holds."""
+    sizes = case["sizes"][rank]
+    whole = rank_values({"seed": case["seed"], "num_elements": sum(sizes)}, rank)
+    return [part.copy() for part in np.split(whole, np.cumsum(sizes)[:-1])]
+
+
+def handed_out(case: Case, rank: int) -> Pieces:
+    """The shards of a rank, and the limit."""
+    return [("start", {"shards": shards(case, rank), "max_norm": case["max_norm"]})]
+
+
+def of_tensors(case: Case) -> Any:
+    """The norm of each tensor, a row a rank."""
+    ranks = range(case["world_size"])
+    return np.array([[np.linalg.norm(each.astype(np.float64)) for each in shards(case, rank)] for rank in ranks])
+
+
+def of_ranks(case: Case) -> Any:
+    """The norm of what each rank holds, a row a rank."""
+    return np.linalg.norm(of_tensors(case), axis=1, keepdims=True)
+
+
+def norm(case: Case) -> float:
+    """The norm of all."""
+    return float(np.linalg.norm(of_tensors(case)))
+
+
+def told(length: Callable[[Case], Any]) -> Theory:
+    """What each rank returns."""
+    return lambda case: np.broadcast_to(length(case), (case["world_size"], 1))[:, 0].tolist()
+
+
+def scaled(factor: Callable[[Case], Any]) -> Theory:
+    """The shards of each rank, times a number for all, for each rank or for each tensor."""
+
+    def theory(case: Case) -> Any:
+        factors = np.broadcast_to(factor(case), (case["world_size"], TENSORS))
+        return [[each * f for each, f in zip(shards(case, r), row, strict=True)] for r, row in enumerate(factors)]
+
+    return theory
+
+
+def clipped(length: Callable[[Case], Any]) -> Theory:
+    """The shards of each rank where such a norm is clipped."""
+    return scaled(lambda case: np.minimum(1.0, case["max_norm"] / np.maximum(length(case), 1e-9)))
+
+
+def returned(observed: Observed) -> list[Any]:
+    """The number of each rank; a tensor of one element will do."""
+    found = [said["returned"] for said in observed.said]
+    return [each.item() if isinstance(each, np.ndarray) and each.size == 1 else each for each in found]
+
+
+def calls(observed: Observed) -> list[str]:
+    """What was called by all ranks together, and the messages that were sent."""
+    return [op for op, _ in observed.seen.collectives()] + [each.op for each in observed.seen.data("send")]
+
+
+def find_call(observed: Observed) -> Finding | None:
+    """That there was one all-reduce, of a single number."""
+    names, seen = calls(observed), observed.seen.total_bytes
+    most = 2 * (observed.case["world_size"] - 1) * 8  # in double precision, say
+    if names == ["all_reduce"] and seen <= most:
+        return None
+    told = ", ".join(names[:6]) or "no call"
+    return Finding(f"{told}: {seen:,} B in all", f"one all_reduce of a number: {most} B at most", observed.words)
+
+
+LENGTHS: dict[str, Callable[[Case], Any]] = {
+    "local norm": of_ranks,
+    "norms added": lambda case: of_ranks(case).sum(),
+    "a mean of the norms": lambda case: of_ranks(case).mean(),
+    "norms of the tensors added": lambda case: of_tensors(case).sum(),
+    "root forgotten": lambda case: norm(case) ** 2,
+    "a mean over the ranks": lambda case: norm(case) / np.sqrt(case["world_size"]),
+    "the largest norm": lambda case: of_ranks(case).max(),
+}
+NORM: Wrong = {name: told(length) for name, length in LENGTHS.items()} | {
+    "the norm afterwards": told(lambda case: min(norm(case), case["max_norm"])),
+    "right for ranks with elements only": only_if("all have some"),
+    "nothing returned": every(lambda each: all(said["returned"] is None for said in each.said)),
+}
+CLIPPED: Wrong = {name: clipped(length) for name, length in LENGTHS.items()} | {
+    "each tensor by itself": (clipped(of_tensors), clipped(lambda case: np.linalg.norm(of_tensors(case), axis=0))),
+    "scaled up": scaled(lambda case: case["max_norm"] / norm(case)),
+    "the own norm decides": only_if("far"),
+    "nothing happened": scaled(lambda case: 1.0),
+    "right only where it clips": only_if("clips"),
+    "right for ranks with elements only": only_if("all have some"),
+}
+CALLS: Wrong = {
+    "gradients gathered": every(lambda each: each.seen.total_bytes > 1000),
+    "a call for each tensor": every(lambda each: len(calls(each)) >= TENSORS - 1),
+    "a gather of norms": every(lambda each: calls(each) == ["all_gather"]),
+    "a number for each tensor": every(lambda each: calls(each) == ["all_reduce"]),
+    "nothing sent": every(lambda each: not calls(each)),
+}
+SAME = "every shard scaled by the same factor, in place, and only where the norm is too large"
+CHECKS = (
+    own_work("clip_shards", built_in=True),
+    values(2, "norm", "the norm of all gradients, on every rank", told(norm), of=returned, rtol=RTOL, wrong=NORM),
+    values(2, "clipped", SAME, clipped(norm), of="shards", rtol=RTOL, atol=1e-5, wrong=CLIPPED, kind="gradient"),
+    order(1, "one number", "one all-reduce of one number is all that travels", find_call, wrong=CALLS, kind="traffic"),
+)
+EXERCISE = Exercise(
+    id="zero.7",
+    function="clip_shards",
+    title="The norm of what nobody holds",
+    harness="zero.clip",
+    draw=draw,
+    handed_out=handed_out,
+    checks=CHECKS,
+)

@@ -1,0 +1,53 @@
+"""zero.2: what each stage sends in a step, on paper."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dtlib.graded.exercise import Exercise
+from dtlib.graded.kinds import own_work, values
+from dtlib.graded.seen import Case
+
+PAIR = "gradient_bytes, weight_bytes"
+
+
+def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
+    """Every stage with one micro-batch and with several, a power of two of ranks and none, wider gradients and wider
+    weights; two ranks, and one."""
+    cases = [case(10**9, 8, stage, 1, 2, 2) for stage in (1, 0, 3)]
+    for stage in (0, 1, 2, 3):
+        for micro_batches in (1, int(rng.integers(4, 9))):
+            n = int(rng.choice([4, 8, 16, 64] if micro_batches == 1 else [3, 6, 12, 24]))
+            widths = (4, 2) if (micro_batches == 1) == (stage % 2 == 0) else (2, 4)
+            cases.append(case(int(rng.integers(10, 900)) * 10**6, n, stage, micro_batches, *widths))
+    return [*cases, case(10**6, 2, 3, 5, 2, 4), case(10**6, 1, 3, 4, 2, 2)]
+
+
+def case(*arguments: int) -> dict[str, Any]:
+    """One call."""
+    words = "{:,} parameters, {} ranks, stage {}, {} micro-batches, gradients of {} B, weights of {} B"
+    return {"arguments": list(arguments), "words": words.format(*arguments)}
+
+
+def right(case: Case) -> list[float]:
+    """Bytes of gradients and of weights: so many collectives, each of which sends (N−1)/N of a buffer."""
+    num_params, n, stage, micro_batches, *widths = case["arguments"]
+    reduces = (2, 1, micro_batches, micro_batches)[stage]
+    gathers = (0, 1, 1, 2 * micro_batches)[stage]
+    return [(n - 1) / n * times * num_params * width for times, width in zip((reduces, gathers), widths, strict=True)]
+
+
+EXERCISE = Exercise(
+    id="zero.2",
+    function="sent_bytes",
+    title="What a stage sends",
+    harness="paper.call",
+    draw=draw,
+    checks=(
+        own_work("sent_bytes", "your own formula"),
+        values(3, "gradients", "bytes of gradients that a rank sends", right, part=0, parts=PAIR, kind="traffic"),
+        values(3, "weights", "bytes of weights that a rank sends", right, part=1, parts=PAIR, kind="traffic"),
+    ),
+)

@@ -1,0 +1,108 @@
+"""Harnesses of activations: real forward and backward passes. What is kept between them is weighed from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from dtlib.graded import inputs
+
+from .desk import Desk
+from .watch import Watch
+
+_DICE = 4  # how many dice others throw
+
+
+def gated(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
+    """``function(gate, up)`` of copies that nobody else keeps, forward and backward.
+
+    Between the two the desk tells which elements it wants to know; it is asked once more when all but the gradients is
+    let go.
+    """
+    given, watch = desk.next(), Watch()
+    gate, up = (torch.from_numpy(each).requires_grad_() for each in inputs.gate_and_up(given))
+    with watch.watching():
+        y = function(*_halves(gate, up)) if given["fused"] else function(gate * 1, up * 1)
+        wanted = torch.from_numpy(desk.next())
+        output = _at(wanted, y.detach())
+        y.backward(torch.from_numpy(inputs.noise(given, "upstream", given["shape"])))
+        del y
+        desk.next()
+    return {"output": output, "gradients": [_at(wanted, each.grad) for each in (gate, up)], **watch.told}
+
+
+def checkpoint(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
+    """A step through layers, each called as ``function(fn, x)``, with dice thrown by others after either half.
+
+    The desk is asked between the two and after them as in `gated`, and by each layer: when it is called, and when a
+    gradient comes back to it.
+    """
+    given, watch = desk.next(), Watch()
+    layers = [_Layer(given, number, desk) for number in range(given["layers"])]
+    shape = (given["tokens"], given["width"])
+    x = torch.from_numpy(inputs.noise(given, "x", shape)).requires_grad_()
+    torch.manual_seed(given["dice"])
+    with watch.watching():
+        y = x if given["leaf"] else x.tanh()
+        for layer in layers:
+            out = function(_opaque(layer), y)
+            y = out + y if given["residual"] else out
+            del out
+        wanted = torch.from_numpy(desk.next())
+        thrown, output = [torch.rand(_DICE)], _at(wanted, y.detach())
+        y.backward(torch.from_numpy(inputs.noise(given, "upstream", shape)))
+        del y
+        thrown.append(torch.rand(_DICE))
+        desk.next()
+    gradients = [_at(wanted, x.grad)]
+    if not given["weighed"]:
+        gradients += [weight.grad for layer in layers for weight in layer.weights]
+    return {"results": [output, *gradients], "dice": thrown, **watch.told}
+
+
+class _Layer:
+    """A matrix, a tanh, dropout and a matrix: each call asks the desk for a key by which the result is multiplied."""
+
+    def __init__(self, given: Mapping[str, Any], number: int, desk: Desk) -> None:
+        self.weights = [torch.from_numpy(each).requires_grad_() for each in inputs.layer(given, number)]
+        self.dropout, self.number, self.desk = given["dropout"], number, desk
+
+    def __call__(self, x: Tensor) -> Tensor:
+        key = torch.from_numpy(self.desk.ask(f"layer {self.number}"))
+        inside = torch.tanh(functional.linear(x, *self.weights[:2]))
+        if self.dropout:
+            inside = inside * ((torch.rand(inside.shape) >= self.dropout) / (1 - self.dropout))
+        out: Tensor = _Lock.apply(functional.linear(inside, *self.weights[2:]), key, self)
+        return out
+
+
+class _Lock(torch.autograd.Function):
+    """Multiplies by a key; a gradient is multiplied by another one, which is asked for when it comes."""
+
+    @staticmethod
+    def forward(x: Tensor, key: Tensor, layer: _Layer) -> Tensor:
+        return x * key
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.layer = inputs[2]
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Any, None, None]:
+        return grad_outputs[0] * torch.from_numpy(ctx.layer.desk.ask(f"back {ctx.layer.number}")), None, None
+
+
+def _halves(gate: Tensor, up: Tensor) -> tuple[Tensor, ...]:
+    return torch.cat([gate, up], dim=-1).chunk(2, dim=-1)
+
+
+def _opaque(layer: _Layer) -> Callable[[Tensor], Tensor]:
+    return lambda x: layer(x)
+
+
+def _at(places: Tensor, tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.reshape(-1)[places]

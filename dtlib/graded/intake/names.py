@@ -1,0 +1,80 @@
+"""Names of learners: read off files and folders, made fit to be shown, and made safe as names of files."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import unicodedata
+from collections.abc import Collection, Iterable
+
+NOTEBOOK_SUFFIX = re.compile(r"\.ipynb(?:\.(?:json|txt))?$", re.IGNORECASE)  # browsers like to add the second one
+_MOODLE = re.compile(r"_assignsubmission_(?:file|onlinetext)_?")
+# Nothing in it may be given back, or a name of fifty copies takes for ever.
+_COPY = r"[\s_-]*+(?:\(\d{1,2}\)|copy[\s_]?+\d*+)"
+_COPIES = re.compile(rf"^(?:{_COPY})++|(?:{_COPY})++$", re.IGNORECASE)
+_FILLER = {"answer", "answers", "copy", "exercise", "exercises", "final", "solution", "solutions", "solved"}
+_SEPARATORS = " \t_-.,;+"
+_PLAIN = re.compile(r"(?!(?:con|prn|aux|nul|com\d|lpt\d)(?:\.|$))\w(?:[\w.-]{0,46}\w)?", re.IGNORECASE)
+_OURS = re.compile(r"-[0-9a-f]{16}$", re.IGNORECASE)
+_MOST_SHOWN = 80
+
+
+def learner_of(name: str, stems: Iterable[str] = ()) -> str:
+    """The learner that the name of a folder or notebook gives; "" where it names a chapter alone, as ``dp (1).ipynb``.
+
+    The suffix, Moodle's marks and the name of one of the chapters `stems` (with what marks a copy behind it) are taken
+    off: ``alice_collectives.ipynb``, ``collectives-alice (2).ipynb`` and ``alice.ipynb`` are all of alice.
+    """
+    name = _MOODLE.sub("_", NOTEBOOK_SUFFIX.sub("", name))
+    for stem in stems:
+        parts = re.split(rf"(?:^|(?<=[\W_])){re.escape(stem)}(?=[\W_]|$)", name, maxsplit=1, flags=re.IGNORECASE)
+        if len(parts) == 2:
+            before, after = parts[0].strip(_SEPARATORS), _COPIES.sub("", parts[1]).strip(_SEPARATORS)
+            rest = f"{before}_{after}" if before and after else before or after
+            return "" if rest.casefold() in _FILLER else rest
+    return name.strip("_") or name
+
+
+def printable(text: str, most: int = _MOST_SHOWN) -> str:
+    """`text` on one line, without characters that are invisible, turn the line around or are none; cut after `most`."""
+    if len(text) > most:
+        text = text[: most - 1] + "…"
+    text = unicodedata.normalize("NFC", text)
+    shown = [" " if each.isspace() else "�" if unicodedata.category(each)[0] == "C" else each for each in text]
+    return " ".join("".join(shown).split())
+
+
+def distinct(names: Collection[str]) -> tuple[dict[str, str], list[list[str]]]:
+    """For each of `names`, all different, one to show, and the shown names that look alike, group by group.
+
+    Names look alike that differ in case, in the form of a letter or in what cannot be shown alone. Each of them but the
+    first gets a number, so that no two that are shown look alike.
+    """
+    bases = {name: printable(name) or "unnamed" for name in sorted(names)}
+    taken = {_folded(base) for base in bases.values()}
+    groups: dict[str, list[str]] = {}
+    shown: dict[str, str] = {}
+    for name, base in bases.items():
+        group = groups.setdefault(_folded(base), [])
+        number, shown[name] = 1, base
+        while group and _folded(shown[name]) in taken:
+            number += 1
+            shown[name] = f"{printable(base, _MOST_SHOWN - 8)} ({number})"
+        taken.add(_folded(shown[name]))
+        group.append(shown[name])
+    return shown, [group for group in groups.values() if len(group) > 1]
+
+
+def file_name(learner: str) -> str:
+    """A name for files of `learner`, safe on every system, and another for every learner that `distinct` tells apart.
+
+    A plain name stays as it is. Any other becomes a readable part and a digest, which no plain name ends in.
+    """
+    if _PLAIN.fullmatch(learner) and not _OURS.search(learner):
+        return learner
+    readable = re.sub(r"\W+", "-", learner)[:40].strip("-_") or "learner"
+    return f"{readable}-{hashlib.sha256(learner.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
+
+
+def _folded(name: str) -> str:
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())

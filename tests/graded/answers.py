@@ -1,0 +1,180 @@
+"""Runs programs of the banks: many of them in one start of ranks, and each of them once."""
+
+from __future__ import annotations
+
+import json
+import linecache
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from dtlib.graded import bank
+from dtlib.graded.bank import Program
+from dtlib.graded.checks import all_exercises, files
+from dtlib.graded.exercise import Exercise
+from dtlib.graded.reports import read_start
+from dtlib.graded.result import Result
+from dtlib.graded.sandbox import Answer, Job, Sandbox, task_of
+from dtlib.graded.seen import Case, Observed, Trouble
+from dtlib.graded.walls import WALLS
+from dtlib.graded.walls.limits import Limits
+
+from .engine import Cell
+
+ROOT = Path(__file__).parents[2]
+SEED = 20261
+_IN_A_START = 60  # jobs
+
+
+@cache
+def cells(stem: str, folder: str = "solutions") -> dict[str, str]:
+    """The code cells of a notebook by id."""
+    notebook = json.loads((ROOT / folder / f"{stem}.ipynb").read_text(encoding="utf-8"))
+    return {cell["id"]: "".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"}
+
+
+def namespace(*sources: str) -> dict[str, Any]:
+    """What a notebook holds after it ran `sources`, one cell each."""
+    space: dict[str, Any] = {"__name__": "__main__"}
+    for source in sources:
+        name = f"<cell {abs(hash(source))}>"  # a file of its own for each cell, as in a notebook
+        linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+        exec(compile(source, name, "exec"), space)
+    return space
+
+
+def reference_namespace(stem: str) -> dict[str, Any]:
+    """What a notebook with all the right answers holds."""
+    return namespace(*(source for name, source in cells(stem).items() if not name.endswith("-check")))
+
+
+@cache
+def programs(exercise: str) -> tuple[Program, ...]:
+    """The reference, and every program of the exercise's bank."""
+    cell = cells(exercise.partition(".")[0])[exercise.replace(".", "-")]
+    own = bank.read(files()[exercise].with_suffix(".md"))
+    return (Program("", "", cell), *own.programs(bank.reference(cell)))
+
+
+def answer(exercise: str, source: str, folder: str = "solutions") -> Answer:
+    """A notebook in which the exercise's cell has `source`, and the others are as in `folder`."""
+    stem, own = exercise.partition(".")[0], exercise.replace(".", "-")
+    others = [Cell(name, text) for name, text in cells(stem, folder).items() if not name.endswith("-check")]
+    return Answer([Cell(each.id, source) if each.id == own else each for each in others])
+
+
+def open_sandbox(**limits: Any) -> Sandbox:
+    """Processes with a network of their own and no other wall, for answers that the tests themselves brought."""
+    return Sandbox(Limits(patience_seconds=0.7, **limits), without=set(WALLS) - {"network"})
+
+
+@cache
+def _drawn(exercise: str, seed: int) -> list[Case]:
+    """The cases of a seed, the same ones for every program: theories remember cases that they know."""
+    return all_exercises()[exercise].cases(seed)
+
+
+@dataclass
+class Tried:
+    """A program on its way: the cases that it is tried on, and what was observed of those that are done."""
+
+    exercise: Exercise
+    program: Program
+    seed: int = SEED
+    done: dict[int, Observed] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.answer = answer(self.exercise.id, self.program.source)
+        kinds = {check.name: check.kind for check in self.exercise.checks}
+        weighs = kinds.get(self.program.check, "memory") == "memory"  # so does every answer that is right
+        drawn = _drawn(self.exercise.id, self.seed)
+        self.cases: list[Case] = [case for case in drawn if weighs or not case.get("weighed")]
+
+    @property
+    def left(self) -> Iterable[int]:
+        """The cases that are not done; after two that hung, the others are skipped as the grader skips them."""
+        hung = [each for each in self.done.values() if each.trouble and each.trouble.kind == "hung"]
+        if len(hung) >= 2 and "world_size" in self.cases[0]:
+            skipped = Trouble("skipped", "not run, because earlier cases hung")
+            for index in set(range(len(self.cases))) - self.done.keys():
+                self.done[index] = Observed(self.cases[index], trouble=skipped)
+        return [index for index in range(len(self.cases)) if index not in self.done]
+
+    @property
+    def result(self) -> Result:
+        """The verdict."""
+        return self.exercise.judge([self.done[index] for index in sorted(self.done)])
+
+    def complaint(self) -> str:
+        """What is not as the bank says; "" where everything is."""
+        result = self.result
+        told = {each.name: each for each in result.checks}
+        if not self.program.check:
+            return "" if result.status == "pass" else f"a right answer: {result}"
+        check = told[self.program.check]
+        if check.verdict != "fail":
+            return f"{self.program.check} says {check.verdict} to {self.program.mistake!r}: {result}"
+        return "" if check.mistake == self.program.mistake else (
+            f"{self.program.mistake!r} was taken for {check.mistake!r}: {result}"
+        )  # fmt: skip
+
+
+def try_all(sandbox: Sandbox, tried: Sequence[Tried], *, again: bool = True) -> list[Tried]:
+    """Run all of them, many in one start; those of whom there is a complaint.
+
+    Who is complained of is run once more, alone in its processes, if it may be done `again`.
+    """
+    while groups := _groups(tried):
+        for group in groups:
+            _start(sandbox, group)
+    if again:
+        for each in [each for each in tried if each.complaint()]:
+            each.done.clear()
+            each.done |= dict(enumerate(sandbox.run(each.exercise, each.answer, each.cases).observed))
+    return [each for each in tried if each.complaint()]
+
+
+def _groups(tried: Sequence[Tried]) -> list[list[tuple[Tried, int]]]:
+    """What is left to do, by the number of ranks; what is weighed goes alone."""
+    groups: dict[Any, list[tuple[Tried, int]]] = defaultdict(list)
+    for number, each in enumerate(tried):
+        for index in each.left:
+            case = each.cases[index]
+            key = (number, index) if case.get("weighed") else case.get("world_size", 1)
+            groups[key].append((each, index))
+    return [
+        group[first : first + _IN_A_START] for group in groups.values() for first in range(0, len(group), _IN_A_START)
+    ]
+
+
+def _start(sandbox: Sandbox, group: Sequence[tuple[Tried, int]]) -> None:
+    jobs = [(each.exercise, each.answer, each.cases[index]) for each, index in group]
+    for (each, index), observed in zip(group, start(sandbox, jobs), strict=False):
+        each.done[index] = observed
+
+
+def start(sandbox: Sandbox, jobs: Sequence[Job]) -> list[Observed]:
+    """What was observed of the jobs of one start: of the last one that was begun, and those before it."""
+    brought = sandbox.perform(*task_of(jobs, sandbox.limits.cpu_seconds))
+    return read_start(brought, [(exercise, answer.cells, case) for exercise, answer, case in jobs])
+
+
+def run_jobs(sandbox: Sandbox, jobs: Sequence[Job]) -> list[Observed]:
+    """What was observed of each job: those of as many ranks share a start, what is weighed goes alone."""
+    done: dict[int, Observed] = {}
+    while left := [index for index in range(len(jobs)) if index not in done]:
+        case = jobs[left[0]][2]
+        same = [
+            i for i in left if jobs[i][2].get("world_size") == case.get("world_size") and not jobs[i][2].get("weighed")
+        ]
+        group = left[:1] if case.get("weighed") else same
+        done |= dict(zip(group, start(sandbox, [jobs[index] for index in group]), strict=False))
+    return [done[index] for index in range(len(jobs))]
+
+
+def tried_on(exercise: str, seed: int = SEED) -> list[Tried]:
+    """All programs of an exercise."""
+    return [Tried(all_exercises()[exercise], program, seed) for program in programs(exercise)]

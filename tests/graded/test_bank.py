@@ -1,0 +1,128 @@
+"""What every exercise and its bank hold: cells, checks, mistakes with programs and feedback; and how a bank is read."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from dtlib.graded import bank, plain
+from dtlib.graded.bank import BankError, patched, read
+from dtlib.graded.checks import STEMS, all_exercises, files
+from dtlib.graded.exercise import Exercise
+from dtlib.graded.harness import resolve
+
+from .answers import cells, programs
+
+EXERCISES = list(all_exercises().values())
+ids = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)
+
+
+def test_every_chapter_has_exercises():
+    of_stem = Counter(each.id.partition(".")[0] for each in EXERCISES)
+    assert tuple(of_stem) == STEMS
+    assert min(of_stem.values()) >= 5
+    assert len({each.function for each in EXERCISES}) == len(EXERCISES)
+
+
+@ids
+class TestExercise:
+    def test_three_cells_and_a_harness(self, exercise: Exercise):
+        stem, own = exercise.id.partition(".")[0], exercise.id.replace(".", "-")
+        assert {own, f"{own}-check"} <= cells(stem).keys()
+        assert callable(resolve(exercise.harness))
+
+    def test_every_check_has_cases_to_look_at_for_every_seed(self, exercise: Exercise):
+        assert len({check.name for check in exercise.checks}) == len(exercise.checks)
+        for seed in range(20):
+            cases = exercise.cases(seed)
+            for check in exercise.checks:
+                assert any(check.applies(case) for case in cases), f"{check.name}, seed {seed}"
+
+    def test_cases_are_plain_data_that_repeat_with_the_seed(self, exercise: Exercise):
+        cases = [repr(exercise.cases(seed)) for seed in (1, 1, 2)]
+        assert cases[0] == cases[1] != cases[2]
+        assert repr(plain.unpack(plain.pack(exercise.cases(1)))) == cases[0]
+
+    def test_what_is_told_by_the_submission_earns_a_fifth_at_most(self, exercise: Exercise):
+        assert 5 * sum(check.points for check in exercise.checks if check.is_told) <= exercise.points
+
+    def test_mistakes_have_programs_of_their_own(self, exercise: Exercise):
+        own = read(files()[exercise.id].with_suffix(".md"))
+        for section in own.wrong:
+            assert section.programs, f"{section.heading} is made by no program"
+        twice = Counter((each.check, each.source) for each in programs(exercise.id)[1:])
+        assert [check for (check, _), count in twice.items() if count > 1] == []
+        for each in programs(exercise.id):
+            functions = {node.name for node in ast.walk(ast.parse(each.source)) if isinstance(node, ast.FunctionDef)}
+            assert exercise.function in functions
+
+    def test_feedback_asks(self, exercise: Exercise):
+        for check in exercise.checks:
+            names = [mistake.name for mistake in check.mistakes]
+            assert len(set(names)) == len(names), check.name
+            for mistake in check.mistakes:
+                assert mistake.feedback.rstrip(")")[-1] in ".?", (check.name, mistake.name)
+                assert len(mistake.feedback.split()) >= 6, (check.name, mistake.name)
+                assert "{" not in mistake.feedback, (check.name, mistake.name)
+
+
+def test_what_is_shipped_is_what_the_banks_say():
+    shipped = bank.shipped()
+    on_paper = [each.id for each in EXERCISES if each.harness.startswith("paper.")]
+    assert list(shipped) == on_paper
+    for name in on_paper:
+        assert shipped[name] == [each for each in programs(name) if each.check], f"run `dtlib release` for {name}"
+
+
+@pytest.mark.parametrize("name", ["paper", "paper.nothing", "nothing.call", "", "os.system", "..exercise.Exercise"])
+def test_unknown_harness_is_refused(name: str):
+    with pytest.raises(ValueError, match="name must be that of a harness"):
+        resolve(name)
+
+
+REFERENCE = "def f(x):\n    y = 2 * x\n    return y\n"
+SECTION = "## value: doubled\nWhy twice?\n\n```diff\n def f(x):\n-    y = 2 * x\n+    y = 4 * x\n```\n"
+
+
+class TestReading:
+    def read(self, folder: Path, text: str) -> bank.Bank:
+        path = folder / f"{len(text)}.md"
+        path.write_text(text, encoding="utf-8")
+        return read(path)
+
+    def test_sections_differences_and_right_answers(self, tmp_path: Path):
+        own = self.read(tmp_path, f"{SECTION}\n# Right in another way\n## By addition\n```python\n{REFERENCE}```\n")
+        (wrong, right) = own.programs(REFERENCE)
+        assert (wrong.check, wrong.mistake, wrong.source) == ("value", "doubled", REFERENCE.replace("2", "4"))
+        assert (right.check, right.mistake, right.source) == ("", "", REFERENCE)
+        assert own.wrong[0].feedback == "Why twice?"
+
+    def test_differences_to_another_section(self, tmp_path: Path):
+        more = "## value: more\nAnd now?\n\n```diff value: doubled\n-    y = 4 * x\n+    y = 8 * x\n```\n"
+        assert self.read(tmp_path, SECTION + more).programs(REFERENCE)[1].source == REFERENCE.replace("2", "8")
+
+    @pytest.mark.parametrize(
+        ("text", "told"),
+        [
+            ("## no check here\nText.\n", "does not say which check"),
+            (SECTION + SECTION, "stands there twice"),
+            ("## value: open\n```python\ndef f(x): ...\n", "does not end"),
+        ],
+    )
+    def test_what_cannot_be_read_is_told(self, tmp_path: Path, text: str, told: str):
+        with pytest.raises(BankError, match=told):
+            self.read(tmp_path, text)
+
+    @pytest.mark.parametrize("diff", ["-    y = 3 * x\n+    y = 1\n", "-    return z\n"])
+    def test_a_difference_to_something_else_is_refused(self, diff: str):
+        with pytest.raises(BankError, match="stands in 0 places"):
+            patched(REFERENCE, diff, "value: doubled")
+
+    def test_a_mistake_that_nothing_recognises_is_refused(self, tmp_path: Path):
+        exercise = next(each for each in EXERCISES if not each.harness.startswith("paper."))
+        text = f"## {exercise.checks[-1].name}: never heard of\nWhat is this?\n\n```python\ndef f(): ...\n```\n"
+        with pytest.raises(BankError, match="nothing recognises"):
+            bank.equipped(exercise, self.read(tmp_path, text), bank.Bank(()), ())

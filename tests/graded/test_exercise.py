@@ -1,0 +1,161 @@
+"""The engine: checks as data, gates, hidden checks, what is not known, comparisons, rounds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dtlib.graded import Check, Exercise, Finding, Mistake, Observed, Trouble
+from dtlib.graded.compare import close, compare
+from dtlib.graded.kinds import only_if
+from dtlib.graded.seen import Header, Seen, rounds
+
+
+def is_seven(observed: Observed) -> Finding | None:
+    value = observed.said[0]["answer"]
+    return None if value == 7 else Finding(str(value), "7", observed.case["words"])
+
+
+def seven(**options) -> Check:
+    return Check(
+        **{"name": "seven", "kind": "value", "points": 2, "description": "it is 7", "inspect": is_seven} | options
+    )
+
+
+def exercise(*checks: Check) -> Exercise:
+    return Exercise("toy.1", "toy", "A toy", "paper.call", lambda rng: [], checks)
+
+
+def case(answer: object = 7, words: str = "case a", trouble: Trouble | None = None) -> Observed:
+    return Observed({"words": words}, () if trouble else ({"answer": answer},), trouble=trouble)
+
+
+class TestJudge:
+    def test_pass_and_fail(self):
+        assert exercise(seven()).judge([case(), case()]).status == "pass"
+        failed = exercise(seven()).judge([case(), case(8, "case b")])
+        assert (failed.status, failed.points, failed.max_points) == ("fail", 0, 2)
+        assert failed.message == "Saw 8; expected 7 (case b)."
+
+    def test_some_of_the_points_is_partly_right(self):
+        other = seven(name="other", applies=lambda case: case["words"] == "case b")
+        result = exercise(seven(applies=lambda case: case["words"] == "case a"), other).judge(
+            [case(), case(8, "case b")]
+        )
+        assert (result.status, result.points) == ("partly right", 2)
+
+    def test_no_cases_pass_nothing(self):
+        assert exercise(seven()).judge([]).points == 0
+        assert exercise(seven()).judge([]).status == "fail"
+
+    def test_first_mistake_that_fits_is_told(self):
+        never = Mistake("never", lambda failing, passing: False, "no")
+        crash = Mistake("crash", lambda failing, passing: 1 / 0, "no")
+        eight = Mistake("eight", lambda failing, passing: failing[0].said[0]["answer"] == 8, "One too many?")
+        (check,) = exercise(seven(mistakes=(never, crash, eight))).judge([case(8)]).checks
+        assert check.mistake == "eight"
+        assert check.message == "Saw 8; expected 7 (case a). One too many?"
+
+    def test_trouble_fails_and_says_why(self):
+        trouble = Trouble("raised", "rank 1 raised ValueError: x", "line 3 of `f`: `boom()`")
+        (check,) = exercise(seven()).judge([case(trouble=trouble)]).checks
+        assert check.message == "No result: rank 1 raised ValueError: x, in line 3 of `f`: `boom()` (case a)."
+
+    def test_wrong_value_is_told_before_trouble(self):
+        (check,) = exercise(seven()).judge([case(trouble=Trouble("hung", "late")), case(9), case(10)]).checks
+        assert "Saw 9" in check.message
+
+    def test_what_nobody_knows_is_no_mistake(self):
+        always = Mistake("always", lambda failing, passing: True, "no")
+        result = exercise(seven(mistakes=(always,))).judge([case(), case(trouble=Trouble("not known", "too busy"))])
+        assert (result.status, result.points, result.mistakes) == ("not known", 0, ())
+        wrong_anyway = exercise(seven()).judge([case(8), case(trouble=Trouble("not known", "too busy"))])
+        assert wrong_anyway.status == "fail"
+
+    def test_data_of_another_form_fail_the_check_only(self):
+        (check,) = exercise(seven()).judge([Observed({"words": ""}, ({},))]).checks
+        assert not check.passed
+        assert "another form (KeyError: 'answer')" in check.message
+
+    def test_blank_is_not_attempted(self):
+        result = exercise(seven()).judge([case(trouble=Trouble("blank", ""))])
+        assert result.status == "not attempted"
+        assert result.max_points == 2
+
+    def test_hidden_checks_are_withheld_in_the_notebook_and_judged_by_the_grader(self):
+        both = exercise(seven(), seven(name="hidden", points=3, visible=False))
+        shown = both.judge([case()], hidden=False)
+        assert (shown.status, shown.points, shown.max_points, shown.withheld_points) == ("pass", 2, 2, 3)
+        assert "3 more points are decided when the exercise is graded" in str(shown)
+        assert both.judge([case()]).points == 5
+
+    def test_gate_that_fails_voids_the_other_points_and_accuses_nobody_else(self):
+        def closed(observed: Observed) -> Finding | None:
+            return Finding("a shortcut", "your own work") if observed.said[0]["answer"] == 7 else None
+
+        gated = exercise(seven(), seven(name="gate", points=1, inspect=closed, gate=True))
+        result = gated.judge([case()])
+        assert (result.status, result.points) == ("fail", 0)
+        assert [check.sign for check in result.checks] == ["–", "✗"]
+
+    def test_gate_does_not_judge_what_did_not_come_back(self):
+        gated = exercise(seven(), seven(name="gate", points=1, gate=True))
+        result = gated.judge([case(trouble=Trouble("hung", "late"))])
+        assert result.points == 0
+        assert [check.verdict for check in result.checks] == ["fail", "not looked at"]
+
+    def test_little_memory_is_praised_once_the_values_are_right(self):
+        little = seven(name="memory", kind="memory", inspect=lambda observed: None)
+        assert exercise(seven(), little).judge([case()]).points == 4
+        result = exercise(seven(), little).judge([case(8)])
+        assert (result.points, result.checks[1].verdict) == (0, "not counted")
+
+    @pytest.mark.parametrize(("field", "value"), [("kind", "speed"), ("kind", ""), ("points", 0), ("points", -1)])
+    def test_bad_checks_are_refused(self, field, value):
+        with pytest.raises(ValueError, match=f"{field} must be"):
+            seven(**{field: value})
+
+
+class TestCompare:
+    def test_nan_equals_nothing(self):
+        assert not close(float("nan"), float("nan"))
+        assert not close(np.array([np.nan]), np.array([np.nan]))
+        assert not close(np.array([np.nan]), np.array([1.0]), atol=1e9)
+
+    def test_first_difference_is_shown(self):
+        seen, expected = np.arange(8.0), np.arange(8.0)
+        seen[5] = 9
+        assert str(compare(seen, expected, "on rank 1")) == (
+            "Saw […, 9, 6, 7]; expected […, 5, 6, 7] (on rank 1; 1 of 8 elements differ, the first at position 5)."
+        )
+        assert str(compare(seen[5:6], expected[5:6], "")) == "Saw [9]; expected [5]."
+
+    def test_shape_and_kind_are_told(self):
+        assert "shape (2,)" in str(compare(np.zeros(2), np.zeros(3), ""))
+        assert "None (does the function return" in str(compare(None, np.zeros(3), ""))
+        assert "Saw True; expected a finite number" in str(compare(True, 1.0, ""))
+
+    def test_right_only_if_needs_both_kinds(self):
+        fits = only_if(lambda case: case["words"] == "even").fits
+        even, odd = case(words="even"), case(words="odd")
+        assert fits([odd], [even])
+        assert not fits([odd], [])
+        assert not fits([], [even])
+        assert not fits([odd, even], [even])
+
+
+def messages(*pairs: tuple[int, int]) -> Seen:
+    return Seen([Header("send", rank, peer, "send", 0, 8) for rank, peer in pairs])
+
+
+class TestRounds:
+    def test_chain_and_flat_take_as_long(self):
+        n = 6
+        chain = messages(*[(rank, rank + 1) for rank in range(n - 1)])
+        assert rounds(chain) == rounds(messages(*[(0, rank) for rank in range(1, n)])) == n - 1
+
+    def test_turns_take_twice_as_long(self):
+        assert rounds(messages((0, 1), (1, 0))) == 2
+
+    def test_nothing_takes_no_time(self):
+        assert rounds(messages()) == 0
