@@ -8,7 +8,7 @@ NBVAL  := --nbval-lax --nbval-cell-timeout=120 --nbval-kernel-name=python3 -p no
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup book test lint unit notebooks lab serve bench picture clean
+.PHONY: help setup book test soak lint unit notebooks lab serve bench picture clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +29,11 @@ book: $(READY)  ## execute every notebook and build the HTML book
 
 test: lint unit notebooks book  ## run everything: lint, types, tests, notebooks, the book, links, browser
 	@$(BIN)/pytest -q tests/book
+
+soak: $(READY)  ## what takes long, once for an issue: many seeds, and a busy machine (tables in _build/soak)
+	@rm -rf _build/soak
+	@$(BIN)/pytest -q -n 2 -m soak -k "not Busy" tests/grading/test_soak.py
+	@$(BIN)/pytest -q -m soak -k Busy tests/grading/test_soak.py
 
 lint: $(READY)  ## check style and types
 	@$(BIN)/ruff check .

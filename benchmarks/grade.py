@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._report import console, print_table, save
-from tests.grading.bank import wrong_answers
+from tests.grading.answers import programs
 from tests.grading.classroom import hand_in, reference
 
 ROOT = Path(__file__).parents[1]
@@ -31,29 +31,27 @@ GRADER = """
 import json, sys
 from pathlib import Path
 from dtlib.grading.grader import grade
-from dtlib.grading.walls.limits import resident_bytes
+from dtlib.grading.walls.vitals import highest_resident_bytes as peak  # getrusage includes the parent's memory
 
-peak = lambda: resident_bytes()[1]  # of this program: what getrusage tells includes its parent's memory
-early = []
+early, learners = [], []
 
 def look(event):
-    if event.what == "learner" and event.done == int(sys.argv[3]):
-        early.append(peak())
+    if event.learner:
+        learners.append(event.learner)
+        if len(learners) == int(sys.argv[3]):
+            early.append(peak())
 
 results = grade(Path(sys.argv[1]), Path(sys.argv[2]), seed=int(sys.argv[4]), jobs=int(sys.argv[5]), progress=look)
-seconds = results.group.measured["seconds"]
-print(json.dumps({"early": early, "end": peak(), "seconds": seconds, "kept": results.group.kept,
-                  "faults": [fault.text for fault in results.faults], "torch": "torch" in sys.modules}))
+measured = results["measured"]
+print(json.dumps({"early": early, "end": peak(), "seconds": measured["seconds"], "kept": measured["kept"],
+                  "faults": results["faults"], "torch": "torch" in sys.modules}))
 """
 
 
 def make_class(folder: Path) -> None:
     """A class in which no two notebooks are alike in all six exercises more often than chance has it."""
     names = sorted(name for name in reference_names())
-    wrong: dict[str, list[str]] = {name: [] for name in names}
-    for each in wrong_answers():
-        if each.exercise in wrong:
-            wrong[each.exercise].append(each.source)
+    wrong = {name: [program.source for program in programs(name) if program.check] for name in names}
     for learner in range(NUM_LEARNERS):
         answers = reference(*names)
         for place, name in enumerate(names):

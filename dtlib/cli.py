@@ -12,11 +12,11 @@ except ModuleNotFoundError:
     raise SystemExit("dtlib: the command line needs more than the theory does: pip install 'dtlib[lab]'") from None
 
 from dtlib.cli_memory import memory
+from dtlib.grading.command import grade
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dtlib.grading.grader import ClassResults
     from dtlib.lab.doctor import Examination
     from dtlib.lab.ledger import Coverage
 
@@ -87,6 +87,8 @@ def ledger(file: Path | None, chapter: str | None, require_all: bool, as_json: b
 def release(solutions: Path, exercises: Path, check: bool) -> None:
     """Make the learners' notebooks: SOLUTIONS without what stands between the solution markers.
 
+    From the course's own solutions, the programs by which mistakes on paper are recognised are made too.
+
     SOLUTIONS and EXERCISES are folders, "solutions" and "exercises" where they are not given. Exit code 0, or 1 for a
     notebook that cannot be released and, with --check, for exercises that have drifted.
     """
@@ -103,118 +105,6 @@ def release(solutions: Path, exercises: Path, check: bool) -> None:
         click.echo(f"wrote {path}")
     if not changed and not check:
         click.echo(f"{exercises} is up to date")
-
-
-@main.command()
-@click.argument("submissions", type=click.Path(path_type=Path))
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="The folder for the results.")
-@click.option(
-    "--seed", type=int, help="Draw these cases again. Default: the seed of the results in --out, or a new one."
-)
-@click.option("--jobs", type=int, metavar="N", help="How many exercises run at once. Default: one a core.")
-@click.option("--chapter", "chapters", multiple=True, metavar="STEM", help="Only this chapter; may be repeated.")
-@click.option("--exercise", "exercises", multiple=True, metavar="ID", help="Only this exercise; may be repeated.")
-@click.option("--fail-under", type=float, metavar="PERCENT", help="Exit with code 1 if anybody has less.")
-@click.option("--timeout", type=float, metavar="S", help="Seconds that all cases of one exercise may take together.")
-@click.option("--fresh", is_flag=True, help="Grade again who is already graded.")
-@click.option("--quiet", is_flag=True, help="Print nothing but errors.")
-def grade(
-    submissions: Path,
-    out: Path,
-    seed: int | None,
-    jobs: int | None,
-    chapters: tuple[str, ...],
-    exercises: tuple[str, ...],
-    fail_under: float | None,
-    timeout: float | None,
-    fresh: bool,
-    quiet: bool,
-) -> None:
-    """Grade the notebooks in SUBMISSIONS: one notebook, or a folder with one file or one sub-folder a learner.
-
-    Submissions run behind walls (see dtlib doctor) on cases drawn from the seed. What counts is the same for everybody:
-    the chapters of which anybody handed in a notebook, or those that --chapter and --exercise name. A learner who is
-    graded is skipped by the next run, unless the notebook, the seed, what counts, the limits or dtlib itself changed.
-
-    \b
-    The results folder holds
-      report.md, scores.csv, statistics.csv, results.json, junit.xml   for the instructor
-      learners/NAME.json    all that is known of a learner, hidden checks included
-      reports/NAME.md       for the learner
-      gradescope/NAME.json  what Gradescope takes as its results.json
-
-    \b
-    Exit codes
-      0    everybody is graded, and nobody is under --fail-under
-      1    somebody is under --fail-under
-      2    wrong usage; nothing was written
-      3    the grader itself failed on something: the report says on what
-      130  interrupted; who is graded stays graded
-    """
-    import math
-    import traceback
-
-    from dtlib.grading.grader import GradeError
-    from dtlib.grading.grader import grade as grade_all
-    from dtlib.grading.progress import Shown
-    from dtlib.grading.walls.limits import Limits
-
-    if fail_under is not None and not 0 <= fail_under <= 100:
-        raise click.UsageError(f"--fail-under must be from 0 to 100, not {fail_under:g}")
-    if timeout is not None and not (math.isfinite(timeout) and timeout > 0):
-        raise click.UsageError(f"--timeout must be a positive number of seconds, not {timeout:g}")
-    limits = Limits() if timeout is None else Limits(exercise_seconds=timeout)
-    console = _console()
-    try:
-        with Shown(console, quiet=quiet) as shown:
-            results = grade_all(
-                submissions,
-                out,
-                chapters=chapters,
-                exercises=exercises,
-                seed=seed,
-                jobs=jobs,
-                limits=limits,
-                progress=shown,
-                fresh=fresh,
-            )
-    except GradeError as error:
-        raise click.UsageError(str(error)) from error
-    except KeyboardInterrupt:
-        click.echo("interrupted: run the same command again to grade the rest", err=True)
-        raise SystemExit(130) from None
-    except Exception as error:
-        if not isinstance(error, OSError):
-            traceback.print_exc()
-        click.echo(f"Error: the grader itself failed: {type(error).__name__}: {error}", err=True)
-        raise SystemExit(3) from error
-    raise SystemExit(_tell_results(console, results, fail_under, quiet=quiet))
-
-
-def _tell_results(console: Console, results: ClassResults, fail_under: float | None, *, quiet: bool) -> int:
-    """Print how the grading went; the exit code."""
-    from dtlib.grading.report.class_md import summary_lines
-
-    under = results.under(fail_under) if fail_under is not None else []
-    if not quiet:
-        for line in summary_lines(results.group):
-            console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=True)
-        console.print(
-            f"the report of the class: {results.out / 'report.md'}", markup=False, highlight=False, soft_wrap=True
-        )
-    if results.interrupted:
-        click.echo("interrupted: run the same command again to grade the rest", err=True)
-        return 130
-    if results.faults:
-        told = "; ".join(" ".join((each.learner, each.exercise, each.text)).strip() for each in results.faults[:3])
-        click.echo(f"Error: the grader itself failed on {len(results.faults)}: {told}", err=True)
-        return 3
-    if under:
-        names = ", ".join(f"{each.learner} ({each.percent:g} %)" for each in under[:10])
-        more = f" and {len(under) - 10} more" if len(under) > 10 else ""
-        click.echo(f"under {fail_under:g} %: {names}{more}", err=True)
-        return 1
-    return 0
 
 
 def _print_findings(console: Console, examination: Examination) -> None:
@@ -257,6 +147,7 @@ def _console() -> Console:
 
 
 main.add_command(memory)
+main.add_command(grade)
 
 if __name__ == "__main__":
     main()

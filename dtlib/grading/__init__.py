@@ -1,4 +1,4 @@
-"""Exercises: checking them in the notebook (`check`), and making the notebooks that learners get (`release`)."""
+"""Exercises: checking them in the notebook (`check`), and grading what a class hands in (`grader.grade`)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .checks import all_exercises
-    from .exercise import Case, Check, Exercise, Finding, Mistake, Run, Trouble
+    from .exercise import Check, Exercise, Finding, Mistake
     from .notebook import check
     from .result import CheckResult, NoPoints, Result
+    from .seen import Case, Observed, Trouble
 
 __all__ = [
     "Case",
@@ -18,15 +19,16 @@ __all__ = [
     "Finding",
     "Mistake",
     "NoPoints",
+    "Observed",
     "Result",
-    "Run",
     "Trouble",
     "all_exercises",
     "check",
 ]
 
 _HOME = {
-    **dict.fromkeys(("Case", "Check", "Exercise", "Finding", "Mistake", "Run", "Trouble"), "exercise"),
+    **dict.fromkeys(("Check", "Exercise", "Finding", "Mistake"), "exercise"),
+    **dict.fromkeys(("Case", "Observed", "Trouble"), "seen"),
     **dict.fromkeys(("CheckResult", "NoPoints", "Result"), "result"),
     "all_exercises": "checks",
     "check": "notebook",

@@ -1,21 +1,19 @@
-"""Comparing plain data with theory, in words a learner can use, and recognising what a known mistake would give.
-
-Everything here works on plain data (see `plain`) in the process that judges.
-"""
+"""Comparing plain data with theory, in words a learner can use. Everything here works in the process that judges."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from dtlib.theory import units
+
 from . import plain
-from .exercise import Case, Finding, Run, describe_case
+from .exercise import Finding
 
 _SHOWN_ELEMENTS = 4
-Expected = Callable[[Case], Any]
 
 
 def close(seen: Any, expected: Any, rtol: float = 1e-6, atol: float = 0.0) -> bool:
@@ -36,35 +34,6 @@ def close(seen: Any, expected: Any, rtol: float = 1e-6, atol: float = 0.0) -> bo
     return type(seen) is type(expected) and bool(seen == expected)
 
 
-def show(value: Any) -> str:
-    """A number, array or anything else in few words."""
-    if isinstance(value, bool) or value is None or isinstance(value, str):
-        return repr(value)[:80]
-    if isinstance(value, int):
-        return f"{value:,}" if abs(value) < 10**18 else f"{value:.6g}"
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, float):
-        return f"{value:,.0f}" if value == round(value) and 1000 <= abs(value) < 1e15 else f"{value:.6g}"
-    if isinstance(value, np.ndarray):
-        return show_array(value)
-    if isinstance(value, dict) and "not_plain" in value:
-        name = value["not_plain"]
-        article = "an" if name[:1].lower() in "aeiou" else "a"
-        return f"{article} {name}: {value['text'][:60]}" if value["text"] else f"{article} {name}"
-    if isinstance(value, list | tuple):
-        inside = ", ".join(show(each) for each in value[:8]) + (", …" if len(value) > 8 else "")
-        return f"[{inside}]"
-    return repr(value)[:80]
-
-
-def show_array(array: np.ndarray[Any, Any], start: int = 0) -> str:
-    """Up to four numbers of `array` from position `start` on."""
-    flat = array.ravel()
-    few = ", ".join(f"{each:.5g}" for each in flat[start : start + _SHOWN_ELEMENTS])
-    return f"[{'…, ' if start else ''}{few}{', …' if flat.size > start + _SHOWN_ELEMENTS else ''}]"
-
-
 def compare(seen: Any, expected: Any, where: str, rtol: float = 1e-6, atol: float = 0.0) -> Finding | None:
     """None where `seen` agrees with `expected` (see `close`), else what differs, with the first number that does."""
     if close(seen, expected, rtol, atol):
@@ -81,89 +50,64 @@ def compare(seen: Any, expected: Any, where: str, rtol: float = 1e-6, atol: floa
         if off.size > _SHOWN_ELEMENTS:
             where = f"{where}; {share}" if where else share
         return Finding(show_array(seen, start), show_array(expected, start), where)
+    if isinstance(expected, list | tuple) and isinstance(seen, list | tuple) and len(seen) == len(expected):
+        for number, (one, two) in enumerate(zip(seen, expected, strict=True)):
+            if not close(one, two, rtol, atol):
+                return compare(one, two, f"{where}; part {number}" if len(expected) > 1 else where, rtol, atol)
+    elif isinstance(expected, list | tuple) and any(map(plain.is_array, expected)):
+        told = f"a list of {len(seen)}" if isinstance(seen, list | tuple) else _kind(seen)
+        return Finding(told, f"a list of {len(expected)} tensors", where)
     if isinstance(expected, int | float) and not isinstance(expected, bool) and not plain.is_number(seen):
         return Finding(_kind(seen), "a finite number", where)
     return Finding(show(seen), show(expected), where)
 
 
-def compare_ranks(run: Run, key: str, expected: Sequence[Any], rtol: float = 1e-6, atol: float = 0.0) -> Finding | None:
-    """`compare` ``run.ranks[r][key]`` with ``expected[r]`` for every rank: the first rank that differs, if any."""
-    if len(run.ranks) != len(expected):
-        return Finding(f"results of {len(run.ranks)} ranks", f"{len(expected)}", describe_case(run.case))
-    for rank, (data, wanted) in enumerate(zip(run.ranks, expected, strict=True)):
-        where = f"on rank {rank}; {describe_case(run.case)}" if len(expected) > 1 else describe_case(run.case)
-        finding = compare(data[key], wanted, where, rtol, atol)
-        if finding:
-            return finding
-    return None
+def show(value: Any) -> str:
+    """A number, array or anything else in few words."""
+    if isinstance(value, bool) or value is None or isinstance(value, str):
+        return repr(value)[:80]
+    if isinstance(value, int):
+        return f"{value:,}" if abs(value) < 10**18 else f"{value:.6g}"
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value == round(value) and 1000 <= abs(value) < 1e15 else f"{value:.6g}"
+    if isinstance(value, np.ndarray):
+        return show_array(value)
+    if isinstance(value, dict) and "not_plain" in value:
+        name = str(value["not_plain"])
+        article = "an" if name[:1].lower() in "aeiou" else "a"
+        text = str(value.get("text", ""))[:60]
+        return f"{article} {name}: {text}" if text else f"{article} {name}"
+    if isinstance(value, list | tuple):
+        inside = ", ".join(show(each) for each in value[:8]) + (", …" if len(value) > 8 else "")
+        return f"[{inside}]"
+    return repr(value)[:80]
 
 
-# What a mistake looks like: functions of (failing runs, passing runs).
+def show_array(array: np.ndarray[Any, Any], start: int = 0) -> str:
+    """Up to four numbers of `array` from position `start` on."""
+    flat = array.ravel()
+    few = ", ".join(f"{each:.5g}" for each in flat[start : start + _SHOWN_ELEMENTS])
+    return f"[{'…, ' if start else ''}{few}{', …' if flat.size > start + _SHOWN_ELEMENTS else ''}]"
 
 
-def gives(
-    of: Callable[[Run], Any], wrong: Expected, rtol: float = 1e-6, atol: float = 0.0, *, always: bool = False
-) -> Any:
-    """Recognise a mistake by its result: every failing run that came back gave what `wrong` computes from its case.
-
-    `of(run)` takes from the run what is compared. A case in which `wrong` gives None says nothing. With `always` the
-    runs that passed must agree with `wrong` too: a mistake that is wrong in other cases is another one.
-    """
-
-    def fits(failing: Sequence[Run], passing: Sequence[Run]) -> bool:
-        def agree(runs: Sequence[Run]) -> list[bool]:
-            told = [(run, wrong(run.case)) for run in runs if run.trouble is None]
-            return [close(of(run), answer, rtol, atol) for run, answer in told if answer is not None]
-
-        telling = agree(failing)
-        return bool(telling) and all(telling) and (not always or all(agree(passing)))
-
-    return fits
+def show_bytes(num_bytes: float) -> str:
+    """A number of bytes in words."""
+    return f"{num_bytes:,.0f} B ({units.format_bytes(num_bytes)})" if num_bytes >= units.KiB else f"{num_bytes:,.0f} B"
 
 
-def right_only_if(condition: Callable[[Case], bool]) -> Any:
-    """Recognise an answer that is right in just the cases that satisfy `condition`."""
-
-    def fits(failing: Sequence[Run], passing: Sequence[Run]) -> bool:
-        good = any(condition(run.case) for run in passing) and all(condition(run.case) for run in passing)
-        return good and bool(failing) and not any(condition(run.case) for run in failing)
-
-    return fits
-
-
-def answer(run: Run) -> Any:
-    """What the learner's function returned, of an exercise on paper."""
-    return run.ranks[0]["answer"]
-
-
-def each_rank(key: str) -> Callable[[Run], list[Any]]:
-    """Takes ``[data[key] for each rank]`` from a run."""
-    return lambda run: [data[key] for data in run.ranks]
-
-
-def some_rank(predicate: Callable[[Any, Case], bool]) -> Any:
-    """Recognise a mistake by what some rank did: ``predicate(data, case)`` in every failing run that came back."""
-
-    def fits(failing: Sequence[Run], passing: Sequence[Run]) -> bool:
-        back = [run for run in failing if run.trouble is None]
-        return bool(back) and all(any(predicate(data, run.case) for data in run.ranks) for run in back)
-
-    return fits
-
-
-def every_run(predicate: Callable[[Run], bool]) -> Any:
-    """Recognise a mistake by whole runs: ``predicate(run)`` in every failing run that came back, and one did."""
-
-    def fits(failing: Sequence[Run], passing: Sequence[Run]) -> bool:
-        back = [run for run in failing if run.trouble is None]
-        return bool(back) and all(predicate(run) for run in back)
-
-    return fits
-
-
-def any_of(*recognisers: Any) -> Any:
-    """Recognise a mistake by any of several signs."""
-    return lambda failing, passing: any(each(failing, passing) for each in recognisers)
+def mixture(seen: Any, parts: Sequence[np.ndarray[Any, Any]], rtol: float = 1e-3) -> np.ndarray[Any, Any] | None:
+    """The coefficients with which `seen` is a sum of `parts`, by least squares; None where it is no such sum."""
+    if not plain.is_array(seen) or any(seen.shape != part.shape for part in parts) or seen.size < len(parts):
+        return None
+    columns = np.stack([part.astype(np.float64).ravel() for part in parts], 1)
+    flat = seen.astype(np.float64).ravel()
+    scale = np.linalg.norm(columns, axis=0).max()
+    if not np.all(np.isfinite(flat)) or scale == 0:
+        return None
+    found = np.linalg.lstsq(columns, flat, rcond=None)[0]
+    return found if np.abs(columns @ found - flat).max() <= rtol * np.abs(columns).max() else None
 
 
 def _kind(value: Any) -> str:

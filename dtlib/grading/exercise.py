@@ -1,62 +1,30 @@
-"""Exercises and checks as data: what is drawn, how it is run, and how the plain data that come back are judged.
+"""Exercises and checks as data: what is drawn, what is handed out, and how what comes back is judged.
 
 Three parts never mix. `Exercise.draw` makes fresh cases from a seed. The *harness*, named by a string and found in
-`dtlib.grading.harness`, runs the learner's function on one case in a process (or in one process a rank) and returns
-plain data. `Exercise.judge` holds those data against theory and never runs, imports or unpickles anything of the
-learner's. So one object serves `grading.check` in a notebook and a grader that runs submissions behind walls.
+`dtlib.grading.harness`, runs the learner's function in a process (or in one process a rank), which is told what
+`Exercise.handed_out` gives, piece by piece. `Exercise.judge` holds what was seen and said against theory, and never
+runs, imports or unpickles anything of the learner's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
 
-from .result import CheckResult, Result
+from . import inputs
+from .result import CheckResult, Result, Verdict
+from .seen import Case, Observed
 
 Kind = Literal["value", "gradient", "traffic", "memory", "overlap", "schedule"]
 KINDS: tuple[str, ...] = get_args(Kind)
-Case = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Trouble:
-    """Why a case brought no result.
-
-    `kind` is ``raised``, ``blank`` (a ``NotImplementedError`` of the learner's own), ``hung``, ``died``, ``not sent``
-    or ``skipped`` (an earlier case hung); `text` says it in words, `line` shows the learner's line if one is known.
-    """
-
-    kind: str
-    text: str
-    line: str = ""
-
-    def __str__(self) -> str:
-        if not self.line:
-            return self.text
-        return f"{self.text} ({self.line})" if self.kind == "hung" else f"{self.text}, in {self.line}"
-
-
-@dataclass(frozen=True)
-class Run:
-    """One case and what came back: plain data for each rank, or the trouble that prevented it.
-
-    `wire_bytes` is what all ranks together put on the network as the kernel counted it, `peak_resident_bytes` what
-    their processes held at most beyond what they started with; None where it was not metered.
-    """
-
-    case: Case
-    ranks: tuple[Any, ...] = ()
-    wire_bytes: int | None = None
-    peak_resident_bytes: int | None = None
-    trouble: Trouble | None = None
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found wrong in one run: what was seen, what was expected ("" where nothing came), in which case."""
+    """What a check found wrong in one case: what was seen, what was expected ("" where nothing came), and where."""
 
     seen: str
     expected: str
@@ -78,39 +46,43 @@ class FormError(ValueError):
         self.expected = expected
 
 
-Fits = Callable[[Sequence[Run], Sequence[Run]], bool]
+Fits = Callable[[Sequence[Observed], Sequence[Observed]], bool]
 
 
 @dataclass(frozen=True)
 class Mistake:
     """A wrong answer that people give: a short name, how to recognise it, and what a teacher would say.
 
-    `fits(failing, passing)` looks at the runs that failed the check and those that passed it. `feedback` names what
-    happened and asks what to think about; it does not give the answer away.
+    `fits(failing, passing)` looks at the cases that failed the check and those that passed it. `feedback`, from the
+    exercise's bank, names what happened and asks what to think about; it does not give the answer away.
     """
 
     name: str
     fits: Fits
-    feedback: str
+    feedback: str = ""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that is judged, with its points: `inspect` returns None for a run that is as it should be.
+    """One thing that is judged, with its points: `inspect` returns None for a case that is as it should be.
 
     `applies` selects the cases that the check looks at. A check that is not `visible` is judged by the grader alone.
     Where a `gate` finds something wrong, no other check of the exercise earns points; it may be worth none itself.
+    `is_told` says that it rests on what the submission's own processes tell. `agrees(observed, theory)` is whether what
+    was observed is what a theory gives for the case: `inspect` asks it of the right one, mistakes of wrong ones.
     """
 
     name: str
     kind: Kind
     points: int
     description: str
-    inspect: Callable[[Run], Finding | None]
+    inspect: Callable[[Observed], Finding | None]
     mistakes: tuple[Mistake, ...] = ()
     visible: bool = True
     gate: bool = False
+    is_told: bool = False
     applies: Callable[[Case], bool] = lambda case: True
+    agrees: Callable[[Observed, Any], bool] | None = None
 
     def __post_init__(self) -> None:
         """Refuse a kind that does not exist, and points that are not positive (a gate may have none)."""
@@ -119,57 +91,62 @@ class Check:
         if self.points < (0 if self.gate else 1):
             raise ValueError(f"points must be at least {0 if self.gate else 1}, not {self.points!r}")
 
-    def judge(self, runs: Sequence[Run]) -> CheckResult:
-        """The verdict on all runs whose case the check applies to; a run with trouble fails.
+    def judge(self, cases: Sequence[Observed]) -> CheckResult:
+        """The verdict on all cases to which the check applies; one with trouble fails, unless nobody knows about it.
 
-        A gate looks at the runs that came back: what a run that did not come back would have done, nobody knows.
+        A gate looks at the cases that came back: what one that did not come back would have done, nobody knows.
         """
-        failing: list[tuple[Run, Finding]] = []
-        passing: list[Run] = []
-        for run in runs:
-            if not self.applies(run.case) or (self.gate and run.trouble is not None):
+        failing: list[tuple[Observed, Finding]] = []
+        passing: list[Observed] = []
+        unknown: list[Observed] = []
+        for each in cases:
+            if not self.applies(each.case) or (self.gate and not each.has_come):
                 continue
-            finding = self._look(run)
+            if each.trouble is not None and each.trouble.kind == "not known":
+                unknown.append(each)
+                continue
+            finding = self._look(each)
             if finding is None:
-                passing.append(run)
+                passing.append(each)
             else:
-                failing.append((run, finding))
+                failing.append((each, finding))
         if not failing:
-            return self._result(passed=bool(passing))
-        runs_that_failed = [run for run, _ in failing]
-        known = next((mistake for mistake in self.mistakes if _fits(mistake, runs_that_failed, passing)), None)
+            if unknown:
+                return self.result("not known", message=f"{Finding(f'no result: {unknown[0].trouble}', '')}")
+            return self.result("pass" if passing else "not looked at")
+        failed = [each for each, _ in failing]
+        known = next((mistake for mistake in self.mistakes if _fits(mistake, failed, passing)), None)
         # A wrong result says more than none; among equals, the first and easiest case says most.
-        told = min(failing, key=lambda pair: pair[0].trouble is not None)[1]
-        return self._result(
-            passed=False,
+        told = min(failing, key=lambda pair: not pair[0].has_come)[1]
+        return self.result(
+            "fail",
             mistake=known.name if known else "",
             message=f"{told} {known.feedback}" if known else str(told),
         )
 
-    def _look(self, run: Run) -> Finding | None:
-        if run.trouble is not None:
-            return Finding(f"no result: {run.trouble}", "", describe_case(run.case))
+    def _look(self, observed: Observed) -> Finding | None:
+        if observed.trouble is not None:
+            return Finding(f"no result: {observed.trouble}", "", observed.words)
         try:
-            return self.inspect(run)
+            return self.inspect(observed)
         except FormError as error:
-            return Finding(error.seen, error.expected, describe_case(run.case))
+            return Finding(error.seen, error.expected, observed.words)
         except Exception as error:  # data of an unexpected form came back: never the judge's crash
-            return Finding(
-                f"a result of another form ({type(error).__name__}: {error})",
-                "the form that the task asks for",
-                describe_case(run.case),
-            )
+            seen = f"a result of another form ({type(error).__name__}: {str(error)[:200]})"
+            return Finding(seen, "the form that the task asks for", observed.words)
 
-    def _result(self, *, passed: bool, mistake: str = "", message: str = "") -> CheckResult:
+    def result(self, verdict: Verdict, *, mistake: str = "", message: str = "") -> CheckResult:
+        """A verdict on this check."""
         return CheckResult(
             name=self.name,
             kind=self.kind,
             description=self.description,
-            points=self.points if passed else 0,
+            points=self.points if verdict == "pass" else 0,
             max_points=self.points,
-            passed=passed,
+            verdict=verdict,
             mistake=mistake,
             message=message,
+            is_told=self.is_told,
         )
 
 
@@ -178,7 +155,11 @@ class Exercise:
     """One exercise: where it stands, the function it asks for, and everything that is needed to judge it.
 
     `harness` names a function of `dtlib.grading.harness`; `draw(rng)` returns the cases in the order in which they run,
-    easiest first. `timeout_s` bounds each case.
+    easiest first. ``handed_out(case, rank)`` gives the pieces that a rank is told one after the other, as (label,
+    piece), ``named(case, rank)`` those that it may ask for by name, as often as it likes. ``holds(case)`` lists
+    ``(rank, piece, other, until)``: that piece is kept back until rank `other` has asked for its piece `until`, or, if
+    `other` is -1, until nothing else moves. A case that is ``"weighed"`` has its memory read from outside, in processes
+    of its own.
     """
 
     id: str
@@ -187,7 +168,9 @@ class Exercise:
     harness: str
     draw: Callable[[np.random.Generator], list[dict[str, Any]]]
     checks: tuple[Check, ...]
-    timeout_s: float = 10.0
+    handed_out: Callable[[Case, int], inputs.Pieces] = inputs.arguments
+    named: Callable[[Case, int], dict[str, Any]] = field(default=lambda case, rank: {})
+    holds: Callable[[Case], Sequence[tuple[int, int, int, int]]] = field(default=lambda case: ())
 
     @property
     def points(self) -> int:
@@ -198,44 +181,37 @@ class Exercise:
         """Fresh cases; the same for the same `seed`."""
         return self.draw(np.random.default_rng([int(seed), *self.id.encode()]))
 
-    def judge(self, runs: Sequence[Run], *, hidden: bool = True) -> Result:
-        """The verdict on `runs`, one for each case; checks that are not visible only with `hidden`."""
-        if any(run.trouble and run.trouble.kind == "blank" for run in runs):
+    def judge(self, cases: Sequence[Observed], *, hidden: bool = True) -> Result:
+        """The verdict on `cases`; checks that are not visible only with `hidden`."""
+        if any(each.trouble and each.trouble.kind == "blank" for each in cases):
             return self.not_attempted(
                 f"`{self.function}` still raises NotImplementedError: replace that line by your answer."
             )
         shown = [check for check in self.checks if check.visible or hidden]
-        results = tuple(check.judge(runs) for check in shown)
-        if any(check.gate and result.message for check, result in zip(shown, results, strict=True)):
+        results = tuple(self._counted(check, check.judge(cases), cases) for check in shown)
+        if any(check.gate and result.verdict == "fail" for check, result in zip(shown, results, strict=True)):
             results = tuple(_uncounted(check, result) for check, result in zip(shown, results, strict=True))
-        failed = [each for each in results if not each.passed]
-        message = _once(each.message for each in failed) if failed else "All checks passed."
-        return Result(
-            exercise=self.id,
-            title=self.title,
-            status="fail" if failed else "pass",
-            message=message,
-            checks=results,
-            withheld_points=self.points - sum(each.max_points for each in results),
+        return Result.of(self.id, self.title, results, self.points - sum(each.max_points for each in results))
+
+    def _counted(self, check: Check, result: CheckResult, cases: Sequence[Observed]) -> CheckResult:
+        """The result, unless it praises how little was held by who computed nothing: values come first."""
+        if check.kind != "memory" or result.verdict != "pass":
+            return result
+        looked_at = [each for each in cases if check.applies(each.case)]
+        values = [other for other in self.checks if other.kind in ("value", "gradient")]
+        if all(other.judge(looked_at).verdict != "fail" for other in values):
+            return result
+        return replace(
+            result, points=0, verdict="not counted", message="What is held counts once the values are right."
         )
 
     def not_attempted(self, message: str) -> Result:
         """The result of an exercise that nobody has begun: `message` says what to do first."""
-        return Result(
-            exercise=self.id,
-            title=self.title,
-            status="not attempted",
-            message=message,
-            checks=tuple(check._result(passed=False) for check in self.checks if check.visible),
-        )
+        checks = tuple(check.result("not looked at") for check in self.checks if check.visible)
+        return Result(self.id, self.title, "not attempted", message, checks)
 
 
-def describe_case(case: Case) -> str:
-    """The case in words, for a message; a drawn case may bring its own under ``"words"``."""
-    return str(case.get("words", ""))
-
-
-def _fits(mistake: Mistake, failing: Sequence[Run], passing: Sequence[Run]) -> bool:
+def _fits(mistake: Mistake, failing: Sequence[Observed], passing: Sequence[Observed]) -> bool:
     try:
         return bool(mistake.fits(failing, passing))
     except Exception:  # data of an unexpected form: then it is not this mistake
@@ -244,8 +220,6 @@ def _fits(mistake: Mistake, failing: Sequence[Run], passing: Sequence[Run]) -> b
 
 def _uncounted(check: Check, result: CheckResult) -> CheckResult:
     """The result beside a gate that failed: no points, and nothing said that would distract from the gate."""
-    return replace(result, points=0) if check.gate else replace(result, points=0, counted=False, mistake="", message="")
-
-
-def _once(messages: Any) -> str:
-    return "\n".join(dict.fromkeys(message for message in messages if message))
+    if check.gate:
+        return replace(result, points=0)
+    return replace(result, points=0, verdict="not counted", mistake="", message="")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -13,35 +12,27 @@ from typing import Any
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _NO_JUDGES = ("figures",)  # they draw
-_LIBRARIES = ("numpy", "torch")
+_KINDS = (".py", ".md", ".json")  # code, feedback, programs that ship and recorded costs
 
 
 @cache
 def of_grader() -> str:
     """SHA-256 of the sources that grade or that graded code may call, and of the versions beneath them."""
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(f"{platform.python_version()} {version('numpy')} {version('torch')}".encode())
     folders = (path for path in _PACKAGE.iterdir() if path.is_dir() and path.name not in _NO_JUDGES)
-    for path in sorted(file for folder in folders for file in folder.rglob("*.py")):
+    for path in sorted(file for folder in folders for file in folder.rglob("*") if file.suffix in _KINDS):
         source = path.read_bytes()
-        digest.update(f"{path.relative_to(_PACKAGE).as_posix()} {len(source)}\n".encode())
-        digest.update(source)
-    versions = {"python": platform.python_version(), **{name: _version(name) for name in _LIBRARIES}}
-    digest.update(json.dumps(versions, sort_keys=True).encode())
+        digest.update(f"{path.relative_to(_PACKAGE).as_posix()} {len(source)}\n".encode() + source)
     return digest.hexdigest()
 
 
-def of_learner(learner: str, submission: str, seed: int, exercises: Sequence[str], limits: Mapping[str, Any]) -> str:
-    """SHA-256 of everything that a learner's verdict depends on; `submission` is the digest of what was handed in."""
-    parts = [of_grader(), learner, submission, seed, list(exercises), dict(limits)]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+def of_learner(*parts: Any) -> str:
+    """SHA-256 of `parts` (plain data), which are all that a learner's record depends on beside the grader."""
+    return hashlib.sha256(json.dumps([of_grader(), *parts], sort_keys=True).encode()).hexdigest()
 
 
-def version() -> str:
-    """The version of dtlib, "unknown" where it is not installed."""
-    return _version("dtlib")
-
-
-def _version(name: str) -> str:
+def version(name: str = "dtlib") -> str:
+    """The version of a package, "unknown" where it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -10,57 +10,38 @@ from __future__ import annotations
 
 import os
 import secrets
+import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
+from dataclasses import asdict
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, BinaryIO
 
-from . import fingerprint, report
-from .book import Book, Event, merged, said
-from .checks import STEMS, all_exercises
+from . import checks, fingerprint, intake, report
+from . import sandbox as walled
 from .exercise import Exercise
-from .judging import Graded, Runner, grade_exercise
-from .report.folder import Folder, FolderError, file_names, read_json, refuse
-from .report.record import RESULTS_SCHEMA, waiting
-from .report.results import Class, Fault
-from .workers import Pupil, work
+from .intake import Submission
+from .intake.names import file_name
+from .judging import grade_exercise, said
+from .progress import Event
+from .report.exports import gradescope_results
+from .report.folder import GRADESCOPE, LEARNERS, RESULTS, Folder, refuse
+from .report.record import LEARNER_SCHEMA, RESULTS_SCHEMA, Record, entry_of, learner_record, standing
+from .report.results import class_record, told
+from .sandbox import Sandbox
+from .seals import Key
+from .walls.limits import Limits
 
-if TYPE_CHECKING:
-    from .report.record import Standing
-    from .submissions import Found
-    from .walls.limits import Limits
-
-__all__ = ["ClassResults", "Event", "GradeError", "Graded", "grade", "grade_exercise"]
+_REFRESHES = 50  # how often results.json is written while a class is graded
+Progress = Callable[[Event], None]
 
 
 class GradeError(ValueError):
     """Raised before anything is written: what is wrong with what `grade` was asked to do."""
-
-
-@dataclass(frozen=True)
-class ClassResults:
-    """What became of a run: everybody's standing, in order, and what went wrong with the grader itself."""
-
-    out: Path
-    group: Class
-    interrupted: bool
-    removed: tuple[str, ...] = ()
-
-    @property
-    def standings(self) -> tuple[Standing, ...]:
-        """One standing a learner, sorted by name."""
-        return tuple(self.group.standings.values())
-
-    @property
-    def faults(self) -> tuple[Fault, ...]:
-        """On what the grader itself failed."""
-        return tuple(self.group.faults)
-
-    def under(self, percent: float) -> list[Standing]:
-        """Learners with less than `percent` of the points."""
-        return [each for each in self.standings if each.percent < percent]
 
 
 def grade(
@@ -69,62 +50,73 @@ def grade(
     *,
     chapters: Collection[str] = (),
     exercises: Collection[str] = (),
+    one_learner: bool = False,
     seed: int | None = None,
     jobs: int | None = None,
     limits: Limits | None = None,
-    sandbox: Runner | None = None,
-    progress: Callable[[Event], None] | None = None,
+    sandbox: Sandbox | None = None,
+    progress: Progress = lambda event: None,
     fresh: bool = False,
-) -> ClassResults:
+) -> Record:
     """Grade all that `submissions` holds and write the results to the folder `out`.
 
     `chapters` (stems) and `exercises` (ids) choose what counts, for everybody alike; without them every chapter counts
-    of which anybody handed in a notebook, and all chapters where nobody did. Without `seed` that of the results in
-    `out` is used again, or a fresh one drawn. `jobs` threads work at once, by default one a core. `fresh` grades those
-    again who are done. `progress` is called in this thread. A `sandbox` that is given is not closed.
+    of which anybody handed in a notebook, and all chapters where nobody did. With `one_learner` all of `submissions` is
+    of one learner. Without `seed` that of the results in `out` is used again, if this machine wrote them, or a fresh
+    one drawn. `jobs` threads work at once, by default one a core. `fresh` grades those again who are done. `progress`
+    may be called in any thread. A `sandbox` that is given is not closed.
 
-    Returns what became of it, also where ``KeyboardInterrupt`` ended it early. Raises `GradeError` for bad input,
-    before anything is written, and ``OSError`` where the files of the class cannot be written.
+    Returns the content of ``results.json``, also where ``KeyboardInterrupt`` ended it early. Raises `GradeError` for
+    bad input, before anything is written, and ``OSError`` where the files of the class cannot be written.
     """
-    known = _choose(chapters, exercises)
-    jobs = _checked(seed, jobs)
-    found = _find(submissions, out)
-    run = _Run(out, seed, jobs, limits, sandbox, progress or (lambda event: None), fresh)
-    try:
-        with Folder(out) as folder:
-            return run.grade(folder, submissions, found, known)
-    except FolderError as error:
-        raise GradeError(str(error)) from error
+    started = time.monotonic()
+    chosen = _chosen(chapters, exercises)
+    if seed is not None and not 0 <= seed < 2**63:
+        raise GradeError(f"seed must be from 0 to 2**63 - 1, not {seed!r}")
+    if jobs is not None and jobs < 1:
+        raise GradeError(f"jobs must be at least 1, not {jobs!r}")
+    jobs = jobs or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    found = _found(submissions, out, one_learner)
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(Folder(out, Key(apart_from=(submissions, out))))
+        except ValueError as error:
+            raise GradeError(str(error)) from error
+        _read(found, stack.enter_context(tempfile.TemporaryFile()), progress)
+        stems = set().union(*(each.stems for each in found))
+        known = checks.all_exercises().values()
+        counted = chosen or [each for each in known if not stems or each.id.partition(".")[0] in stems]
+        roster = _Roster(folder, counted, found, _seed(seed, folder), limits or Limits(), progress)
+        left = [each for each in found if fresh or not roster.keep(each)]
+        roster.begin(left)
+        try:
+            if left:
+                _grade(roster, left, jobs, sandbox, [submissions, out, folder.key.folder])
+            roster.group["state"] = "complete"
+        except KeyboardInterrupt:
+            roster.group["state"] = "interrupted"
+        roster.end(jobs, time.monotonic() - started)
+    return roster.group
 
 
-def _choose(chapters: Collection[str], exercises: Collection[str]) -> list[Exercise]:
+def _chosen(chapters: Collection[str], exercises: Collection[str]) -> list[Exercise]:
     """The exercises that were chosen, in the order of the course; none where nothing was."""
-    known = all_exercises()
+    known = checks.all_exercises()
     for chapter in chapters:
-        if chapter not in STEMS:
-            raise GradeError(f"there is no chapter {chapter!r}; the chapters: {', '.join(STEMS)}")
+        if chapter not in checks.STEMS:
+            raise GradeError(f"there is no chapter {chapter!r}; the chapters: {', '.join(checks.STEMS)}")
     for name in exercises:
         if name not in known:
             raise GradeError(f"there is no exercise {name!r}; the exercises: {', '.join(known)}")
     return [each for name, each in known.items() if name in exercises or name.partition(".")[0] in chapters]
 
 
-def _checked(seed: int | None, jobs: int | None) -> int:
-    if seed is not None and not 0 <= seed < 2**63:
-        raise GradeError(f"seed must be from 0 to 2**63 - 1, not {seed!r}")
-    if jobs is not None and jobs < 1:
-        raise GradeError(f"jobs must be at least 1, not {jobs!r}")
-    return jobs or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-
-
-def _find(submissions: Path, out: Path) -> list[Found]:
-    from . import submissions as intake
-
+def _found(submissions: Path, out: Path, one_learner: bool) -> list[Submission]:
     if not submissions.exists():
         raise GradeError(f"there are no submissions at {submissions}")
     try:
         refuse(out, submissions)
-        found = intake.find(submissions)
+        found = intake.find(submissions, one_learner=one_learner)
     except (OSError, ValueError) as error:
         raise GradeError(str(error)) from error
     if not found:
@@ -132,128 +124,175 @@ def _find(submissions: Path, out: Path) -> list[Found]:
     return found
 
 
-@dataclass
-class _Run:
-    """One call of `grade`, its input checked."""
-
-    out: Path
-    seed: int | None
-    jobs: int
-    limits: Limits | None
-    sandbox: Runner | None
-    progress: Callable[[Event], None]
-    fresh: bool
-    started: float = field(default_factory=time.monotonic)
-
-    def grade(self, folder: Folder, submissions: Path, found: Sequence[Found], chosen: list[Exercise]) -> ClassResults:
-        from .walls.limits import Limits
-
-        limits = self.limits or Limits()
-        seed = self._seed(folder)
-        digests, stems = self._read_all(found)
-        exercises = chosen or [
-            each for each in all_exercises().values() if not stems or each.id.partition(".")[0] in stems
-        ]
-        names = file_names([each.learner for each in found])
-        group = Class(
-            seed=seed,
-            exercises=[{"id": each.id, "title": each.title, "points": each.points} for each in exercises],
-            grader={"version": fingerprint.version(), "fingerprint": fingerprint.of_grader()},
-            limits=asdict(limits),
-            standings={each.learner: waiting(each.learner, names[each.learner], exercises) for each in found},
-        )
-        book = Book(folder, group, exercises, self.progress)
-        ids = [each.id for each in exercises]
-
-        def mark(learner: str, digest: str) -> str:
-            return fingerprint.of_learner(learner, digest, seed, ids, group.limits)
-
-        removed = report.remove_others(folder, set(names.values()))
-        left = [
-            each
-            for each in found
-            if self.fresh or not book.keep(each.learner, mark(each.learner, digests[each.learner]))
-        ]
-        report.write_results(folder, group)
-        for each in left:
-            report.write_waiting(folder, names[each.learner], each.learner, exercises)
-        interrupted = False
+def _read(found: Sequence[Submission], spool: BinaryIO, progress: Progress) -> None:
+    """Read everybody, once. Where that fails it is a fault of ours, which is told when the learner's turn comes."""
+    for number, each in enumerate(found, start=1):
         try:
-            if left:
-                self._grade_all(book, _pupils(left, mark), limits, [submissions, self.out])
-        except KeyboardInterrupt:
-            interrupted = True
-        group.state = "interrupted" if interrupted else "complete"
-        group.faults.sort(key=lambda each: (each.learner, each.exercise))  # not as threads happened to come upon them
-        group.measured = self._measured(group)
-        report.write_class(folder, group, exercises)
-        report.write_results(folder, group)
-        return ClassResults(self.out, group, interrupted, tuple(removed))
-
-    def _seed(self, folder: Folder) -> int:
-        if self.seed is not None:
-            return self.seed
-        before = read_json(folder.path / "results.json") or {}
-        recorded = before.get("seed") if before.get("schema") == RESULTS_SCHEMA else None
-        return recorded if isinstance(recorded, int) and recorded >= 0 else secrets.randbelow(2**31)
-
-    def _read_all(self, found: Sequence[Found]) -> tuple[dict[str, str], set[str]]:
-        """Read every submission once: the digest of each ("" where that failed), and the chapters that came in."""
-        from . import submissions as intake
-
-        digests: dict[str, str] = {}
-        stems: set[str] = set()
-        for number, each in enumerate(found, start=1):
-            try:
-                submission = intake.read(each)
-                digests[each.learner] = submission.digest
-                stems.update(notebook.stem for notebook in submission.notebooks if notebook.stem in STEMS)
-            except Exception:  # a fault of ours, which is told when the learner's turn comes
-                digests[each.learner] = ""
-            self.progress(Event("read", number, len(found), each.learner))
-        return digests, stems
-
-    def _grade_all(self, book: Book, pupils: Iterator[Pupil], limits: Limits, hidden: Sequence[Path]) -> None:
-        own = None
-        try:
-            if self.sandbox is None:
-                from .sandbox import Sandbox
-
-                own = Sandbox(limits, hidden=hidden)
-            sandbox = self.sandbox or own
-            assert sandbox is not None
+            each.read(spool)
         except Exception as error:
-            book.group.faults.append(Fault("", "", f"the sandbox could not be started: {said(error)}"))
+            each.fault = error
+        progress(Event(f"reading {each.learner[:24]}", number, len(found)))
+
+
+def _seed(wanted: int | None, folder: Folder) -> int:
+    before = folder.read_sealed(folder.path / RESULTS) if wanted is None else None
+    if before is not None and before["schema"] == RESULTS_SCHEMA:
+        wanted = int(before["seed"])
+    return secrets.randbelow(2**31) if wanted is None else wanted
+
+
+def _grade(roster: _Roster, left: list[Submission], jobs: int, sandbox: Sandbox | None, hidden: list[Path]) -> None:
+    with ExitStack() as stack:
+        try:
+            ready = sandbox or stack.enter_context(walled.Sandbox(roster.limits, hidden=hidden))
+        except Exception as error:
+            roster.fail("", "", f"the sandbox could not be started: {said(error)}")
             return
-        try:
-            book.group.walls = merged(book.group.walls, sandbox.walls)
-            book.walls = dict(sandbox.walls)
-            self.progress(Event("begin", book.num_done, len(book.group.standings), num_exercises=len(book.exercises)))
-            work(pupils, book.exercises, book.group.seed, self.jobs, sandbox, book.tell)
-        finally:
-            if own is not None:
-                own.close()
+        roster.behind(ready.walls)
 
-    def _measured(self, group: Class) -> dict[str, Any]:
-        from .walls.limits import resident_bytes
+        def do(submission: Submission, exercise: Exercise) -> Record:
+            words = f"{exercise.id} of {submission.learner[:24]}"
+            return grade_exercise(ready, exercise, submission, roster.seed, lambda _, on: roster.say(f"{words}, {on}"))
 
-        return {
-            "time": f"{datetime.now(UTC):%Y-%m-%dT%H:%MZ}",
-            "seconds": round(time.monotonic() - self.started, 3),
-            "jobs": self.jobs,
-            "kept": group.kept,
-            "peak_grader_bytes": resident_bytes()[1],
+        with ThreadPoolExecutor(jobs) as pool:
+            steps = {pool.submit(do, *step): step for step in product(left, roster.exercises)}
+            try:
+                for future in as_completed(steps):
+                    roster.tell(*steps.pop(future), future.result())
+            except BaseException:  # what was begun is finished and told
+                pool.shutdown(cancel_futures=True)
+                for future, step in steps.items():
+                    if not future.cancelled():
+                        roster.tell(*step, future.result())
+                raise
+
+
+class _Roster:
+    """Keeps the standings of the class, and writes the files of each learner who is done."""
+
+    def __init__(
+        self,
+        folder: Folder,
+        exercises: Sequence[Exercise],
+        found: Sequence[Submission],
+        seed: int,
+        limits: Limits,
+        progress: Progress,
+    ) -> None:
+        self.folder, self.exercises, self.seed, self.limits, self.progress = folder, exercises, seed, limits, progress
+        self._blank = learner_record("", [entry_of(each) for each in exercises])
+        self._standings = {
+            each.learner: standing({**self._blank, "learner": each.learner}, file_name(each.learner)) for each in found
         }
+        grader = {"version": fingerprint.version(), "fingerprint": fingerprint.of_grader()}
+        self.group = class_record(seed, exercises, list(self._standings.values()), asdict(limits), grader)
+        self.group["alike"] = sorted({tuple(each.alike) for each in found if each.alike})
+        folder.remove_others({each["file"] for each in self._standings.values()})
+        self._walls: Mapping[str, str] = {}
+        self._graded: dict[str, dict[str, Record]] = {}
+        self._done = self._num_steps = self._unsaved = 0
 
+    def keep(self, submission: Submission) -> bool:
+        """Whether the record of an earlier run holds the learner's verdict; then it is taken as it is.
 
-def _pupils(left: Sequence[Found], mark: Callable[[str, str], str]) -> Iterator[Pupil]:
-    """Each learner who is to be graded, read when the turn comes."""
-    from . import submissions as intake
+        It has to be one of this machine's, of these very inputs, free of faults and open questions.
+        """
+        path = self.folder.of(LEARNERS, self._standings[submission.learner]["file"])
+        record = self.folder.read_sealed(path)
+        if record is None or (record["schema"], record["status"]) != (LEARNER_SCHEMA, "graded"):
+            return False
+        if record["fingerprint"] != self._fingerprint(submission):
+            return False
+        self._stand(record["walls"])
+        self._enter(submission.learner, record)
+        self.group["measured"]["kept"] += 1
+        return True
 
-    for each in left:
+    def begin(self, left: Sequence[Submission]) -> None:
+        """Write a zero for everybody who is `left`: whatever happens later, there is a result."""
+        self._num_steps = len(left) * len(self.exercises)
+        report.write_results(self.folder, self.group)
+        zero = gradescope_results(self._blank)
+        for each in left:
+            self.folder.write_json(self.folder.of(GRADESCOPE, self._standings[each.learner]["file"]), zero)
+        if left and (kept := self.group["measured"]["kept"]):
+            self.say(f"{kept} of {len(self._standings)} learners are kept from an earlier run", is_line=True)
+
+    def behind(self, walls: Mapping[str, str]) -> None:
+        """Take note of the walls behind which everybody who is left is graded."""
+        self._walls = dict(walls)
+        self._stand(walls)
+        if walls.get("files", "it is not there"):
+            self.folder.key.throw_away("a submission could have read the key, since there was no wall around the files")
+
+    def tell(self, submission: Submission, exercise: Exercise, entry: Record) -> None:
+        """Take note of an exercise that is graded; the last one of a learner makes the learner's files."""
+        mine = self._graded.setdefault(submission.learner, {})
+        mine[exercise.id] = entry
+        self._done += 1
+        if entry["status"] == "error":
+            self.fail(submission.learner, exercise.id, entry["reason"])
+        if len(mine) == len(self.exercises):
+            self._finish(submission, self._graded.pop(submission.learner))
+
+    def end(self, jobs: int, seconds: float) -> None:
+        """Write the files of the class."""
+        if self._walls.get("files"):  # a submission may have laid a key of its own
+            self.folder.key.throw_away("")
+        self.group["faults"].sort(key=lambda each: list(each.values()))  # not as threads came upon them
+        self.group["not_kept"] = self.folder.key.why_not
+        now = f"{datetime.now(UTC):%Y-%m-%dT%H:%MZ}"
+        self.group["measured"] |= {"time": now, "seconds": round(seconds, 3), "jobs": jobs}
+        report.write_class(self.folder, self.group, self.exercises)
+
+    def say(self, words: str, **more: Any) -> None:
+        """Tell how far the grader is."""
+        self.progress(Event(words, self._done, self._num_steps, **more))
+
+    def fail(self, learner: str, exercise: str, text: str) -> None:
+        """Take note of a fault of the grader's."""
+        self.group["faults"].append(told(learner, exercise, text))
+
+    def _finish(self, submission: Submission, graded: Mapping[str, Record]) -> None:
+        name = submission.learner
+        alike = [
+            f"there is also a learner {each}: the two names differ in case or form alone, and count as two learners"
+            for each in submission.alike[:3]
+            if each != name
+        ]
         try:
-            submission = intake.read(each)
-            notes = list(dict.fromkeys((*each.notes, *submission.notes)))
-            yield Pupil(each.learner, submission, mark(each.learner, submission.digest), notes)
+            record = learner_record(
+                name,
+                [graded[each.id] for each in self.exercises],
+                [*alike, *submission.notes],
+                fingerprint=self._fingerprint(submission),
+                seed=self.seed,
+                walls=dict(self._walls),
+            )
+            self._enter(name, record)
         except Exception as error:
-            yield Pupil(each.learner, None, mark(each.learner, ""), each.notes, error)
+            self._standings[name]["status"] = "error"
+            self.fail(name, "", f"could not be recorded: {said(error)}")
+        self._unsaved += 1
+        if self._unsaved * _REFRESHES >= len(self._standings):
+            self._unsaved = 0
+            report.write_results(self.folder, self.group)
+        each = self._standings[name]
+        points = f"{each['points']} of {each['max_points']} points"
+        odd = {"error": "the grader failed", "not known": f"{points}, and not everything is known"}
+        self.say(f"{name}: {odd.get(each['status'], points)}", is_line=True, learner=name)
+
+    def _enter(self, learner: str, record: Record) -> None:
+        mine = self._standings[learner]
+        report.write_learner(self.folder, mine["file"], record)
+        mine |= standing(record, mine["file"])
+
+    def _fingerprint(self, submission: Submission) -> str:
+        names = [submission.learner, *submission.alike]
+        exercises = [each.id for each in self.exercises]
+        return fingerprint.of_learner(names, submission.digest, self.seed, exercises, asdict(self.limits))
+
+    def _stand(self, walls: Mapping[str, str]) -> None:
+        """A wall stood for the class if it stood for everybody."""
+        before = self.group["walls"]
+        self.group["walls"] = {name: before.get(name) or why_not for name, why_not in walls.items()}

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import linecache
+import os
+import pickle
 import secrets
 import sys
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
+
+from dtlib.lab.here import in_notebook
+from dtlib.lab.ship import pack
 
 from .checks import all_exercises
 from .exercise import Exercise
 from .harness.cells import is_blank
 from .result import NoPoints, Result, under_nbgrader
+from .sandbox import Answer, Sandbox
+from .walls import WALLS
+from .walls.limits import Limits
 
 _MISSING = object()
 
@@ -27,9 +37,10 @@ def check(
     """Judge the learner's answer to `exercise`, for example ``"collectives.2"``, and return a `Result`.
 
     The function is looked up by its name in `namespace`, by default where `check` is called and then in the notebook.
-    It runs on fresh cases, in processes of its own that are ended after `timeout_s` seconds a case (by default what the
-    exercise allows); `seed` repeats the cases of an earlier call. The result says ``pass``, ``fail`` with the
-    reason, or ``not attempted``.
+    It runs on fresh cases, in processes of its own. `timeout_s` is what a rank may compute in a case (processor
+    seconds; by default what the exercise needs and more); `seed` repeats the cases of an earlier call. The result says
+    ``pass``, ``partly right`` or ``fail`` with the reason, ``not attempted``, or ``not known`` where the machine could
+    not bring it to an end.
 
     Never raises: an unknown id, an exception in the learner's function or in the checks themselves become a result.
     (Under ``nbgrader autograde`` an answer that earns nothing raises `NoPoints`: that is how nbgrader reads zero.)
@@ -38,12 +49,8 @@ def check(
     try:
         result = _check(exercise, seed, places, timeout_s)
     except Exception as error:  # a fault of the checks, not of the learner
-        result = Result(
-            str(exercise),
-            "",
-            "not attempted",
-            f"The check itself failed, which is not your fault: {type(error).__name__}: {error}",
-        )
+        text = f"The check itself failed, which is not your fault: {type(error).__name__}: {error}"
+        result = Result(str(exercise), "", "not attempted", text)
     if under_nbgrader() and result.points == 0:
         raise NoPoints(str(result))
     return result
@@ -53,21 +60,26 @@ def judge(
     function: Callable[..., Any], exercise: Exercise, *, seed: int | None = None, timeout_s: float | None = None
 ) -> Result:
     """Run `function` on fresh cases of `exercise` and judge what comes back, checks that are not visible left out."""
-    from .runner import run_cases
-
     seed = secrets.randbelow(2**31) if seed is None else seed
-    runs, printed = run_cases(function, exercise, exercise.cases(seed), timeout_s)
-    result = exercise.judge(runs, hidden=False)
-    again = f"The same cases again: `grading.check({exercise.id!r}, seed={seed})`." if result.status == "fail" else ""
-    return replace(result, printed=printed, again=again)
+    cases = exercise.cases(seed)
+    try:
+        answer = _sent(function)
+    except ValueError as error:  # it holds something that cannot travel
+        return Result(exercise.id, exercise.title, "fail", str(error).replace("fn ", f"`{exercise.function}` ", 1))
+    with _Progress(exercise, len(cases)) as tell:
+        outcome = _sandbox(timeout_s).run(exercise, answer, cases, tell)
+    result = exercise.judge(outcome.observed, hidden=False)
+    again = "" if result.status in ("pass", "not attempted") else (
+        f"The same cases again: `grading.check({exercise.id!r}, seed={seed})`."
+    )  # fmt: skip
+    return replace(result, printed=outcome.printed, again=again)
 
 
 def _check(name: str, seed: int | None, places: list[Mapping[str, Any]], timeout_s: float | None) -> Result:
     known = all_exercises()
     if name not in known:
-        return Result(
-            str(name), "", "not attempted", f"There is no exercise {name!r}. The exercises: {', '.join(known)}."
-        )
+        text = f"There is no exercise {name!r}. The exercises: {', '.join(known)}."
+        return Result(str(name), "", "not attempted", text)
     exercise = known[name]
     found = next((place[exercise.function] for place in places if exercise.function in place), _MISSING)
     if found is _MISSING:
@@ -77,6 +89,55 @@ def _check(name: str, seed: int | None, places: list[Mapping[str, Any]], timeout
     if is_blank(found):
         return exercise.not_attempted(f"`{exercise.function}` has no body yet.")
     return judge(found, exercise, seed=seed, timeout_s=timeout_s)
+
+
+@cache
+def _sandbox(timeout_s: float | None) -> Sandbox:
+    """Where a learner's own function runs: with a network of its own, and no walls that only strangers need."""
+    limits = Limits() if timeout_s is None else Limits(cpu_seconds=timeout_s)
+    return Sandbox(limits, without=set(WALLS) - {"network"})
+
+
+def _sent(function: Callable[..., Any]) -> Answer:
+    """`function` by value, and what its process needs to call it and to show its lines."""
+    sources = {name: entry for name, entry in linecache.cache.items() if not os.path.exists(name)}
+    file = getattr(getattr(function, "__code__", None), "co_filename", "")
+    own = [_Source(file, "".join(linecache.getlines(file)))]
+    return Answer(own, pickle.dumps({"call": pack(function, ()), "path": list(sys.path), "sources": sources}))
+
+
+class _Source(NamedTuple):
+    """The file in which a function stands, as a cell: so that a line of it can be shown."""
+
+    id: str
+    source: str
+
+
+class _Progress:
+    """Says below the cell what the check is doing; in the end nothing of it is left."""
+
+    def __init__(self, exercise: Exercise, num_cases: int) -> None:
+        self._name, self._num_cases = exercise.id, num_cases
+        self._shown: Any = None
+
+    def __enter__(self) -> Callable[[int, str], None]:
+        return self._tell
+
+    def __exit__(self, *_: object) -> None:
+        self._show("")
+
+    def _tell(self, done: int, words: str) -> None:
+        if in_notebook():
+            self._show(f"checking {self._name} with {words}: {done} of {self._num_cases} cases are done …")
+
+    def _show(self, text: str) -> None:
+        data = {"text/plain": text, "text/html": f'<span style="opacity:.7">{text}</span>'}
+        if self._shown is not None:
+            self._shown.update(data, raw=True)
+        elif text:
+            from IPython.display import display
+
+            self._shown = display(data, raw=True, display_id=True)
 
 
 def _places(frame: types.FrameType) -> list[Mapping[str, Any]]:

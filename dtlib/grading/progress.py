@@ -2,70 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import TracebackType
+from contextlib import nullcontext
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from .grader import Event
+
+class Event(NamedTuple):
+    """How far the grader is: `done` of `total` steps, in `words`; `is_line` where these are worth a line of their own.
+
+    `learner` is who is done, "" where nobody is.
+    """
+
+    words: str
+    done: int = 0
+    total: int | None = None
+    is_line: bool = False
+    learner: str = ""
 
 
 class Shown:
     """Shows the events of `grade` on `console`; with `quiet`, nothing. A context manager, called with each of them."""
 
     def __init__(self, console: Console, *, quiet: bool = False) -> None:
-        self._console = console
-        self._kept = 0
-        draws = console.is_terminal and not console.is_dumb_terminal
-        self._bar = _bar(console) if draws and not quiet else None
-        self._task = None if self._bar is None else self._bar.add_task("reading", total=None)
-        self._tell: Callable[[Event], None] = self._on_bar if self._bar else self._nothing if quiet else self._in_lines
+        self._console, self._quiet = console, quiet
+        self._bar: Progress | None = None
+        if console.is_terminal and not console.is_dumb_terminal and not quiet:
+            columns = BarColumn(), TaskProgressColumn(), TimeRemainingColumn(compact=True)
+            self._bar = Progress(*columns, TextColumn("{task.description}"), console=console, transient=True)
+            self._task = self._bar.add_task("", total=None)
+        self._around: Any = self._bar or nullcontext()
 
     def __enter__(self) -> Shown:
-        if self._bar is not None:
-            self._bar.start()
+        self._around.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+    def __exit__(self, *error: Any) -> None:
+        self._around.__exit__(*error)
 
     def __call__(self, event: Event) -> None:
         """Show one event."""
-        self._tell(event)
-
-    def _nothing(self, event: Event) -> None:
-        pass
-
-    def _on_bar(self, event: Event) -> None:
-        assert self._bar is not None
-        assert self._task is not None
-        if event.what == "read":
-            self._bar.update(self._task, completed=event.done, total=event.total)
-        elif event.what == "begin":  # from here on, a step is an exercise
-            self._bar.reset(self._task, total=(event.total - event.done) * event.num_exercises)
-        elif event.what in ("exercise", "learner"):
-            words = f"{event.done} of {event.total} learners · {escape(event.learner[:24])}"
-            self._bar.update(self._task, description=words, advance=1)
-
-    def _in_lines(self, event: Event) -> None:
-        if event.what == "kept":
-            self._kept += 1
-        elif event.what == "begin" and self._kept:
-            self._say(f"{self._kept} of {event.total} learners are kept from an earlier run")
-        elif event.what == "learner" and event.standing is not None:
-            each = event.standing
-            points = "the grader failed" if each.status == "error" else f"{each.points} of {each.max_points} points"
-            self._say(f"[{event.done}/{event.total}] {each.learner}: {points}")
-
-    def _say(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
-
-
-def _bar(console: Console) -> Progress:
-    columns = (BarColumn(), TaskProgressColumn(), TimeRemainingColumn(compact=True), TextColumn("{task.description}"))
-    return Progress(*columns, console=console, transient=True)
+        if self._bar is not None:
+            self._bar.update(self._task, description=escape(event.words), completed=event.done, total=event.total)
+        elif event.is_line and not self._quiet:
+            self._console.print(event.words, markup=False, highlight=False, emoji=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`dtlib release`: makes the notebooks that learners get from those that hold the solutions.
+"""`dtlib release`: makes from the solutions the notebooks that learners get, and the programs that ship.
 
 The markers and the cell metadata are nbgrader's, so that its users can take the solutions as their source notebooks:
 
@@ -8,18 +8,24 @@ The markers and the cell metadata are nbgrader's, so that its users can take the
 
 Outputs, execution counts and the versions of a kernel are dropped. Cell ids stay, so that an exercise can be found in
 a notebook that a learner has changed. The same solutions always give the same bytes.
+
+From the course's own solutions come also the programs of the banks, as wholes (see `dtlib.grading.bank`): what runs
+when a learner calls `grading.check` needs no solution.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from . import bank, checks
+
 BLANK_CODE = 'raise NotImplementedError("your turn")'
 BLANK_TEXT = "*Your answer here.*"
+COURSE = bank.CHECKS.parents[2] / "solutions"
 _MARKER = re.compile(r"^(?P<indent>[ \t]*)### (?P<edge>BEGIN|END) (?P<kind>SOLUTION|HIDDEN TESTS)[ \t]*$")
 _ALMOST = re.compile(r"#+\s*(BEGIN|END)\s+(SOLUTION|HIDDEN\s+TESTS?)\b", re.IGNORECASE)
 
@@ -28,30 +34,29 @@ class ReleaseError(ValueError):
     """A solutions notebook cannot be released; the message names the notebook and the cell."""
 
 
-class Drift(ReleaseError):
-    """The exercises are not what the solutions give."""
-
-
 def release(solutions_dir: Path | str, exercises_dir: Path | str, check: bool = False) -> list[Path]:
     """Make ``exercises_dir/<stem>.ipynb`` from every ``solutions_dir/<stem>.ipynb``; return the paths written.
 
-    Notebooks that are as they should be are left alone. With `check` nothing is written: `Drift` names what differs,
-    what is missing, and what stands in `exercises_dir` without a solution. Raises `ReleaseError` for a notebook that
-    cannot be read or whose markers do not pair, and where `solutions_dir` has no notebook; then nothing is written.
+    From the course's own solutions, the programs that ship are made too. Files that are as they should be are left
+    alone. With `check` nothing is written: `ReleaseError` names what differs, what is missing, and what stands in
+    `exercises_dir` without a solution. The same for a notebook that cannot be read or whose markers do not pair, and
+    where `solutions_dir` has no notebook; then nothing is written.
     """
     solutions, exercises = Path(solutions_dir), Path(exercises_dir)
     sources = sorted(solutions.glob("*.ipynb"))
     if not sources:
         raise ReleaseError(f"{solutions} holds no notebook")
     wanted = {exercises / source.name: exercise_text(source) for source in sources}
+    orphans = sorted(set(exercises.glob("*.ipynb")) - set(wanted))
+    if solutions.resolve() == COURSE:
+        wanted[bank.SHIPPED] = programs(solutions)
     changed = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
-    if check:
-        orphans = sorted(set(exercises.glob("*.ipynb")) - set(wanted))
-        if changed or orphans:
-            raise Drift(_drift(changed, orphans))
-        return []
-    exercises.mkdir(parents=True, exist_ok=True)
+    if check and (changed or orphans):
+        parts = {"not what the solutions give": changed, "no solutions for": orphans}
+        told = "; ".join(f"{words}: {', '.join(map(str, paths))}" for words, paths in parts.items() if paths)
+        raise ReleaseError(f"{told}. Run `dtlib release`")
     for path in changed:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(wanted[path], encoding="utf-8", newline="\n")
     return changed
 
@@ -63,89 +68,78 @@ def exercise_text(source: Path) -> str:
         cells = [_release_cell(cell, source.name, number) for number, cell in enumerate(notebook["cells"], 1)]
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise ReleaseError(f"{source} is no notebook: {type(error).__name__}: {error}") from error
-    _refuse_duplicates(source, cells)
-    notebook["cells"] = [cell for cell in cells if cell is not None]
+    notebook["cells"] = left = [cell for cell in cells if cell is not None]
+    names = Counter(
+        name for cell in left for name in {cell["id"], cell["metadata"].get("nbgrader", {}).get("grade_id")}
+    )
+    if twice := [name for name, count in names.items() if name and count > 1]:
+        raise ReleaseError(f"{source.name}: two cells are called {twice[0]!r}")
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     notebook["metadata"] = {"kernelspec": kernel, "language_info": {"name": "python"}}
     return json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
 
 
+def programs(solutions: Path) -> str:
+    """The text of `bank.SHIPPED` that the solutions and the banks give."""
+    sources = {name: "".join(cell["source"]) for stem in checks.STEMS for name, cell in _cells(solutions, stem).items()}
+    try:
+        known = {name: each for name, each in checks.all_exercises().items() if name.replace(".", "-") in sources}
+        references = {name: bank.reference(sources[name.replace(".", "-")]) for name in known}
+        banks = {name: bank.read(checks.files()[name].with_suffix(".md")) for name in known}
+        return bank.ship(known, references, banks)
+    except bank.BankError as error:
+        raise ReleaseError(f"the programs that ship cannot be made: {error}") from error
+
+
 def strip(text: str, where: str, blank: str = BLANK_CODE) -> str:
     """`text` of a cell without its solutions and hidden tests. `ReleaseError`, which names `where`, for bad markers."""
     kept: list[str] = []
-    opened: tuple[str, int] | None = None
+    opened, since = "", 0
+
+    def refuse(number: int, why: str) -> None:
+        raise ReleaseError(f"{where}, line {number}: {why}")
+
     for number, line in enumerate(text.splitlines(), 1):
         marker = _MARKER.match(line)
         if marker is None:
             if _ALMOST.search(line):
-                raise ReleaseError(
-                    f"{where}, line {number}: {line.strip()!r} is almost a marker; write '### BEGIN SOLUTION' (or END, "
-                    "or HIDDEN TESTS) on a line of its own"
-                )
-            if opened is None:
-                kept.append(line)
-            continue
-        kind = marker["kind"]
-        if marker["edge"] == "BEGIN":
-            if opened is not None:
-                raise ReleaseError(f"{where}, line {number}: BEGIN {kind} inside the {opened[0]} of line {opened[1]}")
-            opened = kind, number
-            if kind == "SOLUTION":
-                if blank == BLANK_CODE and not marker["indent"]:
-                    raise ReleaseError(
-                        f"{where}, line {number}: a solution outside of a function would make the blank notebook fail "
-                        "when it runs; put it into a function"
-                    )
-                kept.append(marker["indent"] + blank)
+                on_its_own = "write '### BEGIN SOLUTION' (or END, or HIDDEN TESTS) on a line of its own"
+                refuse(number, f"{line.strip()!r} is almost a marker; {on_its_own}")
+            kept += [line] * (not opened)
+        elif marker["edge"] == "END":
+            if opened != marker["kind"]:
+                refuse(number, f"END {marker['kind']} without its BEGIN")
+            opened = ""
         else:
-            if opened is None or opened[0] != kind:
-                raise ReleaseError(f"{where}, line {number}: END {kind} without its BEGIN")
-            opened = None
-    if opened is not None:
-        raise ReleaseError(f"{where}, line {opened[1]}: BEGIN {opened[0]} without its END")
+            if opened:
+                refuse(number, f"BEGIN {marker['kind']} inside the {opened} of line {since}")
+            opened, since = marker["kind"], number
+            if opened == "SOLUTION":
+                if blank == BLANK_CODE and not marker["indent"]:
+                    refuse(number, "a solution outside of a function would fail as a blank: put it into a function")
+                kept.append(marker["indent"] + blank)
+    if opened:
+        refuse(since, f"BEGIN {opened} without its END")
     return "\n".join(kept).strip("\n")
 
 
-def grade_cells(path: Path) -> dict[str, dict[str, Any]]:
-    """The nbgrader metadata of each cell of the notebook at `path` that carries any, by its ``grade_id``."""
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    told = [cell["metadata"]["nbgrader"] for cell in cells if "nbgrader" in cell["metadata"]]
-    return {each["grade_id"]: each for each in told}
+def _cells(folder: Path, stem: str) -> dict[str, Any]:
+    path = folder / f"{stem}.ipynb"
+    return {cell["id"]: cell for cell in json.loads(path.read_text("utf-8"))["cells"]} if path.exists() else {}
 
 
 def _release_cell(cell: dict[str, Any], notebook: str, number: int) -> dict[str, Any] | None:
     """The cell as a learner gets it, or None where nothing of it is left."""
     name = cell.get("id", f"number {number}")
-    where = f"{notebook}, cell {name!r}"
     text = cell["source"] if isinstance(cell["source"], str) else "".join(cell["source"])
     is_code = cell["cell_type"] == "code"
-    stripped = strip(text, where, BLANK_CODE if is_code else BLANK_TEXT)
+    stripped = strip(text, f"{notebook}, cell {name!r}", BLANK_CODE if is_code else BLANK_TEXT)
     if text.strip() and not stripped.strip():
         return None
-    metadata = {key: value for key, value in cell["metadata"].items() if key in ("nbgrader", "tags")}
-    released = {
+    return {
         "cell_type": cell["cell_type"],
         "id": name,
-        "metadata": metadata,
+        "metadata": {key: value for key, value in cell["metadata"].items() if key in ("nbgrader", "tags")},
         "source": stripped.splitlines(keepends=True),
+        **({"execution_count": None, "outputs": []} if is_code else {}),
     }
-    return {**released, "execution_count": None, "outputs": []} if is_code else released
-
-
-def _refuse_duplicates(source: Path, cells: Iterable[dict[str, Any] | None]) -> None:
-    seen: set[str] = set()
-    for cell in cells:
-        names = [] if cell is None else [cell["id"], cell["metadata"].get("nbgrader", {}).get("grade_id")]
-        for name in {name for name in names if name}:
-            if name in seen:
-                raise ReleaseError(f"{source.name}: two cells are called {name!r}")
-            seen.add(name)
-
-
-def _drift(changed: list[Path], orphans: list[Path]) -> str:
-    parts = []
-    if changed:
-        parts.append(f"not what the solutions give: {', '.join(map(str, changed))}")
-    if orphans:
-        parts.append(f"no solutions for: {', '.join(map(str, orphans))}")
-    return f"{'; '.join(parts)}. Run `dtlib release`"

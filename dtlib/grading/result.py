@@ -7,16 +7,28 @@ import os
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-Status = Literal["pass", "fail", "not attempted"]
-_SIGNS = {"pass": "✓", "fail": "✗", "not attempted": "○"}
-_COLOURS = {"pass": "#2e7d32", "fail": "#c62828", "not attempted": "#757575"}
+Status = Literal["pass", "partly right", "fail", "not attempted", "not known"]
+Verdict = Literal["pass", "fail", "not known", "not counted", "not looked at"]
+SIGNS = {
+    "pass": "✓",
+    "partly right": "◐",
+    "fail": "✗",
+    "not attempted": "○",
+    "not known": "?",
+    "not counted": "–",
+    "not looked at": "○",
+}
+_GREY = "#757575"
+_COLOURS = {"pass": "#2e7d32", "partly right": "#b26a00", "fail": "#c62828"}
 
 
 @dataclass(frozen=True)
 class CheckResult:
     """The verdict of one check: `mistake` is the name of the known mistake it recognised, `message` what to tell.
 
-    A check that is not `counted` stands behind a gate that failed (see `Check`): it earns nothing, whatever it saw.
+    A check is ``not counted`` behind a gate that failed (see `Check`), ``not known`` where what it wants to see did not
+    come to an end and nobody can tell why, ``not looked at`` where there was nothing to look at. `is_told` says that it
+    rests on what the submission's own processes tell.
     """
 
     name: str
@@ -24,15 +36,20 @@ class CheckResult:
     description: str
     points: int
     max_points: int
-    passed: bool
+    verdict: Verdict
     mistake: str = ""
     message: str = ""
-    counted: bool = True
+    is_told: bool = False
+
+    @property
+    def passed(self) -> bool:
+        """Whether it earned its points."""
+        return self.verdict == "pass"
 
     @property
     def sign(self) -> str:
-        """✓, ✗, or – where it was not counted."""
-        return "–" if not self.counted else _SIGNS["pass" if self.passed else "fail"]
+        """✓, ✗, ? where nobody knows, – where it was not counted."""
+        return SIGNS[self.verdict]
 
 
 @dataclass(frozen=True)
@@ -50,6 +67,18 @@ class Result:
     withheld_points: int = 0
     printed: str = ""
     again: str = ""
+
+    @classmethod
+    def of(cls, exercise: str, title: str, checks: tuple[CheckResult, ...], withheld_points: int = 0) -> Result:
+        """The verdict that its checks amount to. Nothing is known as long as one of them is not known."""
+        verdicts = {each.verdict for each in checks if each.verdict != "not looked at" or each.max_points}
+        messages = list(dict.fromkeys(each.message for each in checks if each.message))
+        status: Status = "pass"
+        if "not known" in verdicts:
+            status = "not known"
+        elif verdicts - {"pass"}:
+            status = "partly right" if any(each.points for each in checks) else "fail"
+        return cls(exercise, title, status, "\n".join(messages) or "All checks passed.", checks, withheld_points)
 
     @property
     def points(self) -> int:
@@ -72,7 +101,7 @@ class Result:
 
     def __str__(self) -> str:
         lines = [self._heading()]
-        if self.status == "fail" and self.checks:
+        if self._tells_checks:
             for check, message in self._told():
                 lines.append(f"  {check.sign} {check.description} ({check.points}/{check.max_points})")
                 if message:
@@ -90,11 +119,11 @@ class Result:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        colour = _COLOURS[self.status]
+        colour = _COLOURS.get(self.status, _GREY)
         rows = []
-        if self.status == "fail" and self.checks:
+        if self._tells_checks:
             for check, message in self._told():
-                shade = _COLOURS["not attempted" if not check.counted else "pass" if check.passed else "fail"]
+                shade = _COLOURS.get(check.verdict, _GREY)
                 reason = f'<div style="opacity:.85">{_prose(message)}</div>' if message else ""
                 rows.append(
                     f'<tr><td style="color:{shade};font-weight:bold;vertical-align:top">{check.sign}</td>'
@@ -119,15 +148,19 @@ class Result:
         text = str(float(self.points)) if under_nbgrader() else str(self)
         return {"text/plain": text, "text/html": self._repr_html_()}
 
+    @property
+    def _tells_checks(self) -> bool:
+        return self.status not in ("pass", "not attempted") and bool(self.checks)
+
     def _told(self) -> list[tuple[CheckResult, str]]:
         """Each check with what to tell about it; what an earlier check said is not said again.
 
-        A gate that is worth no points is told only where it fails.
+        A gate that is worth no points is told only where it fails; of one that had nothing to look at, nobody knows.
         """
         said: set[str] = set()
         told = []
         for check in self.checks:
-            if check.passed and not check.max_points:
+            if not check.max_points and check.verdict != "fail":
                 continue
             told.append((check, "As above." if check.message in said else check.message))
             said.update([check.message] if check.message else [])
@@ -136,7 +169,7 @@ class Result:
     def _heading(self) -> str:
         name = f"{self.exercise} · {self.title}" if self.title else self.exercise
         points = f" · {self.points} of {self.max_points} points" if self.checks else ""
-        return f"{_SIGNS[self.status]} {name}: {self.status}{points}"
+        return f"{SIGNS[self.status]} {name}: {self.status}{points}"
 
     def _withheld(self) -> str:
         return f"{self.withheld_points} more points are decided when the exercise is graded."

@@ -1,70 +1,180 @@
-"""What the two modules that try the bank have in common."""
+"""Runs programs of the banks: many of them in one start of ranks, and each of them once."""
 
 from __future__ import annotations
 
-from dtlib.grading import Result, all_exercises, check
+import json
+import linecache
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
 
-from .bank import RightAnswer, WrongAnswer, cells, namespace, reference_namespace, right_answers, wrong_answers
+from dtlib.grading import bank
+from dtlib.grading.bank import Program
+from dtlib.grading.checks import all_exercises, files
+from dtlib.grading.exercise import Exercise
+from dtlib.grading.reports import read_start
+from dtlib.grading.result import Result
+from dtlib.grading.sandbox import Answer, Job, Sandbox, task_of
+from dtlib.grading.seen import Case, Observed, Trouble
+from dtlib.grading.walls import WALLS
+from dtlib.grading.walls.limits import Limits
 
+from .engine import Cell
+
+ROOT = Path(__file__).parents[2]
 SEED = 20261
-HANGING = ("everybody waits", "right for powers of two only")
-HANG_S = 6  # for answers that hang: the cases before the one that hangs need a fraction of that
+_IN_A_START = 40  # jobs
+_AT_ONCE = 3  # starts
 
 
-def of_stem(stem: str) -> list[str]:
-    return [name for name in all_exercises() if name.startswith(f"{stem}.")]
+@cache
+def cells(stem: str, folder: str = "solutions") -> dict[str, str]:
+    """The code cells of a notebook by id."""
+    notebook = json.loads((ROOT / folder / f"{stem}.ipynb").read_text(encoding="utf-8"))
+    return {cell["id"]: "".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"}
 
 
-def wrong_of_stem(stem: str) -> list[WrongAnswer]:
-    return [wrong for wrong in wrong_answers() if wrong.exercise.startswith(f"{stem}.")]
+def namespace(*sources: str) -> dict[str, Any]:
+    """What a notebook holds after it ran `sources`, one cell each."""
+    space: dict[str, Any] = {"__name__": "__main__"}
+    for source in sources:
+        name = f"<cell {abs(hash(source))}>"  # a file of its own for each cell, as in a notebook
+        linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+        exec(compile(source, name, "exec"), space)
+    return space
 
 
-def tried_in_a_notebook(wrong: list[WrongAnswer]) -> list[WrongAnswer]:
-    """Every third, and those that hang: `test_sandbox` tries all the others in the grader's way, and not these."""
-    return [each for number, each in enumerate(wrong) if number % 3 == 0 or each.mistake in HANGING]
+def reference_namespace(stem: str) -> dict[str, Any]:
+    """What a notebook with all the right answers holds."""
+    return namespace(*(source for name, source in cells(stem).items() if not name.endswith("-check")))
 
 
-def right_of_stem(stem: str) -> list[RightAnswer]:
-    return [right for right in right_answers() if right.exercise.startswith(f"{stem}.")]
+@cache
+def programs(exercise: str) -> tuple[Program, ...]:
+    """The reference, and every program of the exercise's bank."""
+    cell = cells(exercise.partition(".")[0])[exercise.replace(".", "-")]
+    own = bank.read(files()[exercise].with_suffix(".md"))
+    return (Program("", "", cell), *own.programs(bank.reference(cell)))
 
 
-def check_right(right: RightAnswer) -> None:
-    setup = cells(right.exercise.partition(".")[0])["setup"]
-    result = check(right.exercise, seed=SEED, namespace=namespace(setup, right.source))
-    assert result.status == "pass", str(result)
+def answer(exercise: str, source: str, folder: str = "solutions") -> Answer:
+    """A notebook in which the exercise's cell has `source`, and the others are as in `folder`."""
+    stem, own = exercise.partition(".")[0], exercise.replace(".", "-")
+    others = [Cell(name, text) for name, text in cells(stem, folder).items() if not name.endswith("-check")]
+    return Answer([Cell(each.id, source) if each.id == own else each for each in others])
 
 
-def check_reference(exercise: str) -> None:
-    stem = exercise.partition(".")[0]
-    result = check(exercise, seed=SEED, namespace=reference_namespace(stem))
-    assert result.status == "pass", str(result)
-    assert result.points == result.max_points == all_exercises()[exercise].points
-    assert result.mistakes == ()
+def open_sandbox(**limits: Any) -> Sandbox:
+    """Processes with a network of their own and no other wall, for answers that the tests themselves brought."""
+    return Sandbox(Limits(patience_seconds=0.7, **limits), without=set(WALLS) - {"network"})
 
 
-def check_blank(exercise: str) -> None:
-    stem = exercise.partition(".")[0]
-    blank = cells(stem, "exercises")
-    result = check(exercise, namespace=namespace(blank["setup"], blank[exercise.replace(".", "-")]))
-    assert result.status == "not attempted", str(result)
-    assert result.points == 0
-    assert "still raises NotImplementedError" in result.message
+@cache
+def _drawn(exercise: str, seed: int) -> list[Case]:
+    """The cases of a seed, the same ones for every program: theories remember cases that they know."""
+    return all_exercises()[exercise].cases(seed)
 
 
-def check_wrong(wrong: WrongAnswer) -> Result:
-    setup = cells(wrong.exercise.partition(".")[0])["setup"]
-    timeout_s = HANG_S if wrong.mistake in HANGING else None
-    result = check(wrong.exercise, seed=SEED, namespace=namespace(setup, wrong.source), timeout_s=timeout_s)
-    assert result.status == "fail", str(result)
-    assert result.points < result.max_points
-    checks = {each.name: each for each in result.checks}
-    assert wrong.check in checks, f"{wrong.exercise} has no check {wrong.check!r}"
-    told = checks[wrong.check]
-    assert not told.passed, f"{wrong.check} accepts it: {result}"
-    assert told.mistake == wrong.mistake, f"took it for {told.mistake!r}: {result}"
-    (definition,) = [each for each in all_exercises()[wrong.exercise].checks if each.name == wrong.check]
-    (feedback,) = [mistake.feedback for mistake in definition.mistakes if mistake.name == wrong.mistake]
-    assert told.message.startswith(("Saw ", "No result: ")), told.message
-    assert told.message.endswith(feedback), told.message
-    assert feedback in str(result)
-    return result
+@dataclass
+class Tried:
+    """A program on its way: the cases that it is tried on, and what was observed of those that are done."""
+
+    exercise: Exercise
+    program: Program
+    seed: int = SEED
+    done: dict[int, Observed] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.answer = answer(self.exercise.id, self.program.source)
+        kinds = {check.name: check.kind for check in self.exercise.checks}
+        weighs = kinds.get(self.program.check, "memory") == "memory"  # so does every answer that is right
+        drawn = _drawn(self.exercise.id, self.seed)
+        self.cases: list[Case] = [case for case in drawn if weighs or not case.get("weighed")]
+
+    @property
+    def left(self) -> Iterable[int]:
+        """The cases that are not done; after two that hung, the others are skipped as the grader skips them."""
+        hung = [each for each in self.done.values() if each.trouble and each.trouble.kind == "hung"]
+        if len(hung) >= 2 and "world_size" in self.cases[0]:
+            skipped = Trouble("skipped", "not run, because earlier cases hung")
+            for index in set(range(len(self.cases))) - self.done.keys():
+                self.done[index] = Observed(self.cases[index], trouble=skipped)
+        return [index for index in range(len(self.cases)) if index not in self.done]
+
+    @property
+    def result(self) -> Result:
+        """The verdict."""
+        return self.exercise.judge([self.done[index] for index in sorted(self.done)])
+
+    def complaint(self) -> str:
+        """What is not as the bank says; "" where everything is."""
+        result = self.result
+        told = {each.name: each for each in result.checks}
+        if not self.program.check:
+            return "" if result.status == "pass" else f"a right answer: {result}"
+        check = told[self.program.check]
+        if check.verdict != "fail":
+            return f"{self.program.check} says {check.verdict} to {self.program.mistake!r}: {result}"
+        return "" if check.mistake == self.program.mistake else (
+            f"{self.program.mistake!r} was taken for {check.mistake!r}: {result}"
+        )  # fmt: skip
+
+
+def try_all(sandbox: Sandbox, tried: Sequence[Tried], *, again: bool = True) -> list[Tried]:
+    """Run all of them, many in one start; those of whom there is a complaint.
+
+    Who is complained of is run once more, alone in its processes, if it may be done `again`.
+    """
+    with ThreadPoolExecutor(_AT_ONCE) as pool:  # most of the time is spent waiting for somebody who hangs
+        while groups := _groups(tried):
+            list(pool.map(lambda group: _start(sandbox, group), groups))
+    if again:
+        for each in [each for each in tried if each.complaint()]:
+            each.done.clear()
+            each.done |= dict(enumerate(sandbox.run(each.exercise, each.answer, each.cases).observed))
+    return [each for each in tried if each.complaint()]
+
+
+def _groups(tried: Sequence[Tried]) -> list[list[tuple[Tried, int]]]:
+    """What is left to do, by the number of ranks; what is weighed goes alone."""
+    groups: dict[Any, list[tuple[Tried, int]]] = defaultdict(list)
+    for number, each in enumerate(tried):
+        for index in each.left:
+            case = each.cases[index]
+            key = (number, index) if case.get("weighed") else case.get("world_size", 1)
+            groups[key].append((each, index))
+    return [
+        group[first : first + _IN_A_START] for group in groups.values() for first in range(0, len(group), _IN_A_START)
+    ]
+
+
+def _start(sandbox: Sandbox, group: Sequence[tuple[Tried, int]]) -> None:
+    jobs = [(each.exercise, each.answer, each.cases[index]) for each, index in group]
+    for (each, index), observed in zip(group, start(sandbox, jobs), strict=False):
+        each.done[index] = observed
+
+
+def start(sandbox: Sandbox, jobs: Sequence[Job]) -> list[Observed]:
+    """What was observed of the jobs of one start: of the last one that was begun, and those before it."""
+    brought = sandbox.perform(*task_of(jobs, sandbox.limits.cpu_seconds))
+    return read_start(brought, [(exercise, answer.cells, case) for exercise, answer, case in jobs])
+
+
+def run_jobs(sandbox: Sandbox, jobs: Sequence[Job]) -> list[Observed]:
+    """What was observed of each job: those of as many ranks share a start, what is weighed goes alone."""
+    groups: dict[Any, list[int]] = defaultdict(list)
+    for index, (_, _, case) in enumerate(jobs):
+        groups[index if case.get("weighed") else str(case.get("world_size", 1))].append(index)
+    done: dict[int, Observed] = {}
+
+    def run(group: list[int]) -> None:
+        while left := [index for index in group if index not in done]:
+            done.update(zip(left, start(sandbox, [jobs[index] for index in left]), strict=False))
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        list(pool.map(run, groups.values()))
+    return [done[index] for index in range(len(jobs))]

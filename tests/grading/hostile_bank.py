@@ -12,7 +12,7 @@ from typing import Any
 
 from dtlib.grading.checks import all_exercises
 
-from .bank import ROOT, cells
+from .answers import ROOT, cells
 
 BANK = Path(__file__).parent / "hostile"
 _SECTION = re.compile(

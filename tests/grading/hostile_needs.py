@@ -8,7 +8,7 @@ import socket
 import subprocess
 from pathlib import Path
 
-from .bank import ROOT
+from .answers import ROOT
 
 
 def _git() -> str:

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .bank import ROOT, cells
+from .answers import ROOT, cells
 from .hostile_bank import reference_notebook
 
 SECRET_VARIABLE = "DTLIB_TEST_TOKEN"

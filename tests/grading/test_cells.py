@@ -18,7 +18,7 @@ from dtlib.grading import all_exercises
 from dtlib.grading.harness.cells import Unusable, explain, is_blank, load
 from dtlib.grading.harness.magics import parse
 
-from .bank import ROOT
+from .answers import ROOT
 
 OWN = "demo-2"
 EVIL = 'print("ran", file=open("/nonexistent/never", "w"))'

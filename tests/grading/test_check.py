@@ -11,7 +11,7 @@ import pytest
 from dtlib import grading
 from dtlib.grading import NoPoints, check
 
-from .bank import cells, namespace, reference_namespace
+from .answers import cells, namespace, reference_namespace
 
 SETUP = cells("collectives")["setup"]
 
@@ -121,27 +121,27 @@ class TestAlwaysAnswers:
     def test_endless_loop_is_ended(self):
         result = answer("collectives.2", ring("while True:\n    pass"), timeout_s=1)
         assert result.status == "fail"
-        assert "after 1 s" in result.message
+        assert "after 1 s of its own computing time" in result.message
         assert "`pass`" in result.message or "`while True:`" in result.message
 
     def test_loop_that_catches_everything_is_ended(self):
         body = "while True:\n    try:\n        while True:\n            pass\n    except BaseException:\n        pass"
         result = answer("collectives.2", ring(body), timeout_s=1)
         assert result.status == "fail"
-        assert "after 1 s" in result.message
+        assert "of its own computing time" in result.message
 
     def test_deadlock_names_the_ranks_and_their_lines(self):
         source = "def tree_broadcast(tensor, src):\n    dist.recv(tensor, 1 - dist.get_rank())\n"
-        result = answer("collectives.4", source, timeout_s=2)
+        result = answer("collectives.4", source)
         assert result.status == "fail"
-        assert "ranks 0, 1 were still in the function" in result.message
+        assert "nothing moved any more, and ranks 0, 1 had not returned" in result.message
         assert "rank 0 at line 2: `dist.recv(tensor, 1 - dist.get_rank())`" in result.message
         assert "not run, because an earlier case hung" not in result.checks[1].message
 
     def test_print_storm_is_cut(self, capsys):
         body = "for _ in range(20_000):\n    print('x' * 99)\nreturn 2 * (n - 1) / n * full_bytes, 1.0"
         result = answer("collectives.2", ring(body))
-        assert result.status == "fail"
+        assert result.status == "partly right"
         assert 3000 < len(result.printed) < 5000
         assert "the rest is not shown" in result.printed
         assert capsys.readouterr().out == ""
@@ -168,7 +168,7 @@ class TestAlwaysAnswers:
         def broken(*args, **kwargs):
             raise RuntimeError("a bug of ours")
 
-        monkeypatch.setattr("dtlib.grading.runner.run_cases", broken)
+        monkeypatch.setattr("dtlib.grading.sandbox.Sandbox.run", broken)
         result = check("collectives.2", namespace=reference_namespace("collectives"))
         assert result.status == "not attempted"
         assert "not your fault" in result.message
@@ -177,7 +177,7 @@ class TestAlwaysAnswers:
         def interrupted(*args, **kwargs):
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("dtlib.grading.runner.run_cases", interrupted)
+        monkeypatch.setattr("dtlib.grading.sandbox.Sandbox.run", interrupted)
         with pytest.raises(KeyboardInterrupt):
             check("collectives.2", namespace=reference_namespace("collectives"))
 
@@ -272,7 +272,7 @@ def test_harnesses_bring_no_answers_along():
         "print([name for name in sys.modules if name.startswith('dtlib.grading.') and 'harness' not in name])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
-    assert done.stdout.strip() == "['dtlib.grading.plain', 'dtlib.grading.drawn']", done.stdout + done.stderr
+    assert done.stdout.strip() == "['dtlib.grading.plain', 'dtlib.grading.inputs']", done.stdout + done.stderr
 
 
 def test_importing_grading_does_not_import_torch():

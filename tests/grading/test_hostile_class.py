@@ -17,7 +17,7 @@ from dtlib.grading.walls.limits import Limits
 from dtlib.theory.units import MiB
 
 from . import hostile_world as outside
-from .bank import ROOT
+from .answers import ROOT
 from .hostile_bank import READ_WHOLE, hand_in, hostile_submissions
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the walls are those of Linux")
@@ -78,13 +78,13 @@ def graded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Path
 
 def test_each_earns_what_is_earned_and_nobody_pays_for_another(graded: tuple[Any, Path]):
     results, _ = graded
-    points = {each.learner: each.points for each in results.standings}
+    points = {each["learner"]: each["points"] for each in results["learners"]}
     assert len(points) == len(IN_A_CLASS) + len(ODD_NAMES) + 1
     for number, title in enumerate(IN_A_CLASS):
         whole = next(hostile for hostile in HOSTILE if hostile.title == title).handed_in in READ_WHOLE
         assert points.pop(f"hostile {number}") == (0 if whole else 5), title
     assert set(points.values()) == {10}
-    assert results.faults == ()
+    assert results["faults"] == []
 
 
 def test_nothing_is_written_beside_the_results(graded: tuple[Any, Path]):

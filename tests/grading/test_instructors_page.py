@@ -10,7 +10,7 @@ from dtlib.cli import main
 from dtlib.grading.checks import STEMS
 from dtlib.grading.walls import MEANING, WALLS
 
-from .bank import ROOT, cells
+from .answers import ROOT, cells
 
 PAGE = (ROOT / "chapters" / "grading.md").read_text(encoding="utf-8")
 GRADE = main.commands["grade"]

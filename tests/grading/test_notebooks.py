@@ -12,7 +12,13 @@ from nbclient import NotebookClient
 from dtlib.grading import all_exercises
 from dtlib.grading.checks import STEMS
 
-from .bank import ROOT, cells, reference_namespace
+from .answers import ROOT, reference_namespace
+
+
+def cells(stem: str) -> dict[str, str]:
+    """The sources of a solutions notebook's cells by id, texts included."""
+    notebook = nbformat.read(ROOT / "solutions" / f"{stem}.ipynb", 4)
+    return {cell.id: cell.source for cell in notebook.cells}
 
 
 def executed(folder: str, stem: str) -> dict[str, str]:
@@ -22,7 +28,8 @@ def executed(folder: str, stem: str) -> dict[str, str]:
     shown = {}
     for cell in notebook.cells:
         if cell.id.endswith("-check"):
-            (output,) = cell.outputs
+            *progress, output = cell.outputs  # what the check was doing is gone when it is done
+            assert all(not each["data"]["text/plain"].strip() for each in progress)
             assert "text/html" in output["data"]
             shown[cell.id.removesuffix("-check").replace("-", ".")] = output["data"]["text/plain"]
     return shown

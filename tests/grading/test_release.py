@@ -8,11 +8,11 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from dtlib.grading import all_exercises
-from dtlib.grading.checks import STEMS
-from dtlib.grading.release import Drift, ReleaseError, exercise_text, grade_cells, release, strip
+from dtlib.grading import bank
+from dtlib.grading.checks import STEMS, all_exercises
+from dtlib.grading.release import COURSE, ReleaseError, exercise_text, programs, release, strip
 
-from .bank import ROOT
+from .answers import ROOT
 
 
 def notebook(folder: Path, *cells: dict, name: str = "toy.ipynb") -> Path:
@@ -20,6 +20,13 @@ def notebook(folder: Path, *cells: dict, name: str = "toy.ipynb") -> Path:
     path = folder / name
     path.write_text(json.dumps({"cells": list(cells), "metadata": {}, "nbformat": 4, "nbformat_minor": 5}))
     return path
+
+
+def grade_cells(path: Path) -> dict[str, dict]:
+    """The nbgrader metadata of each cell that carries any, by its ``grade_id``."""
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    told = [cell["metadata"]["nbgrader"] for cell in cells if "nbgrader" in cell["metadata"]]
+    return {each["grade_id"]: each for each in told}
 
 
 def code(source: str, cell_id: str = "a", **metadata) -> dict:
@@ -126,7 +133,7 @@ class TestRelease:
             path.unlink()
         else:
             notebook(tmp_path / "e", code("x = 1"), name="old.ipynb")
-        with pytest.raises(Drift, match=r"old\.ipynb" if change == "orphan" else r"toy\.ipynb"):
+        with pytest.raises(match=r"old\.ipynb" if change == "orphan" else r"toy\.ipynb"):
             release(tmp_path / "s", tmp_path / "e", check=True)
 
     def test_nothing_is_written_where_one_notebook_is_bad(self, tmp_path):
@@ -149,6 +156,37 @@ class TestRelease:
     def test_cells_with_one_name_are_refused(self, tmp_path):
         with pytest.raises(ReleaseError, match="two cells are called 'a'"):
             exercise_text(notebook(tmp_path, code("x = 1"), code("y = 1")))
+
+
+class TestPrograms:
+    def test_those_on_paper_ship_whole(self, tmp_path, monkeypatch):
+        assert COURSE == ROOT / "solutions"
+        monkeypatch.setattr(bank, "SHIPPED", tmp_path / "checks" / "programs.json")
+        written = release(COURSE, tmp_path / "e")
+        assert bank.SHIPPED in written
+        shipped = json.loads(bank.SHIPPED.read_text("utf-8"))
+        on_paper = {name for name, each in all_exercises().items() if each.harness.startswith("paper.")}
+        assert shipped.keys() == on_paper
+        check, mistake, source = shipped["collectives.2"][0]
+        assert check in {each.name for each in all_exercises()["collectives.2"].checks}
+        assert mistake
+        compile(source, "program", "exec")
+        assert "### BEGIN" not in bank.SHIPPED.read_text("utf-8")
+        assert release(COURSE, tmp_path / "e", check=True) == []
+        bank.SHIPPED.write_text(bank.SHIPPED.read_text("utf-8") + " ")
+        with pytest.raises(match=r"programs\.json"):
+            release(COURSE, tmp_path / "e", check=True)
+
+    def test_other_solutions_leave_them_alone(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(bank, "SHIPPED", tmp_path / "programs.json")
+        notebook(tmp_path / "s", code(ANSWER))
+        release(tmp_path / "s", tmp_path / "e")
+        assert not bank.SHIPPED.exists()
+
+    def test_a_difference_that_fits_no_more_is_told(self, monkeypatch):
+        monkeypatch.setattr(bank, "reference", lambda cell: "def other():\n    pass\n")
+        with pytest.raises(ReleaseError, match="the programs that ship cannot be made"):
+            programs(COURSE)
 
 
 class TestCommittedNotebooks:

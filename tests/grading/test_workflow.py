@@ -11,7 +11,7 @@ import yaml
 
 from dtlib.cli import main
 
-from .bank import ROOT
+from .answers import ROOT
 
 FILE = ROOT / ".github" / "workflows" / "grade.yml"
 TEXT = FILE.read_text(encoding="utf-8")

@@ -1,22 +1,40 @@
 """The exercises of every chapter, as data. Nothing here is needed, or should be seen, where submissions run.
 
-To add an exercise: a harness in ``dtlib/grading/harness/<stem>.py`` that runs the learner's function and returns plain
-data, an `Exercise` with its checks here, its three cells in ``solutions/<stem>.ipynb`` (task, answer, check), and its
-wrong answers in ``tests/grading/wrong/<id>.md``. A new chapter also stands in `STEMS`. Then ``dtlib release``.
+An exercise is ``<stem>/<exercise>.py``, which has an ``EXERCISE``, and its bank ``<exercise>.md`` beside it; its three
+cells (task, answer, check) stand in ``solutions/<stem>.ipynb``. A new chapter also stands in `STEMS`.
 """
 
 from __future__ import annotations
 
 import importlib
 from functools import cache
+from pathlib import Path
 
+from dtlib.grading import bank
 from dtlib.grading.exercise import Exercise
 
 STEMS = ("memory", "collectives", "dp", "zero", "activations")
 
 
 @cache
+def files() -> dict[str, Path]:
+    """Where each exercise stands, without the suffix, by its id and in the order of the chapters."""
+    found: dict[str, Path] = {}
+    for stem in STEMS:
+        paths = (path for path in (bank.CHECKS / stem).glob("*.py") if not path.name.startswith("_"))
+        modules = {path: importlib.import_module(f"{__name__}.{stem}.{path.stem}") for path in paths}
+        mine = {module.EXERCISE.id: path.with_suffix("") for path, module in modules.items()}
+        found |= dict(sorted(mine.items(), key=lambda pair: int(pair[0].partition(".")[2])))
+    return found
+
+
+@cache
 def all_exercises() -> dict[str, Exercise]:
     """Every exercise by its id, in the order of the chapters."""
-    modules = [importlib.import_module(f"{__name__}.{stem}") for stem in STEMS]
-    return {exercise.id: exercise for module in modules for exercise in module.EXERCISES}
+    shared, shipped = bank.read(bank.CHECKS / "shared.md"), bank.shipped()
+    found = {}
+    for name, path in files().items():
+        module = importlib.import_module(f"{__name__}.{path.parent.name}.{path.name}")
+        own = bank.read(path.with_suffix(".md"))
+        found[name] = bank.equipped(module.EXERCISE, own, shared, shipped.get(name, ()))
+    return found

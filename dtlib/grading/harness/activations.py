@@ -1,241 +1,108 @@
-"""Harnesses of activations: real forward and backward passes, what is kept between them, and how often a layer ran.
-
-Kept is every byte that is still alive when the forward pass is over, whoever holds it: autograd, a closure, a global
-name, or numpy. What autograd says that it keeps would miss all but the first.
-"""
+"""Harnesses of activations: real forward and backward passes. What is kept between them is weighed from outside."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import threading
-import tracemalloc
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-import torch._dynamo  # the instruments need it; the sandbox's server then has it, and not every case has to wait for it
-import torch.utils.checkpoint
-from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
+from torch import Tensor
+from torch.nn import functional
 
-from dtlib import lab
-from dtlib.grading.plain import simplify
+from dtlib.grading import inputs
 
-from .scale import Scale, weighing
+from .desk import Desk
 from .watch import Watch
 
-_TORCH = os.path.dirname(torch.__file__) + os.sep
-_LAB = os.path.dirname(lab.__file__) + os.sep
-_CHECKPOINT = str(torch.utils.checkpoint.__file__)
+_DICE = 4  # how many dice others throw
 
 
-class _TorchWatch(Watch):
-    """Notes, beside the library's functions, calls of torch's own checkpoint; and with `all_of_torch` any of torch."""
+def gated(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
+    """``function(gate, up)`` of copies that nobody else keeps, forward and backward.
 
-    def __init__(self, *, all_of_torch: bool = False) -> None:
-        super().__init__()
-        self.torch: set[str] = set()
-        self._all = all_of_torch
-
-    def _see(self, frame: Any, event: str, arg: Any) -> None:
-        super()._see(frame, event, arg)
-        if event == "call":
-            file, name = frame.f_code.co_filename, frame.f_code.co_name
-            if file == _CHECKPOINT:
-                self.torch.add(f"torch.utils.checkpoint.{name}")
-            elif self._all and file.startswith((_TORCH, _LAB)):
-                self.torch.add(("torch: " if file.startswith(_TORCH) else "lab: ") + name)
-        elif event == "c_call" and self._all:
-            home = getattr(arg, "__module__", None) or type(getattr(arg, "__self__", None)).__module__
-            if str(home).startswith("torch"):
-                self.torch.add(f"torch: {arg.__name__}")
-
-    @property
-    def told(self) -> dict[str, list[str]]:
-        """What was noted, as plain data."""
-        return {**super().told, "torch": sorted(self.torch)[:50]}
-
-
-def predict(function: Callable[..., Any], case: Mapping[str, Any]) -> dict[str, Any]:
-    """``function(*case["arguments"])``, an answer that is to be worked out: calls of torch and of `lab` are told."""
-    watch = _TorchWatch(all_of_torch=True)
+    Between the two the desk tells which elements it wants to know; it is asked once more when all but the gradients is
+    let go.
+    """
+    given, watch = desk.next(), Watch()
+    gate, up = (torch.from_numpy(each).requires_grad_() for each in inputs.gate_and_up(given))
     with watch.watching():
-        returned = function(*case["arguments"])
-    return {"answer": simplify(returned), **watch.told}
+        y = function(*_halves(gate, up)) if given["fused"] else function(gate * 1, up * 1)
+        wanted = torch.from_numpy(desk.next())
+        output = _at(wanted, y.detach())
+        y.backward(torch.from_numpy(inputs.noise(given, "upstream", given["shape"])))
+        del y
+        desk.next()
+    return {"output": output, "gradients": [_at(wanted, each.grad) for each in (gate, up)], **watch.told}
 
 
-class _Flops(TorchDispatchMode):
-    """Counts operations by torch's own formulas; unlike its FlopCounterMode it attaches nothing to any module."""
+def checkpoint(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
+    """A step through layers, each called as ``function(fn, x)``, with dice thrown by others after either half.
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.total = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        count = flop_registry.get(func._overloadpacket)
-        if count is not None:
-            self.total += count(*args, **(kwargs or {}), out_val=out)
-        return out
-
-
-class _Pass:
-    """A forward and a backward pass under observation: what is held beyond the start, and the operations so far."""
-
-    def __init__(self, scale: Scale, flops: _Flops) -> None:
-        self._scale, self._flops = scale, flops
-        self._tensor_start = self._heap_start = 0
-
-    def begin(self) -> None:
-        """This is the start: what is there now does not count."""
-        self._tensor_start, self._heap_start = self._scale.held("start")["total"], tracemalloc.get_traced_memory()[0]
-
-    def held_bytes(self) -> int:
-        """Bytes of tensors that are alive and were not at the start."""
-        return self._scale.held("now")["total"] - self._tensor_start
-
-    def heap_bytes(self) -> int:
-        """Bytes of Python's and numpy's objects that are alive and were not at the start."""
-        return tracemalloc.get_traced_memory()[0] - self._heap_start
-
-    def flops(self) -> int:
-        """Operations of matrix products since the start."""
-        return self._flops.total
-
-
-@cache
-def _warm_up() -> None:
-    """Bring what the instruments need, once and before they look: imports under a profiler take many times as long."""
-    with lab.memory(detail="marks"), _Flops():
-        torch.ones(1, requires_grad=True).sum().backward()
-
-
-@contextmanager
-def _observed(watch: Watch) -> Iterator[_Pass]:
-    """Observe a pass, which is to `_Pass.begin` in the block."""
-    _warm_up()
-    tracemalloc.start()
-    try:
-        with weighing() as scale, _Flops() as flops, watch.watching():
-            yield _Pass(scale, flops)
-    finally:
-        tracemalloc.stop()
-
-
-# A checkpoint: `apply(fn, x)` in place of `fn(x)`
+    The desk is asked between the two and after them as in `gated`, and by each layer: when it is called, and when a
+    gradient comes back to it.
+    """
+    given, watch = desk.next(), Watch()
+    layers = [_Layer(given, number, desk) for number in range(given["layers"])]
+    shape = (given["tokens"], given["width"])
+    x = torch.from_numpy(inputs.noise(given, "x", shape)).requires_grad_()
+    torch.manual_seed(given["dice"])
+    with watch.watching():
+        y = x if given["leaf"] else x.tanh()
+        for layer in layers:
+            out = function(_opaque(layer), y)
+            y = out + y if given["residual"] else out
+            del out
+        wanted = torch.from_numpy(desk.next())
+        thrown, output = [torch.rand(_DICE)], _at(wanted, y.detach())
+        y.backward(torch.from_numpy(inputs.noise(given, "upstream", shape)))
+        del y
+        thrown.append(torch.rand(_DICE))
+        desk.next()
+    gradients = [_at(wanted, x.grad)]
+    if not given["weighed"]:
+        gradients += [weight.grad for layer in layers for weight in layer.weights]
+    return {"results": [output, *gradients], "dice": thrown, **watch.told}
 
 
 class _Layer:
-    """A matrix, a tanh, dropout and a matrix: a function of one tensor that counts how often it is called."""
+    """A matrix, a tanh, dropout and a matrix: each call asks the desk for a key by which the result is multiplied."""
 
-    def __init__(self, case: Mapping[str, Any]) -> None:
-        self.modules = nn.Sequential(
-            nn.Linear(case["width"], case["hidden"]),
-            nn.Tanh(),
-            *([nn.Dropout(case["dropout"])] if case["dropout"] else []),
-            nn.Linear(case["hidden"], case["width"]),
-        )
-        self.num_calls = 0
-        self.elsewhere = False
-        self._thread = threading.get_ident()
+    def __init__(self, given: Mapping[str, Any], number: int, desk: Desk) -> None:
+        self.weights = [torch.from_numpy(each).requires_grad_() for each in inputs.layer(given, number)]
+        self.dropout, self.number, self.desk = given["dropout"], number, desk
 
     def __call__(self, x: Tensor) -> Tensor:
-        self.num_calls += 1
-        self.elsewhere |= threading.get_ident() != self._thread
-        out: Tensor = self.modules(x)
+        key = torch.from_numpy(self.desk.ask(f"layer {self.number}"))
+        inside = torch.tanh(functional.linear(x, *self.weights[:2]))
+        if self.dropout:
+            inside = inside * ((torch.rand(inside.shape) >= self.dropout) / (1 - self.dropout))
+        out: Tensor = _Lock.apply(functional.linear(inside, *self.weights[2:]), key, self)
         return out
 
 
-def checkpoint(function: Callable[..., Any], case: Mapping[str, Any]) -> dict[str, Any]:
-    """A step with ``function(fn, x)`` for each layer, beside the same step with ``fn(x)``."""
-    _rehearse(function, lambda x: (torch.tanh, x))
-    plain, _ = _step(lambda fn, x: fn(x), case, None)
-    watch = _TorchWatch()
-    with _observed(watch) as observed:
-        seen, counts = _step(function, case, observed)
-    return {**seen, **counts, "plain": plain, **watch.told}
+class _Lock(torch.autograd.Function):
+    """Multiplies by a key; a gradient is multiplied by another one, which is asked for when it comes."""
+
+    @staticmethod
+    def forward(x: Tensor, key: Tensor, layer: _Layer) -> Tensor:
+        return x * key
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.layer = inputs[2]
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Any, None, None]:
+        return grad_outputs[0] * torch.from_numpy(ctx.layer.desk.ask(f"back {ctx.layer.number}")), None, None
 
 
-def _rehearse(function: Callable[..., Any], arguments: Callable[[Tensor], tuple[Any, ...]]) -> None:
-    """Have what an answer needs only once in place (an import, say); where it raises, it will raise again."""
-    with contextlib.suppress(Exception):
-        x = torch.ones(2, requires_grad=True)
-        function(*arguments(x * 1)).sum().backward()
-
-
-def _step(
-    apply: Callable[..., Any], case: Mapping[str, Any], observed: _Pass | None
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a step computes, and, where it is `observed`, what it holds and how much it does."""
-    torch.manual_seed(case["data"])
-    layers = [_Layer(case) for _ in range(case["layers"])]
-    functions = [_opaque(layer) for layer in layers]
-    tensors = [torch.randn(case["tokens"], case["width"], requires_grad=True)]
-    tensors += [parameter for layer in layers for parameter in layer.modules.parameters()]
-    upstream = torch.randn(case["tokens"], case["width"])
-    counts = {}
-    if observed:
-        observed.begin()
-    y = tensors[0] if case["leaf"] else tensors[0].tanh()
-    for function in functions:
-        y = apply(function, y) + y
-    if observed:
-        counts = {"kept_bytes": observed.held_bytes() - y.nbytes, "heap_bytes": observed.heap_bytes()}
-        counts["forward"] = {"calls": sum(layer.num_calls for layer in layers), "flops": observed.flops()}
-    torch.rand(3)  # what comes after has dice of its own
-    loss = (y * upstream).sum()
-    loss.backward()
-    told = {"output": y.detach().clone(), "gradients": [each.grad for each in tensors]}
-    del y, loss
-    if observed:
-        forward, calls = counts["forward"], sum(layer.num_calls for layer in layers)
-        counts["backward"] = {"calls": calls - forward["calls"], "flops": observed.flops() - forward["flops"]}
-        counts["elsewhere"] = any(layer.elsewhere for layer in layers)
-        results = [told["output"], *(grad for grad in told["gradients"] if grad is not None)]
-        counts["left_bytes"] = observed.held_bytes() - sum(each.nbytes for each in results)
-    return {**told, "next_dice": torch.rand(4)}, counts  # the last is what the next step would draw
+def _halves(gate: Tensor, up: Tensor) -> tuple[Tensor, ...]:
+    return torch.cat([gate, up], dim=-1).chunk(2, dim=-1)
 
 
 def _opaque(layer: _Layer) -> Callable[[Tensor], Tensor]:
     return lambda x: layer(x)
 
 
-# A gated activation: `function(gate, up)`
-
-
-def gated(function: Callable[..., Any], case: Mapping[str, Any]) -> dict[str, Any]:
-    """``function(gate, up)`` of two tensors that nobody else keeps, forward and backward."""
-    gate, up = (torch.from_numpy(case[name]).clone().requires_grad_() for name in ("gate", "up"))
-    upstream = torch.from_numpy(case["upstream"])
-    _rehearse(function, lambda x: (x, x * 1))
-    watch = _TorchWatch()
-    with _observed(watch) as observed:
-        observed.begin()
-        y = _call_gated(function, gate, up, fused=case["fused"])
-        kept, heap = observed.held_bytes() - y.nbytes, observed.heap_bytes()
-        y.backward(upstream)
-        output = y.detach().clone()
-        del y
-        left = observed.held_bytes() - output.nbytes
-        left -= sum(each.grad.nbytes for each in (gate, up) if each.grad is not None)
-    return {
-        "output": output,
-        "gradients": [gate.grad, up.grad],
-        "kept_bytes": kept,
-        "heap_bytes": heap,
-        "left_bytes": left,
-        **watch.told,
-    }
-
-
-def _call_gated(function: Callable[..., Any], gate: Tensor, up: Tensor, *, fused: bool) -> Tensor:
-    """Hand in copies that only the answer can keep; as halves of one tensor if `fused`."""
-    if fused:
-        y: Tensor = function(*torch.cat([gate, up], dim=-1).chunk(2, dim=-1))
-    else:
-        y = function(gate * 1, up * 1)
-    return y
+def _at(places: Tensor, tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.reshape(-1)[places]

@@ -21,10 +21,15 @@ _DTLIB = str(Path(__file__).resolve().parents[2]) + os.sep
 _ANSWERS = tuple(_DTLIB + each + os.sep for each in ("theory", "ranks", os.path.join("grading", "checks")))
 # Constants, conversions and the registry are tools: they answer nothing.
 _TOOLS = tuple(_DTLIB + os.path.join("theory", each) for each in ("units.py", "hardware.py", "models.py", "formula.py"))
-# Where torch itself splits weights, gradients or the states of an optimizer among ranks.
+# Where torch itself splits weights, gradients or the states of an optimizer among ranks, or computes a layer again.
 _TORCH = Path(getattr(importlib.util.find_spec("torch"), "origin", "")).resolve().parent
 _SHARDING = ("fsdp", "_composable", "_shard", "tensor", "optim", "algorithms", "checkpoint")
-_BUILT_INS = tuple(str(_TORCH / "distributed" / each) + os.sep for each in _SHARDING)
+_BUILT_INS = (
+    *(str(_TORCH / "distributed" / each) + os.sep for each in _SHARDING),
+    str(_TORCH / "nn" / "parallel" / "distributed.py"),
+    str(_TORCH / "utils" / "checkpoint.py"),
+)
+_RUNS = (str(_TORCH) + os.sep, _DTLIB + "lab" + os.sep)
 _OUT_OF_SIGHT = {
     "sys.setprofile": "sys.setprofile",
     "gc.get_objects": "gc.get_objects",
@@ -33,14 +38,16 @@ _OUT_OF_SIGHT = {
 }
 _GET_PROFILER, _START_THREAD = sys.getprofile, _thread.start_new_thread
 _active: list[Watch] = []
-_overlooked: list[int] = []
 
 
 class Watch:
     """Notes calls while `watching`: `called` names functions of the library, `built_in` those of torch that shard a
-    model (FSDP, DTensor, sharded optimizers), `escaped` ways out of sight."""
+    model (FSDP, DTensor, sharded optimizers) or recompute it, `escaped` ways out of sight. With `nothing_runs` all that
+    torch or the lab does is noted as `built_in`: for answers that are to be worked out."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, nothing_runs: bool = False) -> None:
+        self._built_ins = _RUNS if nothing_runs else _BUILT_INS
+        self._nothing_runs = nothing_runs
         self.called: set[str] = set()
         self.built_in: set[str] = set()
         self.escaped: set[str] = set()
@@ -76,10 +83,15 @@ class Watch:
         if event != "call":
             if event == "c_call" and (arg is _GET_PROFILER or arg is _START_THREAD):
                 self._see_builtin(frame.f_code.co_filename, arg)
+            elif event == "c_call" and self._nothing_runs:
+                home = getattr(arg, "__module__", None) or type(getattr(arg, "__self__", None)).__module__
+                if str(home).startswith("torch"):
+                    self.built_in.add(f"torch's {arg.__name__}")
             return
         code = frame.f_code
-        if code.co_filename.startswith(_BUILT_INS) and not _is_imported(frame):
-            self.built_in.add(f"{Path(code.co_filename).stem}.{code.co_name}")
+        if code.co_filename.startswith(self._built_ins) and not _is_imported(frame):
+            owner = "lab" if code.co_filename.startswith(_DTLIB) else "torch"
+            self.built_in.add(f"{owner}'s {Path(code.co_filename).stem}.{code.co_name}")
             return
         if not code.co_filename.startswith(_ANSWERS) or code.co_name == "<module>":
             return
@@ -93,16 +105,6 @@ class Watch:
             self.escaped.add("sys.getprofile")
         elif function is _START_THREAD and caller != threading.__file__:
             self.escaped.add("a thread that is not of threading")
-
-
-@contextmanager
-def overlooked() -> Iterator[None]:
-    """For the harness's own looks at the objects of this process, in the block and in this thread."""
-    _overlooked.append(threading.get_ident())
-    try:
-        yield
-    finally:
-        _overlooked.pop()
 
 
 def _is_imported(frame: Any) -> bool:
@@ -123,7 +125,7 @@ def _listen() -> None:
 
     def hear(event: str, arguments: tuple[Any, ...]) -> None:
         # A thread of threading takes over the profiler by itself.
-        if not active or event not in ways or (event == "gc.get_objects" and threading.get_ident() in _overlooked):
+        if not active or event not in ways:
             return
         if sys._getframe(1).f_code is not starts_thread:
             active[-1].escaped.add(ways[event])

@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from .dp import loss_fn, network
-from .meter import metered
-from .recorder import Recorder
-from .scale import unweighed
+from dtlib.grading import inputs
+
+from .desk import Desk
+from .network import Network, batches, loss_fn, make_optimizer, sample
+from .watch import Watch
 
 
-def split(function: Callable[..., Any], case: Mapping[str, Any]) -> dict[str, Any]:
-    """``shard, unshard = function(parameters)``; then the parameters go, the shard changes, and ``unshard()`` gathers.
+def split(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
+    """``shard, unshard = function(parameters)``; then the parameters go, and twice the shard changes and is gathered.
 
-    Each rank multiplies its shard by a number of its own, so that only what comes from the shards can be right.
+    By what a rank multiplies its shard it asks when it holds nothing else. Of many elements it tells those at some
+    ``positions``.
     """
-    parameters = [torch.tensor(weight) for weight in case["weights"]]
-    with metered(weighed=True) as meter:
-        meter.scale.held("given")
-        shard, unshard = _pair(function(parameters))
-        del parameters
-        meter.scale.held("kept")
-        meter.recorder.mark("split")
-        first = shard.detach().clone()
-        with torch.no_grad():
-            shard.mul_(case["factor"])
-        rebuilt = unshard()
-    return {"shard": first, "rebuilt": rebuilt, **meter.counts}
+    given, watch, rebuilt = desk.next(), Watch(), []
+    with watch.watching():
+        shard, unshard = _pair(function([torch.from_numpy(each) for each in inputs.tensors(given)]))
+        first = None if "positions" in given else shard.detach().clone()
+        for _ in range(2):
+            with torch.no_grad():
+                shard.mul_(desk.next())
+            found = unshard()
+            rebuilt.append(sample(found, given["positions"]) if "positions" in given else _copied(found))
+            del found
+    return {"shard": first, "rebuilt": rebuilt, **watch.told}
 
 
 def _pair(returned: Any) -> tuple[torch.Tensor, Callable[[], Any]]:
@@ -37,111 +38,122 @@ def _pair(returned: Any) -> tuple[torch.Tensor, Callable[[], Any]]:
         raise TypeError(f"the function must return a pair (shard, unshard), not {type(returned).__name__}")
     shard, unshard = returned
     if not isinstance(shard, torch.Tensor) or not callable(unshard):
-        raise TypeError(
-            "the function must return a pair of a tensor and a function, "
-            f"not of {type(shard).__name__} and {type(unshard).__name__}"
-        )
+        kinds = f"{type(shard).__name__} and {type(unshard).__name__}"
+        raise TypeError(f"the function must return a pair of a tensor and a function, not of {kinds}")
     return shard, unshard
 
 
-def optimizer(function: Callable[..., Any], case: Mapping[str, Any]) -> dict[str, Any]:
-    """``step = function(parameters, make_optimizer)``, then some steps of backward and ``step()``."""
-    model = network(case)
-    with metered(weighed=True) as meter:
-        meter.scale.know(model)
-        meter.scale.held("start")
-        step = function(list(model.parameters()), _maker(case))
+def _copied(found: Any) -> Any:
+    """Tensors in a list as they are now; anything else as it is."""
+    if not isinstance(found, list | tuple):
+        return found
+    return [each.detach().clone() if isinstance(each, torch.Tensor) else each for each in found]
+
+
+def optimizer(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
+    """``step = function(parameters, make_optimizer)``, then some steps of backward and ``step()``.
+
+    After each step the desk is asked for nothing: what is held then is held between steps. At the end it tells which
+    elements of the weights it wants to know.
+    """
+    given = desk.next()
+    model, watch = Network(given), Watch()
+    data, maker = batches(given), make_optimizer(given)
+    with watch.watching():
+        step = function(list(model.parameters()), maker)
         if not callable(step):
             raise TypeError(f"the function must return a function, not {type(step).__name__}")
-        for number in range(case["steps"]):
-            meter.recorder.mark("step")
-            loss_fn(model, _tensors(case, number)).backward()
+        seen = []
+        for batch in data:
+            loss_fn(model, batch).backward()
             step()
             model.zero_grad(set_to_none=True)
-            if number == 0:
-                first = [unweighed(each) for each in model.parameters()]
-        meter.scale.held("trained")
-    return {"first": first, "weights": list(model.parameters()), **meter.counts}
+            seen.append(sample(model.parameters(), desk.next()))
+    return {"weights": seen, **watch.told}
 
 
-def _maker(case: Mapping[str, Any]) -> Callable[[Any], torch.optim.Optimizer]:
-    chosen = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[case["optimizer"]]
-    return lambda parameters: chosen(parameters, **case["settings"])
+def gradients(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
+    """``shares = function(model)``, a list that its hooks fill in every backward, through the gates.
 
-
-def gradients(function: Callable[..., Any], case: Mapping[str, Any]) -> dict[str, Any]:
-    """``shards = function(model)``, a list that the hooks of the learner fill in every backward."""
-    model = network(case)
-    seen: list[Any] = []
-    left: list[int] = []
-    with metered(weighed=True) as meter:
-        recorder = meter.recorder
-        meter.scale.know(model)
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(lambda _: _ready(recorder))
-        shards = function(model)
-        for number in range(case["steps"]):
-            recorder.mark("step")
-            loss = loss_fn(model, _tensors(case, number))
-            with meter.scale.peak("backward"):
-                loss.backward()
-            del loss
-            recorder.mark("done")
-            meter.scale.held("after")
-            if not isinstance(shards, list):
-                raise TypeError(f"the function must return a list, not {type(shards).__name__}")
-            seen.append([each.detach().clone() if isinstance(each, torch.Tensor) else each for each in shards])
+    After each backward the desk is asked once more. Of many elements it tells those at some ``positions``.
+    """
+    given, watch, seen, left = desk.next(), Watch(), [], []
+    model = Network(given, desk)
+    with watch.watching():
+        shares = function(model)
+        if not isinstance(shares, list):
+            raise TypeError(f"the function must return a list, not {type(shares).__name__}")
+        for batch in batches(given):
+            loss_fn(model, batch).backward()
+            if "positions" in given:
+                seen.append([sample((each for each in shares if each is not None), given["positions"])])
+            else:
+                seen.append(_copied(shares))
             left.append(sum(each.grad is not None for each in model.parameters()))
-    return {"shards": seen, "left": left, **meter.counts}
+            desk.next()
+    return {"shares": seen, "left": left, **watch.told}
 
 
-def _ready(recorder: Recorder) -> None:
-    recorder.mark("ready")  # a hook must return None
+def clip(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
+    """``function(shards, max_norm)``, in place; it returns the norm before."""
+    given, watch = desk.next(), Watch()
+    shards = [torch.from_numpy(each) for each in given["shards"]]
+    with watch.watching():
+        returned = function(list(shards), given["max_norm"])
+    return {"shards": shards, "returned": returned, **watch.told}
 
 
-def stack(function: Callable[..., Any], case: Mapping[str, Any]) -> dict[str, Any]:
-    """``outputs = function(inputs, shard, out_features)`` for layer after layer, backward, and a step of the shards."""
-    shards = [torch.tensor(each).requires_grad_() for each in case["shards"]]
-    widths = case["widths"]
-    losses: list[float] = []
-    found: list[Any] = []
-    with metered(weighed=True) as meter:
-        for number in range(case["steps"]):
-            inputs, targets = _tensors(case, number)
-            meter.recorder.mark("forward")
-            with meter.scale.peak("forward"):
-                outputs = inputs
-                for layer, shard in enumerate(shards):
-                    outputs = function(outputs, shard, widths[layer + 1])
-                    meter.recorder.mark("layer")
-                    if layer < len(shards) - 1:
-                        outputs = torch.tanh(outputs)
-                loss = torch.nn.functional.mse_loss(outputs, targets)
+def stack(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
+    """``outputs = function(inputs, shard, out_features)`` layer by layer, backward, and a step of the shards.
+
+    The desk gives a batch at each step. It is asked at gates between layers, forward and back, and when either ends. Of
+    many elements of a gradient it tells those at some ``positions``.
+    """
+    given, watch, losses, seen = desk.next(), Watch(), [], []
+    widths = given["widths"][1:]
+    shards = [torch.from_numpy(desk.next()).requires_grad_() for _ in widths]
+    with watch.watching():
+        for step in range(given["steps"]):
+            inputs, targets = map(torch.from_numpy, desk.next())
+            outputs = inputs.requires_grad_()
+            for layer, (shard, width) in enumerate(zip(shards, widths, strict=True)):
+                outputs = torch.tanh(outputs) if layer else outputs
+                if layer in given["gates"]:
+                    outputs = _Between.apply(outputs, desk, f"{step}, layer {layer}")
+                outputs = function(outputs, shard, width)
+            loss = torch.nn.functional.mse_loss(outputs, targets)
             del outputs
-            meter.recorder.mark("backward")
-            with meter.scale.peak("backward"):
-                loss.backward()
-            meter.recorder.mark("done")
+            desk.next()
+            loss.backward()
             losses.append(loss.item())
             del loss
-            found.append([None if each.grad is None else each.grad.detach().clone() for each in shards])
+            desk.next()
+            seen += [_at(each.grad, given["positions"]) for each in shards]
             with torch.no_grad():
                 for each in shards:
                     if each.grad is not None:
-                        each -= case["learning_rate"] * each.grad
+                        each -= given["rate"] * each.grad
                         each.grad = None
-    return {"losses": losses, "gradients": found, **meter.counts}
+    built_in = [each for each in watch.told["built_in"] if not each.startswith("torch's checkpoint.")]  # a way to do it
+    return {"losses": losses, "gradients": seen, **watch.told, "built_in": built_in}
 
 
-def clip(function: Callable[..., Any], case: Mapping[str, Any]) -> dict[str, Any]:
-    """``function(shards, max_norm)``, in place; it returns the norm before."""
-    shards = [each.clone() for each in torch.from_numpy(case["values"]).split(case["pieces"])]
-    with metered() as meter:
-        returned = function(shards, case["max_norm"])
-    return {"tensor": torch.cat(shards), "returned": returned, **meter.counts}
+class _Between(torch.autograd.Function):
+    """Asks before the next layer; on the way back the gradient is multiplied by a key, which it asks for then."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, desk: Desk, name: str) -> torch.Tensor:
+        ctx.desk, ctx.name = desk, name
+        desk.ask(f"forward {name}")
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Any, None, None]:
+        return grad_outputs[0] * torch.from_numpy(ctx.desk.ask(f"back {ctx.name}")), None, None
 
 
-def _tensors(case: Mapping[str, Any], number: int) -> tuple[torch.Tensor, torch.Tensor]:
-    inputs, targets = case["batches"][number]
-    return torch.tensor(inputs), torch.tensor(targets)
+def _at(tensor: torch.Tensor | None, positions: Any) -> torch.Tensor | None:
+    """A copy of the elements at `positions`; without any, of all."""
+    if tensor is None or positions is None:
+        return None if tensor is None else tensor.detach().clone()
+    return tensor.detach().reshape(-1)[torch.from_numpy(positions)]

@@ -1,101 +1,142 @@
-"""``results.json``: the whole class in one file, as ``results.schema.json`` beside this module describes it."""
+"""The class as a whole: the content of ``results.json``, from which both reports of the class are made."""
 
 from __future__ import annotations
 
 import json
-import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
-from typing import Any
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Any
 
-from .record import RESULTS_SCHEMA, WAITING, Record, Standing
+from .record import NO_VERDICT, RESULTS_SCHEMA, TIMES, WAITING, Record
 from .text import percent
 
-MAX_FAULTS = 100
-MAX_ODD = 30
-ODD = ("tampered", "limit")  # kinds of trouble that an instructor may want to ask about
+if TYPE_CHECKING:
+    from dtlib.grading.exercise import Exercise
+
+WHOLE = "(whole exercise)"
+UNKNOWN = "no known mistake"
+CARRIED = "carried error"  # the checks' name for what is right but for an earlier mistake
+_ODD = ("tampered", "limit")  # kinds of trouble that an instructor may want to ask about
 
 
-@dataclass(frozen=True)
-class Fault:
-    """Something on which the grader itself failed: at which learner's which exercise ("" for all), and how."""
+def class_record(
+    seed: int, exercises: Sequence[Exercise], learners: list[Record], limits: Mapping[str, Any], grader: Record
+) -> Record:
+    """A class of which nobody is graded yet. `learners` are the entries that `standing` makes, in order."""
+    return {
+        "schema": RESULTS_SCHEMA,
+        "state": "grading",  # or complete, interrupted
+        "seed": seed,
+        "grader": grader,
+        "limits": limits,
+        "exercises": [{"id": each.id, "title": each.title, "points": each.points} for each in exercises],
+        "max_points": sum(each.points for each in exercises),
+        "walls": {},  # "" for one that stood for everybody, else why it did not
+        "class": {},
+        "alike": [],  # names that differ in case or form alone
+        "not_kept": "",  # why no later run believes these records
+        "faults": [],  # on what the grader itself failed
+        "not_known": [],  # what was ended before anybody could tell what it earns
+        "learners": learners,
+        "statistics": [],
+        "measured": {"kept": 0},
+    }
 
-    learner: str
-    exercise: str
-    text: str
+
+def told(learner: str, exercise: str, text: str) -> Record:
+    """Something to tell of an exercise of a learner, of all of them where it is "", or of the class without both."""
+    return {"learner": learner, "exercise": exercise, "text": text}
 
 
-@dataclass
-class Class:
-    """A class while it is graded: everything that ``results.json`` and the report of the class tell."""
+def summarise(group: Record) -> None:
+    """Say in `group` how the class stands. What has no verdict yet counts as zero."""
+    points = [each["points"] for each in group["learners"] if each["status"] != WAITING]
+    group["class"] = {
+        "learners": len(group["learners"]),
+        "graded": len(points),
+        "mean_percent": percent(fmean(points or [0]), group["max_points"]),
+        "median_percent": percent(median(points or [0]), group["max_points"]),
+    }
 
-    seed: int
-    exercises: Sequence[Record]  # id, title, points of each
-    grader: Mapping[str, str]
-    limits: Mapping[str, Any]
-    standings: dict[str, Standing]  # by learner, in order
-    state: str = "grading"  # or complete, interrupted
-    walls: Mapping[str, str] = field(default_factory=dict)
-    faults: list[Fault] = field(default_factory=list)
-    statistics: Sequence[Record] = ()
-    odd: list[tuple[str, str, str]] = field(default_factory=list)  # learner, exercise, reason: for the report alone
-    num_odd: int = 0
-    kept: int = 0
-    measured: dict[str, Any] = field(default_factory=dict)
 
-    def look_at(self, record: Record) -> None:
-        """Remember, up to a bound, where a learner's code went beyond the rules."""
+class Counts:
+    """Counts how each exercise went, record by record; it keeps numbers and a few reasons alone."""
+
+    def __init__(self, exercises: Sequence[Exercise]) -> None:
+        self._exercises = exercises
+        self._statuses: Counter[tuple[str, str]] = Counter()
+        self._points: dict[str, Counter[int]] = {each.id: Counter() for each in exercises}
+        self._failures: dict[str, Counter[tuple[str, str]]] = {each.id: Counter() for each in exercises}
+        self.measured: dict[str, Any] = {**dict.fromkeys(TIMES[1:], 0.0), "exercise_seconds": Counter()}
+        self.odd: list[Record] = []  # what went beyond the rules
+        self.not_known: list[Record] = []
+
+    def add(self, record: Record) -> None:
+        """Count one learner. What has no verdict is left out of every mean."""
         for entry in record["exercises"]:
-            if entry["trouble"] in ODD and entry["reason"]:
-                self.num_odd += 1
-                if len(self.odd) < MAX_ODD:
-                    self.odd.append((record["learner"], entry["id"], entry["reason"]))
+            name, status = entry["id"], entry["status"]
+            self._statuses[name, status] += 1
+            self.measured["exercise_seconds"][name] += entry["measured"]["seconds"]
+            for each in TIMES[1:]:
+                self.measured[each] = round(self.measured[each] + entry["measured"][each], 3)
+            if status not in NO_VERDICT:
+                self._points[name][entry["points"]] += 1
+            if status in ("fail", "partly right"):
+                self._failures[name].update(set(_failures(entry)))
+            for is_one, listed in ((status == "not known", self.not_known), (entry["trouble"] in _ODD, self.odd)):
+                if is_one:
+                    listed.append(told(record["learner"], name, entry["reason"][:300]))
 
-    @property
-    def max_points(self) -> int:
-        """What all exercises together are worth."""
-        return sum(each["points"] for each in self.exercises)
+    def rows(self) -> list[Record]:
+        """One row an exercise, in their order; ``commonest_failure`` is None where nobody failed."""
+        return [self._row(exercise) for exercise in self._exercises]
 
-    @property
-    def graded(self) -> list[Standing]:
-        """Those who are graded; an exercise on which the grader failed counts as zero until it is graded again."""
-        return [each for each in self.standings.values() if each.status != WAITING]
-
-    @property
-    def mean_percent(self) -> float:
-        """The mean of all who are graded, 0 where nobody is."""
-        return percent(statistics.fmean([each.points for each in self.graded]), self.max_points) if self.graded else 0.0
-
-    @property
-    def median_percent(self) -> float:
-        """The median of all who are graded, 0 where nobody is."""
-        return (
-            percent(statistics.median([each.points for each in self.graded]), self.max_points) if self.graded else 0.0
+    def _row(self, exercise: Exercise) -> Record:
+        points, failures = self._points[exercise.id], self._failures[exercise.id]
+        passed, partly, failed, unknown = (
+            self._statuses[exercise.id, status] for status in ("pass", "partly right", "fail", "not known")
         )
-
-    def as_dict(self) -> Record:
-        """The content of ``results.json``."""
+        mean = sum(each * count for each, count in points.items()) / max(1, points.total())
+        # Among equals that of the first check: the same whatever the order in which learners were counted.
+        order = {each.name: number for number, each in enumerate(exercise.checks)}
+        worst = min(failures, key=lambda each: (-failures[each], order.get(each[0], len(order)), each), default=None)
         return {
-            "schema": RESULTS_SCHEMA,
-            "state": self.state,
-            "seed": self.seed,
-            "grader": dict(self.grader),
-            "limits": dict(self.limits),
-            "exercises": [dict(each) for each in self.exercises],
-            "max_points": self.max_points,
-            "walls": {name: {"stands": not reason, "reason": reason} for name, reason in self.walls.items()},
-            "class": {
-                "learners": len(self.standings),
-                "graded": len(self.graded),
-                "mean_percent": self.mean_percent,
-                "median_percent": self.median_percent,
-            },
-            "faults": [vars(each) for each in self.faults[:MAX_FAULTS]],
-            "learners": [each.as_dict() for each in self.standings.values()],
-            "statistics": [dict(each) for each in self.statistics],
-            "measured": self.measured,
+            "exercise": exercise.id,
+            "title": exercise.title,
+            "points": exercise.points,
+            "graded": points.total(),
+            "attempted": passed + partly + failed,
+            "passed": passed,
+            "partly_right": partly,
+            "not_known": unknown,
+            "mean_points": round(mean, 3),
+            "mean_percent": percent(mean, exercise.points),
+            "distribution": [points[each] for each in range(exercise.points + 1)],
+            "commonest_failure": worst and {"check": worst[0], "mistake": worst[1], "count": failures[worst]},
         }
+
+
+def _failures(entry: Record) -> Iterator[tuple[str, str]]:
+    """What failed, as (check, mistake); a mistake that several checks name is told once, by the first of them.
+
+    Who hung or died is said to have done so, and no check is blamed for it. What merely follows from an earlier mistake
+    is none of its own.
+    """
+    if entry["reason"]:
+        yield WHOLE, entry["trouble"] or UNKNOWN
+        return
+    seen: set[str] = set()
+    for check in entry["checks"]:
+        mistake = check["mistake"] or UNKNOWN
+        if check["verdict"] != "fail" or (mistake == CARRIED and seen) or (mistake in seen and mistake != UNKNOWN):
+            continue
+        seen.add(mistake)
+        if check["trouble"]:
+            yield WHOLE, ": ".join(filter(None, (check["trouble"], check["mistake"])))
+        else:
+            yield check["name"], mistake
 
 
 def schema(name: str = "results") -> Record:

@@ -11,7 +11,6 @@ import re
 MAX_NAME = 80  # characters of a learner's name that are shown
 MAX_MESSAGE = 2000  # characters of one message
 MAX_PRINTED = 4000  # characters of what a function printed
-MAX_PRINTED_LINES = 60
 
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?)")
 # Controls (but tab and line end), halves of characters, what is no character, and marks that turn text around.
@@ -28,10 +27,13 @@ _STRUCTURE = re.compile(
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
+class Markdown(str):
+    """Text that is Markdown already, in which everything that a learner chose is harmless."""
+
+
 def clean(text: str, limit: int = MAX_MESSAGE) -> str:
     """`text` without control characters and the like, lines ended by ``\\n``, cut to `limit` characters."""
-    text = text[: 4 * limit]  # bounded before anything is searched
-    text = _ANSI.sub("", text).replace("\r\n", "\n").replace("\r", "\n")
+    text = _ANSI.sub("", text[: 4 * limit]).replace("\r\n", "\n").replace("\r", "\n")
     text = _HARMFUL.sub("�", text)
     return text if len(text) <= limit else text[:limit] + "…"
 
@@ -41,53 +43,42 @@ def one_line(text: str, limit: int = MAX_MESSAGE) -> str:
     return " ".join(clean(text, limit).split())
 
 
-def printed(text: str) -> str:
-    """What a function printed, cleaned and cut to `MAX_PRINTED` characters and `MAX_PRINTED_LINES` lines."""
-    lines = clean(text, MAX_PRINTED).rstrip().split("\n")
-    if len(lines) > MAX_PRINTED_LINES:
-        lines = [*lines[:MAX_PRINTED_LINES], "… (the rest is not shown)"]
-    return "\n".join(lines)
-
-
-def markdown(text: str, limit: int = MAX_MESSAGE) -> str:
+def markdown(text: str, limit: int = MAX_MESSAGE) -> Markdown:
     """`text` as one line of Markdown in which nothing has a meaning: what could have one is written as an entity."""
-    return _escape(one_line(text, limit))
+    return _escaped(one_line(text, limit))
 
 
-def prose(text: str, limit: int = MAX_MESSAGE) -> str:
+def prose(text: str) -> Markdown:
     """`text` as one line of Markdown in which only what stands between two backquotes is set, as code.
 
     For running text, not for the cells of a table, where a ``|`` inside of code would end the cell.
     """
-    text = one_line(text, limit)
+    text = one_line(text)
     parts = text.split("`")
     if len(parts) % 2 == 0 or "" in parts[1:-1]:  # backquotes without a partner, or side by side
-        return _escape(text)
-    return "".join(f"`{part}`" if index % 2 else _escape(part) for index, part in enumerate(parts))
+        return _escaped(text)
+    return Markdown("".join(f"`{part}`" if index % 2 else _escaped(part) for index, part in enumerate(parts)))
 
 
-def _escape(text: str) -> str:
-    return _STRUCTURE.sub(lambda found: f"&#{ord(found[0])};", text)
+def _escaped(text: str) -> Markdown:
+    return Markdown(_STRUCTURE.sub(lambda found: f"&#{ord(found[0])};", text))
 
 
-def fenced(text: str) -> str:
+def fenced(text: str) -> Markdown:
     """`text` as a fenced block, the fence longer than every row of backquotes in it."""
-    longest = max((len(row) for row in re.findall("`+", text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return f"{fence}text\n{text}\n{fence}"
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return Markdown(f"{fence}text\n{text}\n{fence}")
 
 
-def cell(text: str, limit: int = MAX_MESSAGE) -> str:
+def cell(text: str) -> str:
     """`text` as a cell of a CSV file that no spreadsheet takes for a formula."""
-    text = one_line(text, limit)
+    text = one_line(text)
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 def bar(share: float, width: int = 10) -> str:
     """A share from 0 to 1 as a bar of `width` blocks; full and empty only where it is exactly that."""
-    blocks = round(share * width)
-    if 0 < share < 1:
-        blocks = min(max(blocks, 1), width - 1)
+    blocks = min(max(round(share * width), share > 0), width - (share < 1))
     return "█" * blocks + "░" * (width - blocks)
 
 
@@ -98,11 +89,7 @@ def percent(points: float, max_points: float) -> float:
 
 def duration(seconds: float) -> str:
     """Seconds in words: ``"0.4 s"``, ``"12 s"``, ``"3 min 20 s"``, ``"1 h 5 min"``."""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
     whole = round(seconds)
     if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+        return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
+    return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"

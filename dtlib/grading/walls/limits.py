@@ -19,18 +19,24 @@ _FIRST_USER = 1_900_000_000  # far above every user that a machine has
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds on one case of one exercise; `exercise_seconds` bounds all cases of an exercise together.
+    """Bounds on one job: one case of one exercise.
 
-    `memory_bytes` is what all processes of a case may hold beyond what they start with, `scratch_bytes` what each rank
-    may write to its throw-away home, `file_bytes` the size of a file, `output_bytes` what a rank may print.
+    `cpu_seconds` is what a rank may compute, more where the reference needs more (see `costs`). Ranks are stuck when
+    nothing has moved for `patience_seconds`. `wall_seconds` ends what is not done by then, whoever's fault it is, and
+    `exercise_seconds` all cases of an exercise together: what became of them is then not known. `memory_bytes` is what
+    all processes of a job may hold beyond what they start with, `scratch_bytes` what each rank may write to its
+    throw-away home, `file_bytes` the size of a file, `output_bytes` what a rank may print.
     """
 
-    memory_bytes: int = 1024 * MiB
+    cpu_seconds: float = 10.0
+    wall_seconds: float = 120.0
+    exercise_seconds: float = 600.0
+    patience_seconds: float = 3.0
+    memory_bytes: int = 1536 * MiB
     processes: int = 128
-    file_bytes: int = 160 * MiB
+    file_bytes: int = 64 * MiB
     scratch_bytes: int = 64 * MiB
     output_bytes: int = 4 * MiB
-    exercise_seconds: float = 60.0
 
     def __post_init__(self) -> None:
         """Refuse what is not positive."""
@@ -40,15 +46,14 @@ class Limits:
                 raise ValueError(f"{field.name} must be positive, not {value!r}")
 
 
-def obey(limits: Limits, timeout_s: float) -> None:
+def obey(limits: Limits, cpu_seconds: float) -> None:
     """Hold this process, and all that it starts, to `limits`; nobody can raise them again."""
-    seconds = int(timeout_s) + 5  # of processor time; the warden's clock comes first
     settings = {
-        resource.RLIMIT_CPU: seconds,
+        resource.RLIMIT_CPU: int(2 * cpu_seconds) + 10,  # the warden's count comes first
         resource.RLIMIT_DATA: _private_bytes() + limits.memory_bytes,
         resource.RLIMIT_NPROC: limits.processes,  # threads count, and this user has no other processes
         resource.RLIMIT_FSIZE: limits.file_bytes,
-        resource.RLIMIT_NOFILE: 128,  # each socket holds memory that no other limit counts
+        resource.RLIMIT_NOFILE: 128,
         resource.RLIMIT_CORE: 0,
     }
     for name, value in settings.items():
@@ -80,18 +85,6 @@ def become_nobody(number: int) -> None:
 def users(number: int, world_size: int) -> list[int]:
     """The user ids that inmates may have, as they see them."""
     return sorted({os.geteuid(), _OVERFLOW_USER, *(_FIRST_USER + number + rank for rank in range(world_size))})
-
-
-def resident_bytes(pid: int | str = "self") -> tuple[int, int]:
-    """(resident memory now, its highest value) of a process; zeros where it is gone."""
-    now = highest = 0
-    with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/status") as file:
-        for line in file:
-            if line.startswith("VmRSS:"):
-                now = int(line.split()[1]) * 1024
-            elif line.startswith("VmHWM:"):
-                highest = int(line.split()[1]) * 1024
-    return now, highest
 
 
 def _private_bytes() -> int:

@@ -2,7 +2,9 @@
 
 The tap takes packets from the kernel, so nothing that a rank does to its own process changes what it sees. Every byte
 that TCP carries is counted once, repeats left out. Gloo's own framing, a header of six 64-bit numbers before each
-message, tells a send from a piece of a collective, and which collective it is.
+message, tells a send from a piece of a collective, and which collective it is. Gloo also tells the other side what it
+is ready for: the sender that it has something to send, the receiver that it wants it. So the network shows when a rank
+has *begun* to send or to receive, even while its partner is not there.
 """
 
 from __future__ import annotations
@@ -20,28 +22,31 @@ _SO_RCVBUFFORCE, _SOL_PACKET, _PACKET_STATISTICS = 33, 263, 6
 _BUFFER_BYTES = 64 * 2**20
 _TCP, _SYN, _ACK = 6, 0x02, 0x10
 _HEADER = struct.Struct("<QQQQQQ")  # bytes of all, code, slot, offset, length, offset at the receiver
-_DATA = 1
+_KINDS = {1: "data", 2: "send", 3: "receive"}  # what a header stands for: see `Entry`
 _HELLO_BYTES = 8  # the side that connects says which of the other's pairs it wants
 _MAX_MESSAGE_BYTES = 2**32
-MAX_MESSAGES = 20_000
+MAX_ENTRIES = 50_000
 # The highest byte of a slot names the algorithm (gloo/types.h); a point-to-point message has its tag there, small.
 _COLLECTIVES = {
     1: "gather", 2: "all_gather", 3: "reduce", 4: "all_reduce", 5: "scatter", 6: "broadcast", 7: "barrier",
     8: "all_to_all", 9: "reduce_scatter",
 }  # fmt: skip
+_SLOT_TAG = 24  # above the bits that an algorithm counts its steps with stands the number of the collective
+
+Entry = tuple[str, int, int, str, int, int]
+"""(kind, from, to, operation, which one, bytes): ``data`` that rank *from* sent to rank *to*, or the notice that it has
+begun to ``send`` to it, or to ``receive`` from it. The operation is ``send`` or the name of a collective; *which one*
+tells the calls of a collective apart."""
 
 
 @dataclass
 class Stream:
-    """One direction of a TCP connection, between two ports: payload bytes, and the messages that gloo framed in it.
+    """One direction of a TCP connection, between two ports. `framed` is False as soon as its bytes are not gloo's."""
 
-    A message is (number in the order of all that were seen, what it is, payload bytes). `framed` is False as soon as
-    the bytes are not gloo's.
-    """
-
-    next_seq: int | None = None
+    ports: tuple[int, int]
+    next_seq: int
     num_bytes: int = 0
-    messages: list[tuple[int, str, int]] = field(default_factory=list)
+    before: int = 0  # bytes when the present count began
     framed: bool = True
     left: int = 0  # bytes of the current message's payload still to come
     head: bytearray = field(default_factory=bytearray)
@@ -51,23 +56,18 @@ class Stream:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What crossed a private network in a case.
+    """What crossed a private network since `Tap.begin`: payload of TCP.
 
-    `sent_bytes` are those of each rank, `other_bytes` what no rank's open connection accounts for; both are payload.
-    `messages` are (from, to, what, bytes) in the order in which they began. `complete` is False where packets were
-    lost to the tap or bytes were not framed as gloo's: then only the counts can be relied on, and where packets were
-    lost these are the loopback device's.
+    `sent_bytes` are those of each rank, `other_bytes` what no rank's open connection accounts for; both with gloo's
+    headers. `log` has each header of gloo's in order. `complete` is False where packets were lost to the tap or bytes
+    were not framed as gloo's: then only the counts can be relied on, and where packets were `lost` these neither.
     """
 
     sent_bytes: tuple[int, ...]
     other_bytes: int
-    messages: tuple[tuple[int, int, str, int], ...]
+    log: list[Entry]
     complete: bool
-
-    @property
-    def total_bytes(self) -> int:
-        """All payload."""
-        return sum(self.sent_bytes) + self.other_bytes
+    lost: bool
 
 
 class Tap:
@@ -81,11 +81,25 @@ class Tap:
             self.sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER_BYTES)
         except PermissionError:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
-        self.streams: dict[tuple[Any, ...], Stream] = {}
+        self.streams: list[Stream] = []  # all that there ever were
+        self.entries: list[tuple[str, Stream, str, int, int]] = []
         self.foreign_bytes = 0  # of anything but TCP over IPv4 or IPv6
         self.lost = False
+        self._open: dict[tuple[Any, ...], Stream] = {}
         self._buffer = bytearray(2**17)
-        self._count = 0
+        self._begun = (0, 0)
+
+    def begin(self) -> None:
+        """Count anew from here on."""
+        self.read()
+        self._begun = (len(self.entries), self.foreign_bytes)
+        for stream in self.streams:
+            stream.before = stream.num_bytes
+
+    @property
+    def position(self) -> int:
+        """How many headers were seen since `begin`."""
+        return len(self.entries) - self._begun[0]
 
     def read(self, at_most: int = 100_000) -> None:
         """Take in the packets that have arrived."""
@@ -122,16 +136,15 @@ class Tap:
         half = len(addresses) // 2
         key = (addresses[:half], source, addresses[half:], target)
         if flags & _SYN:
-            stream = self.streams[(*key, len(self.streams))] = Stream(next_seq=(seq + 1) % 2**32)
-            stream.hello = 0 if flags & _ACK else _HELLO_BYTES
-            self.streams[key] = stream
-        elif payload and key in self.streams:
-            self._segment(self.streams[key], seq, payload)
+            hello = 0 if flags & _ACK else _HELLO_BYTES
+            stream = self._open[key] = Stream((source, target), (seq + 1) % 2**32, hello=hello)
+            self.streams.append(stream)
+        elif payload and key in self._open:
+            self._segment(self._open[key], seq, payload)
         elif payload:
             self.lost = True  # a connection whose beginning was not seen
 
     def _segment(self, stream: Stream, seq: int, payload: memoryview) -> None:
-        assert stream.next_seq is not None
         ahead = (seq - stream.next_seq) % 2**32
         if ahead >= 2**31:  # sent before: what of it is new?
             payload = payload[2**32 - ahead :]
@@ -164,36 +177,46 @@ class Tap:
 
     def _header(self, stream: Stream, size: int, code: int, slot: int, _: int, length: int, __: int) -> None:
         body = size - _HEADER.size
-        if not 0 <= body < _MAX_MESSAGE_BYTES or code not in (1, 2, 3) or self._count >= MAX_MESSAGES:
+        kind = _KINDS.get(code, "")
+        if not kind or not 0 <= body < _MAX_MESSAGE_BYTES or len(self.entries) >= MAX_ENTRIES:
             stream.framed = False
             return
         stream.left = body
-        if code == _DATA:
-            stream.messages.append((self._count, _COLLECTIVES.get(slot >> 56, "send"), body))
-            self._count += 1
+        what = _COLLECTIVES.get(slot >> 56, "send")
+        self.entries.append((kind, stream, what, slot >> _SLOT_TAG, body if kind == "data" else min(length, 2**40)))
+
+    def sent_by(self, ports: Iterable[int]) -> int:
+        """The bytes that a rank with these local ports has sent since `begin`, gloo's headers among them."""
+        own = set(ports)
+        return sum(stream.num_bytes - stream.before for stream in self.streams if stream.ports[0] in own)
 
     def traffic(self, ports: Sequence[Iterable[int]]) -> Traffic:
-        """What was seen so far, where rank r's connections have the local ports ``ports[r]``."""
+        """What was seen since `begin`, where rank r's connections have the local ports ``ports[r]``."""
         self.read()
         rank_of = {port: rank for rank, each in enumerate(ports) for port in each}
-        sent = [0] * len(ports)
-        other, complete, messages = self.foreign_bytes, not self.lost, []
-        for key, stream in self._unique():
-            source, target = rank_of.get(key[1]), rank_of.get(key[3])
+        first, foreign = self._begun
+        sent, other, complete = [0] * len(ports), self.foreign_bytes - foreign, not self.lost
+        ends: dict[int, tuple[int, int]] = {}
+        for stream in self.streams:
+            source, target = (rank_of.get(port) for port in stream.ports)
+            num_bytes = stream.num_bytes - stream.before
+            if not stream.before and target is not None:  # which side connects, and says hello, is a matter of chance
+                num_bytes -= stream.said_hello
             if source is None:
-                other += stream.num_bytes
-            else:  # which side connects, and so says hello, is a matter of chance
-                sent[source] += stream.num_bytes - (stream.said_hello if target is not None else 0)
-            framed = stream.framed and source is not None and target is not None
-            complete = complete and (framed or not stream.num_bytes)
-            if framed:
-                messages += [(number, source, target, what, size) for number, what, size in stream.messages]
-        in_order = tuple((source, target, what, size) for _, source, target, what, size in sorted(messages))
-        return Traffic(tuple(sent), other, in_order, complete)  # type: ignore[arg-type]
-
-    def _unique(self) -> list[tuple[tuple[Any, ...], Stream]]:
-        """Each stream once, those under a numbered key: several connections may use a port, one after another."""
-        return [(key, stream) for key, stream in self.streams.items() if len(key) == 5]
+                other += num_bytes
+            else:
+                sent[source] += num_bytes
+            if source is not None and target is not None:
+                ends[id(stream)] = source, target
+                complete = complete and stream.framed
+            else:
+                complete = complete and not num_bytes
+        log = [
+            (kind, *ends[id(stream)], what, instance, size)
+            for kind, stream, what, instance, size in self.entries[first:]
+            if id(stream) in ends
+        ]
+        return Traffic(tuple(sent), other, log, complete, self.lost)
 
 
 def ports_of(pid: int) -> set[int]:

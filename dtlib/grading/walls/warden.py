@@ -1,4 +1,4 @@
-"""The process that keeps the inmates of one case: raises the walls, counts from outside, ends them all, reports."""
+"""The process that keeps the inmates of one start: raises the walls, watches over them, ends them all, reports."""
 
 from __future__ import annotations
 
@@ -7,31 +7,27 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from dtlib.grading import plain
-from dtlib.grading.harness import SETTLE
-from dtlib.lab.supervisor import Rank, Run
-from dtlib.lab.worker import Failure, Job, RankFiles
+from dtlib.lab.worker import RankFiles
 from dtlib.processes.channel import anonymous_file, open_fd, send_frame
 from dtlib.processes.namespace import adopt_orphans, die_with_parent, enter_namespaces, raise_loopback
 
 from . import kernel, limits, view
-from .inmate import give_up_privileges, live
-from .tap import Tap, Traffic, ports_of
+from .tap import Tap
+from .ward import Ward
 
 _NAMESPACES = {
     "processes": kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS | kernel.CLONE_NEWNS,
     "network": kernel.CLONE_NEWNET,
     "files": kernel.CLONE_NEWNS,
 }
-
-
-_MAX_FRAME_BYTES, _MAX_MEETINGS = 64, 64  # so much is needed, and more would be a way to exchange data unseen
-_LONGEST_SETTLE_SECONDS = 2.0
 
 
 class NoWall(Exception):
@@ -46,17 +42,18 @@ class NoWall(Exception):
 def guard(control: socket.socket, job_fd: int, *, fork: bool = True) -> None:
     """Run the task that `job_fd` holds and report over `control`: never returns.
 
-    The forked process is the warden's anchor outside; the warden itself is its child and the first process of the new
+    The file holds the length of the task (8 bytes), the task as plain data, and behind it what is handed out. The
+    forked process is the warden's anchor outside; the warden itself is its child and the first process of the new
     process namespace, so that nothing inside can kill it, and nothing outlives it.
     """
     try:
         send_frame(control, str(os.getpid()).encode())
         with open_fd(job_fd, "rb") as file:
-            task = plain.unpack(file.read(), max_bytes=2**31)
-        os.close(job_fd)
-        os.setsid()  # a signal to its process group reaches no process outside
+            task = plain.unpack(file.read(int.from_bytes(file.read(8), "big")))
+        if os.getsid(0) != os.getpid():
+            os.setsid()  # a signal to its process group reaches no process outside
         standing = frozenset(task["walls"])
-        missing = _first_refused(standing) if task.get("try_walls") else None
+        missing = _first_refused(standing) if task["try_walls"] else None
         if missing is not None:
             _report(control, {"no_wall": missing.wall, "why": missing.why})
             os._exit(0)
@@ -69,9 +66,12 @@ def guard(control: socket.socket, job_fd: int, *, fork: bool = True) -> None:
                 os._exit(0)
             die_with_parent()
             os.setsid()  # nor does one from inside reach the anchor
-        _keep(control, task, standing)
+        _keep(Walled(task, job_fd, control, standing, fork=fork))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the grader is gone: nobody waits for an answer
+    except Exception as error:  # a fault of the warden's own: told, and never a verdict
+        with contextlib.suppress(OSError):
+            _report(control, {"broken": f"{type(error).__name__}: {error}"[:500]})
     finally:
         os._exit(0)
 
@@ -107,46 +107,44 @@ def _try(call: Callable[[], None]) -> int:
     return abs(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 
-def _keep(control: socket.socket, task: dict[str, Any], standing: frozenset[str]) -> None:
+def _keep(ward: Walled) -> None:
     """Be the warden, in the namespaces that stand."""
-    cell = Cell(task, control, standing)
     try:
-        cell.prepare()
-        cell.start()
-        report = cell.watch()
-        facts = cell.facts()
-        cell.end()
-        _report(control, {"states": report.states, "first": report.first, "timed_out": report.timed_out, **facts})
-        for rank in cell.ranks:
-            send_frame(control, b"F", [rank.files.result, rank.files.output, rank.files.stack])
+        ward.prepare()
+        ward.start()
+        report = ward.watch()
+        exits = [rank.failure.summary if rank.failure else "" for rank in ward.ranks]
+        ward.end()
+        _report(
+            ward.control,
+            {
+                "jobs": ward.jobs_done,
+                "states": report.states,
+                "first": report.first,
+                "exits": exits,
+                "limit": ward.broken_limit,
+            },
+        )
+        for rank in ward.ranks:
+            send_frame(ward.control, b"F", [rank.files.result, rank.files.output, rank.files.stack])
     except NoWall as missing:
-        _report(control, {"no_wall": missing.wall, "why": missing.why})
+        _report(ward.control, {"no_wall": missing.wall, "why": missing.why})
     finally:
-        cell.end()
+        ward.end()
 
 
 def _report(control: socket.socket, facts: dict[str, Any]) -> None:
     send_frame(control, json.dumps(facts).encode())
 
 
-class Cell(Run):
-    """The inmates of one case."""
+class Walled(Ward):
+    """A ward, and the walls around it."""
 
-    frame_seconds = 1.0
-
-    def __init__(self, task: dict[str, Any], control: socket.socket, standing: frozenset[str]) -> None:
-        job = Job(b"", task["world_size"], task["timeout_s"], 1, "host", {}, "/", [], [], {})
-        super().__init__(job, control, fork=True)
-        self.task, self.standing = task, standing
-        self.limits = limits.Limits(**task["limits"])
-        self.tap: Tap | None = None
-        self.traffic: Traffic | None = None
-        self.peak_bytes = 0
-        self.first_bytes = limits.resident_bytes()[0]
-        self.broken_limit = ""
-        self.settled: list[list[int]] = []
-        self._num_meetings = 0
-        self._begun: dict[int, float] = {}
+    def __init__(
+        self, task: dict[str, Any], job_fd: int, control: socket.socket, standing: frozenset[str], *, fork: bool
+    ) -> None:
+        super().__init__({**task, "bounded": "limits" in standing}, job_fd, control, fork=fork)
+        self.standing = standing
 
     def prepare(self) -> None:
         """Raise the walls that are left: the network's tap and the view. Raises `NoWall`."""
@@ -157,9 +155,10 @@ class Cell(Run):
             except OSError as error:
                 raise NoWall("network", error) from error
         own_processes = "processes" in self.standing
+        users = limits.users(self.task["number"], self.task["world_size"])
         if "files" in self.standing:
             try:
-                view.enter_view(map(Path, self.task["hidden"]), self._users(), own_processes=own_processes)
+                view.enter_view(map(Path, self.task["hidden"]), users, own_processes=own_processes)
             except OSError as error:
                 raise NoWall("files", error) from error
         elif own_processes:
@@ -167,16 +166,15 @@ class Cell(Run):
                 view.see_own_processes()
             except OSError as error:
                 raise NoWall("processes", error) from error
-        if self.task.get("try_walls"):
+        if self.task["try_walls"]:
             self._try_privileges()
-        if "processes" not in self.standing:
+        if not own_processes:
             adopt_orphans()
-
-    def _users(self) -> list[int]:
-        return limits.users(self.task["number"], self.task["world_size"])
 
     def _try_privileges(self) -> None:
         """See, in a process that does nothing else, whether an inmate could give up its privileges."""
+        from .inmate import give_up_privileges
+
         for wall in ("files", "limits", "syscalls"):
             if wall in self.standing:
                 number = _try(lambda wall=wall: give_up_privileges(self.task, 0, frozenset({wall})))  # type: ignore[misc]
@@ -184,127 +182,61 @@ class Cell(Run):
                     raise NoWall(wall, OSError(number, os.strerror(number)))
 
     def _make_store(self) -> None:
-        self.store_fd = anonymous_file("dtlib-store")
+        if self.fork:
+            self.store_fd = anonymous_file("dtlib-store")
+        else:
+            super()._make_store()
+
+    def _fork_rank(self, rank: int, there: socket.socket, here: socket.socket, files: RankFiles) -> int:
+        """Fork an inmate; behind the wall of processes as the first one of a namespace of its own."""
+        if "processes" not in self.standing:
+            return super()._fork_rank(rank, there, here, files)
+        own = os.open("/proc/self/ns/pid", os.O_RDONLY)
+        try:
+            kernel.unshare(kernel.CLONE_NEWPID)
+            return super()._fork_rank(rank, there, here, files)
+        finally:
+            kernel.enter(own)
+            os.close(own)
 
     def be_rank(self, rank: int, sock: socket.socket, files: RankFiles) -> None:
         """Become an inmate."""
+        from .inmate import live
+
         if self.tap is not None:
             self.tap.close()
         live(self.task, rank, sock, files, self.store_fd, self.standing)
 
-    def read_failure(self, rank: Rank) -> Failure:
-        """What an inmate wrote is left for the grader to read, as plain data."""
-        return Failure("told")
-
-    def _serve(self, number: int) -> bool:
-        """Read one frame of an inmate, as soon as it is there as a whole: nobody may keep the warden waiting."""
-        sock = self.ranks[number].sock
-        try:
-            ready = sock.recv(4 + _MAX_FRAME_BYTES, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except OSError:
-            return False
-        length = int.from_bytes(ready[:4], "big") if len(ready) >= 4 else 0
-        if length > _MAX_FRAME_BYTES:
-            self._break("tampered", "wrote to the grader's own channel")
-            return False
-        if ready and len(ready) < 4 + length:
-            if time.monotonic() - self._begun.setdefault(number, time.monotonic()) > self.frame_seconds:
-                self._break("tampered", "wrote to the grader's own channel")
-                return False
-            time.sleep(0.01)
-            return True
-        self._begun.pop(number, None)
-        return super()._serve(number)
-
-    def all_meet(self, said: list[bytes]) -> None:
-        """Count the meetings, and where all want it, let what is under way arrive and note what each rank has sent."""
-        self._num_meetings += 1
-        if self._num_meetings > _MAX_MEETINGS:
-            self._break("tampered", "used the grader's own channel to exchange data")
-        if self.tap is None or not all(each.startswith(SETTLE) for each in said):
-            return
-        ports = [ports_of(rank.pid) for rank in self.ranks]
-        announced = [int.from_bytes(each[len(SETTLE) :], "big") for each in said]
-        until = time.monotonic() + _LONGEST_SETTLE_SECONDS
-        while True:
-            sent = self.tap.traffic(ports).sent_bytes
-            arrived = all(seen >= wanted for seen, wanted in zip(sent, announced, strict=True))
-            if arrived or time.monotonic() > until:
-                break
-            time.sleep(0.002)
-        self.settled.append(list(sent))
-
-    def look_after(self) -> None:
-        """Drain the tap, and end what uses too much memory or prints too much."""
-        if self.tap is not None:
-            self.tap.read(at_most=2000)
-        if "limits" not in self.standing:
-            return
-        self._count()
-        if self.peak_bytes > self.limits.memory_bytes:
-            self._break("memory", f"used more than {self.limits.memory_bytes / 2**20:.0f} MiB of memory and was ended")
-        for rank in self.ranks:
-            if os.fstat(rank.files.output).st_size > self.limits.output_bytes:
-                self._break("output", f"printed more than {self.limits.output_bytes / 2**20:g} MiB and was ended")
-
-    def _break(self, kind: str, text: str) -> None:
-        self.broken_limit = self.broken_limit or f"{kind}: {text}"
-        for rank in self.ranks:
-            if rank.state == "running":
-                rank.state, rank.failure = "raised", Failure(text)
-
-    def _count(self) -> None:
-        """Count the inmates and what they started, and their memory beyond what a rank has when it is forked."""
-        own = os.getpid()
-        found = [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != own]
-        inmates = [pid for pid in found if "processes" in self.standing or self._is_rank(pid)]
-        grown = sum(max(0, limits.resident_bytes(pid)[0] - self.first_bytes) for pid in inmates)
-        self.peak_bytes = max(self.peak_bytes, grown)
-        most = (self.limits.processes + 1) * len(self.ranks)  # the kernel holds each rank to it, but not the root user
-        if len(inmates) > most:
-            self._break("processes", f"started more than {most} processes and was ended")
-
-    def _is_rank(self, pid: int) -> bool:
-        return any(rank.pid == pid for rank in self.ranks)
-
-    def all_done(self) -> None:
-        """While all inmates wait to leave: stop them, and read the counters."""
-        if "processes" in self.standing:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(-1, signal.SIGSTOP)
-        if self.tap is not None:
-            self.traffic = self.tap.traffic([ports_of(rank.pid) for rank in self.ranks])
-        highest = [limits.resident_bytes(rank.pid)[1] - self.first_bytes for rank in self.ranks if rank.pid]
-        self.peak_bytes = max(self.peak_bytes, sum(max(0, each) for each in highest))
-
-    def facts(self) -> dict[str, Any]:
-        """What was seen from outside, as plain data."""
-        exits = [rank.failure.summary if rank.failure else "" for rank in self.ranks]
-        facts: dict[str, Any] = {"exits": exits, "limit": self.broken_limit, "peak_bytes": self.peak_bytes}
-        if self.traffic is not None:
-            seen = self.traffic
-            facts["traffic"] = {
-                "sent_bytes": seen.sent_bytes,
-                "other_bytes": seen.other_bytes,
-                "messages": seen.messages,
-                "complete": seen.complete,
-                "settled": self.settled,
-            }
-        return facts
+    def _spawn_rank(self, rank: int, there: socket.socket, here: socket.socket, files: RankFiles) -> int:
+        task_fd = anonymous_file("dtlib-task")
+        with open_fd(task_fd, "wb") as file:
+            file.write(plain.pack([self.task, rank, there.fileno(), vars(files), self.store_path]))
+        code = f"import sys; sys.path[:] = {sys.path!r}; from {live_module()} import spawned; spawned({task_fd})"
+        child = subprocess.Popen(
+            [sys.executable, "-c", code],
+            pass_fds=(there.fileno(), task_fd, files.result, files.output, files.stack),
+            stdin=subprocess.DEVNULL,
+            stdout=files.output,
+            stderr=files.output,
+        )
+        os.close(task_fd)
+        child.returncode = 0  # reaped below by its process id; Popen must not warn
+        return child.pid
 
     def end(self) -> None:
-        """Leave no process of this case alive."""
+        """Leave no process of this start alive."""
         if self.tap is not None:
             self.tap.close()
-        if "processes" in self.standing:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(-1, signal.SIGKILL)  # all others of this namespace
-            self._bury()
-            if self.store_fd >= 0:
-                os.close(self.store_fd)
-                self.store_fd = -1
-        elif not self.task.get("let_live"):
-            super().end()
+        if "processes" not in self.standing:
+            if not self.task.get("let_live"):
+                super().end()
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(-1, signal.SIGKILL)  # all others of this namespace
+        self._bury()
+        if self.store_fd >= 0:
+            os.close(self.store_fd)
+            self.store_fd = -1
 
     def _bury(self) -> None:
         until = time.monotonic() + 5
@@ -314,3 +246,8 @@ class Cell(Run):
                     time.sleep(0.001)
             except ChildProcessError:
                 return
+
+
+def live_module() -> str:
+    """The module in which an inmate begins."""
+    return f"{__package__}.inmate"

@@ -2,239 +2,128 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from dtlib.grading import plain
-from dtlib.grading.checks.collectives.ring import (
-    ATOL,
-    DEADLOCK,
-    DIVISIBLE,
-    TOO_SHORT,
-    WHOLE_BUFFERS,
-    cut,
-    draw_ring,
-    inspect_ring,
-    not_in_place,
-    ring_mistakes,
-    traffic,
-)
-from dtlib.grading.checks.on_paper import mistake
-from dtlib.grading.checks.on_ranks import (
-    TWO_RANKS,
-    full_bytes,
-    inspect_sent,
-    is_divisible,
-    is_large,
-    own_work,
-    ranks_case,
-    sent_like,
-)
-from dtlib.grading.compare import any_of, close, compare_ranks, each_rank, every_run, gives
-from dtlib.grading.drawn import all_values
-from dtlib.grading.exercise import Case, Check, Exercise, Finding, Run
+from dtlib.grading import inputs
+from dtlib.grading.compare import close, mixture
+from dtlib.grading.exercise import Exercise
+from dtlib.grading.inputs import all_values
+from dtlib.grading.kinds import Sign, every, full_bytes, instead, messages_alone, own_work, sends, values
+from dtlib.grading.seen import Case, Observed
 from dtlib.theory import collectives as theory
 
+from ._ring import ATOL, cut, draw_ring, holds, one_rank_collects, ring, ring_case, sent, sent_in
 
-def _draw_all_reduce(rng: np.random.Generator) -> list[dict[str, Any]]:
-    cases = [ranks_case(*each, op="sum") for each in draw_ring(rng)]
-    n, length, seed = draw_ring(rng)[int(rng.integers(1, 3))]
-    return [*cases, ranks_case(n, length, seed, op="mean")]
+FUNCTION = "ring_all_reduce"
 
 
-def _reduced(case: Case) -> list[Any]:
+def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
+    """The cases of a ring for the sum; the mean of 4 ranks with equal chunks, of 3 with unequal ones."""
+    means = ((4, 4 * int(rng.integers(8_000, 12_000))), (3, 3 * int(rng.integers(8_000, 12_000)) + 1))
+    return [*draw_ring(rng, op="sum"), *(ring_case(n, length, rng, op="mean") for n, length in means)]
+
+
+def right(case: Case) -> list[Any]:
+    """The sum or the mean, everywhere."""
     rows = all_values(case)
     return [rows.sum(0) if case["op"] == "sum" else rows.mean(0)] * len(rows)
 
 
-def _inspect_reduced(run: Run) -> Finding | None:
-    return compare_ranks(run, "tensor", _reduced(run.case), atol=ATOL)
+def sums(case: Case, rank: int) -> Any:
+    """What each rank contributes, chunk by chunk."""
+    return [cut(row, case["world_size"]) for row in all_values(case)]
 
 
-def _one_sends_most(failing: Sequence[Run], passing: Sequence[Run]) -> bool:
-    """Whether, wherever there are more than two ranks, one sends half as much again as another."""
-    several = [run for run in failing if run.case["world_size"] > 2]
-    uneven = every_run(lambda run: max(map(_sent, run.ranks)) > 1.5 * min(map(_sent, run.ranks)))
-    return bool(uneven(several, passing))
+def chunks_right(count: Callable[[int], int]) -> Sign:
+    """On every rank of n, ``count(n)`` chunks hold what they should."""
+
+    def holds(each: Observed) -> bool:
+        n = each.case["world_size"]
+        pairs = ((cut(said["tensor"], n), cut(row, n)) for said, row in zip(each.said, right(each.case), strict=True))
+        return all(sum(map(lambda a, b: close(a, b, atol=ATOL), *pair)) == count(n) for pair in pairs)
+
+    return every(holds)
 
 
-def _sent(data: Any) -> float:
-    return float(data["sent_bytes"])
+def divided_on_the_way(each: Observed) -> bool:
+    """Whether each chunk is (…((a + b)/d + c)/d + …)/d: whoever joined earlier is divided more often."""
+    parts, n = sums(each.case, 0), each.case["world_size"]
+    for said in each.said:
+        for number, chunk in enumerate(cut(said["tensor"], n)):
+            found = mixture(chunk, [part[number] for part in parts])
+            if found is None or found.min() < 0.01:
+                return False
+            first, *rest = np.sort(found)
+            by = rest[1] / rest[0]
+            if by < 1.5 or not np.allclose(rest, first * by ** np.arange(n - 1), rtol=0.02):
+                return False
+    return True
 
 
-def _num_right(data: Any, case: Case) -> int:
-    """How many chunks of a rank hold the sum."""
-    n = case["world_size"]
-    seen = data["tensor"]
-    total = all_values(case).sum(0)
-    if not plain.is_array(seen) or seen.shape != total.shape:
-        return -1
-    return sum(close(one, two, atol=ATOL) for one, two in zip(cut(seen, n), cut(total, n), strict=True))
-
-
-def _chunks_right(count: Any) -> Any:
-    """Recognise by how many chunks are right: in every failing run, on every rank."""
-
-    def fits(failing: Sequence[Run], passing: Sequence[Run]) -> bool:
-        back = [run for run in failing if run.trouble is None]
-        return any(run.case["world_size"] > 2 for run in back) and all(
-            _num_right(data, run.case) == count(run.case["world_size"]) for run in back for data in run.ranks
-        )
-
-    return fits
-
-
-def _halved_at_each_hop(divisor: Any) -> Any:
-    """Recognise a division at every addition: v ← (v + own) / divisor along the ring, from any rank, either way."""
-
-    def wrong(case: Case, start: int, by: int) -> list[Any]:
-        n, rows = case["world_size"], all_values(case)
-        chunks = []
-        for c in range(n):
-            order = [(c + start + by * step) % n for step in range(n)]
-            value = cut(rows[order[0]], n)[c]
-            for rank in order[1:]:
-                value = (value + cut(rows[rank], n)[c]) / divisor(n)
-            chunks.append(value)
-        return [np.concatenate(chunks)] * n
-
-    def fits(failing: Sequence[Run], passing: Sequence[Run]) -> bool:
-        back = [run for run in failing if run.trouble is None]
-        return bool(back) and all(
-            any(
-                close([data["tensor"] for data in run.ranks], wrong(run.case, start, by), atol=ATOL)
-                for start in range(run.case["world_size"])
-                for by in (1, -1)
-            )
-            for run in back
-        )
-
-    return fits
-
-
-def _mean_gives(wrong: Any) -> Any:
-    return gives(each_rank("tensor"), lambda case: [wrong(all_values(case))] * case["world_size"], atol=ATOL)
-
-
-ALL_REDUCE = Exercise(
+EXERCISE = Exercise(
     id="collectives.6",
-    function="ring_all_reduce",
+    function=FUNCTION,
     title="A whole ring: all-reduce",
     harness="collectives.all_reduce",
-    draw=_draw_all_reduce,
+    draw=draw,
+    handed_out=inputs.values,
+    holds=holds,
     checks=(
-        own_work("ring_all_reduce"),
-        Check(
+        own_work(FUNCTION),
+        messages_alone(1, FUNCTION),
+        values(
+            2,
             "sum",
-            "value",
-            2,
             "every rank ends up with the sum, chunks of equal length",
-            _inspect_reduced,
-            mistakes=(
-                TWO_RANKS,
-                not_in_place(_reduced),
-                mistake(
-                    "reduce-scatter only",
-                    _chunks_right(lambda n: 1),
-                    "On each rank one chunk is the sum and the others are not: that is half of the way. Who has the "
-                    "chunks that are missing, and how do they travel?",
-                ),
-                mistake(
-                    "last step missing",
-                    _chunks_right(lambda n: n - 1),
-                    "On each rank a single chunk is wrong, all others are right. Count the steps of the second "
-                    "journey.",
-                ),
-                mistake(
-                    "mean for sum",
-                    _mean_gives(lambda rows: rows.mean(0)),
-                    "This is the mean, and `op` says sum. When is it time to divide?",
-                ),
-                mistake(
-                    "nothing happened",
-                    gives(each_rank("tensor"), lambda case: list(all_values(case))),
-                    "Each rank still holds what it started with. Do the received chunks reach the caller's tensor?",
-                ),
-                DEADLOCK,
-            ),
-            applies=lambda case: case["op"] == "sum" and is_divisible(case),
+            right,
+            of="tensor",
+            atol=ATOL,
+            sums=sums,
+            where=lambda case: bool(case["op"] == "sum" and case["is"]["divisible"]),
+            wrong={
+                "returned, not in place": instead("returned", right, atol=ATOL),
+                "reduce-scatter only": chunks_right(lambda n: 1),
+                "last step missing": chunks_right(lambda n: n - 1),
+            },
         ),
-        Check(
+        values(
+            2,
             "any length",
-            "value",
-            2,
             "the sum for any length",
-            _inspect_reduced,
-            mistakes=(
-                TWO_RANKS,
-                DIVISIBLE,
-                TOO_SHORT,
-            ),
-            applies=lambda case: bool(case["op"] == "sum"),
+            right,
+            of="tensor",
+            atol=ATOL,
+            where=lambda case: bool(case["op"] == "sum"),
         ),
-        Check(
-            "mean",
-            "value",
+        values(
             1,
+            "mean",
             'every rank ends up with the mean where `op` is `"mean"`',
-            _inspect_reduced,
-            mistakes=(
-                mistake(
-                    "sum for mean",
-                    _mean_gives(lambda rows: rows.sum(0)),
-                    "This is the sum, N times too large. A model that trains on it behaves as if its learning rate "
-                    "were N times larger.",
-                ),
-                mistake(
-                    "mean of the mean",
-                    _mean_gives(lambda rows: rows.mean(0) / len(rows)),
-                    "Divided by N twice. How often does an element pass the line that divides?",
-                ),
-                mistake(
-                    "divided at every step",
-                    any_of(_halved_at_each_hop(lambda n: n), _halved_at_each_hop(lambda n: 2)),
-                    "The running sum is divided at every step, so contributions that joined early are divided more "
-                    "often. When is it time to divide, and how often?",
-                ),
-            ),
-            applies=lambda case: case["op"] == "mean",
+            right,
+            of="tensor",
+            atol=ATOL,
+            sums=sums,
+            where=lambda case: bool(case["op"] == "mean"),
+            wrong={
+                "mean of the mean": lambda case: [row / case["world_size"] for row in right(case)],
+                "divided at every step": every(divided_on_the_way),
+            },
         ),
-        Check(
-            "traffic",
-            "traffic",
+        sends(
             3,
+            "traffic",
             "each rank sends 2(N−1)/N·D bytes",
-            inspect_sent(lambda case: traffic("ring_all_reduce", case).sent_bytes),
-            mistakes=(
-                mistake(
-                    "whole buffers",
-                    sent_like(lambda case, rank: (case["world_size"] - 1) * full_bytes(case)),
-                    "Each rank sends (N−1)·D bytes, and everybody adds everything. " + WHOLE_BUFFERS,
-                ),
-                mistake(
-                    "one rank does the work",
-                    _one_sends_most,
-                    "One rank sends far more than the others: it collects, adds and hands out, while their links "
-                    "stand idle. Could each rank do that for a part of the buffer?",
-                ),
-                mistake(
-                    "half of the bytes",
-                    sent_like(lambda case, rank: (case["world_size"] - 1) / case["world_size"] * full_bytes(case)),
-                    "That is one journey around the ring. Who has what after it?",
-                ),
-            ),
-            applies=is_large,
+            lambda case: sent("ring_all_reduce", case),
+            where="large",
+            wrong={
+                "messages twice as long": sent_in(theory.ring_all_reduce_steps, 2.0, "ring_all_reduce"),
+                "whole buffers": lambda case: [(case["world_size"] - 1) * full_bytes(case)] * case["world_size"],
+                "one rank does the work": every(one_rank_collects),
+            },
         ),
-        Check(
-            "rounds",
-            "schedule",
-            2,
-            "2(N−1) rounds, each rank sending to one neighbour",
-            inspect_ring(theory.ring_all_reduce_steps),
-            ring_mistakes(theory.ring_all_reduce_steps),
-            applies=is_large,
-        ),
+        ring(2, theory.ring_all_reduce_steps, "2(N−1) messages to one neighbour, and none waits for its turn"),
     ),
 )

@@ -7,147 +7,135 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading import rounds
-from dtlib.grading.checks.collectives.ring import DEADLOCK, not_in_place
-from dtlib.grading.checks.on_paper import mistake
-from dtlib.grading.checks.on_ranks import (
-    TWO_RANKS,
+from dtlib.grading import inputs
+from dtlib.grading.compare import close
+from dtlib.grading.exercise import Exercise, Finding
+from dtlib.grading.inputs import all_values
+from dtlib.grading.kinds import (
+    NOTHING_ELSE,
+    Sign,
+    every,
     full_bytes,
-    inspect_rounds,
-    inspect_total,
+    instead,
+    messages_alone,
+    only_if,
+    order,
     own_work,
-    peers,
-    ranks_case,
-    total_like,
-    total_sent,
+    sends,
+    values,
 )
-from dtlib.grading.compare import close, compare_ranks, each_rank, every_run, gives, right_only_if, some_rank
-from dtlib.grading.drawn import all_values
-from dtlib.grading.exercise import Case, Check, Exercise, Finding, Run
+from dtlib.grading.seen import Case, Observed, rounds
 from dtlib.theory import collectives as theory
 
+FUNCTION = "tree_broadcast"
 
-def _draw_broadcast(rng: np.random.Generator) -> list[dict[str, Any]]:
-    worlds = ((2, 1), (4, 0), (4, int(rng.integers(1, 4))), (3, int(rng.integers(1, 3))), (6, int(rng.integers(1, 6))))
-    seeds = rng.integers(0, 2**31, len(worlds))
-    lengths = rng.integers(40_000, 80_000, len(worlds))
+
+def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
+    """Every source of 3 and of 4 ranks; 2, 8 and 6 ranks with sources that are not their own mirror image.
+
+    So a wrong renumbering fails somewhere, and a tree of two each takes a round too many: with 8 ranks, and fewer not.
+    """
+    sources = [(2, 1), *((4, src) for src in range(4)), (8, int(rng.choice([1, 2, 3, 5, 6, 7])))]
+    sources += [*((3, src) for src in range(3)), (6, int(rng.choice([1, 2, 4, 5])))]
     return [
-        ranks_case(n, int(length), int(seed), src=src)
-        for (n, src), length, seed in zip(worlds, lengths, seeds, strict=True)
+        {
+            "world_size": n,
+            "src": src,
+            "num_elements": int(rng.integers(3000, 5000)),
+            "seed": int(rng.integers(0, 2**31)),
+            "words": f"{n} ranks, src = {src}",
+            "is": {"two ranks": n == 2, "a power of two": n in (2, 4, 8), "root 0": src == 0},
+        }
+        for n, src in sources
     ]
 
 
-def _inspect_broadcast(run: Run) -> Finding | None:
-    return compare_ranks(run, "tensor", _spoken(run.case))
+def holds(case: Case) -> list[tuple[int, int, int, int]]:
+    """Of two ranks, the one that listens comes when the other has spoken: who does not wait has thrown it away."""
+    return [(1 - case["src"], 0, -1, 0)] if case["is"]["two ranks"] else []
 
 
-def _spoken(case: Case) -> list[Any]:
+def right(case: Case) -> list[Any]:
+    """The values of `src`, everywhere."""
     return [all_values(case)[case["src"]]] * case["world_size"]
 
 
-def _some_heard(run: Run) -> bool:
-    """Whether another rank than `src` holds what `src` said."""
-    return sum(close(data["tensor"], expected) for data, expected in zip(run.ranks, _spoken(run.case), strict=True)) > 1
+def some_heard(observed: Observed) -> bool:
+    """Whether other ranks than `src` hold what it said."""
+    pairs = zip(observed.said, right(observed.case), strict=True)
+    return sum(close(said["tensor"], wanted) for said, wanted in pairs) > 1
 
 
-def _root_sends_all(data: Any, case: Case) -> bool:
-    return len(peers(data)) == case["world_size"] - 1 > 1
+def by_source(failing: Sequence[Observed], passing: Sequence[Observed]) -> bool:
+    """Whether as many ranks are right with one source and wrong with another."""
+    wrong, good = ({each.case["world_size"] for each in some} for some in (failing, passing))
+    return bool(wrong & good)
 
 
-def _is_chain(failing: Sequence[Run], passing: Sequence[Run]) -> bool:
-    """Whether each rank sends once at most, among four ranks or more."""
-    one_each = every_run(lambda run: all(len(rounds.sends(data["events"])) <= 1 for data in run.ranks))
-    return one_each(failing, passing) and any(run.case["world_size"] > 3 for run in failing)
+def find_rounds(observed: Observed) -> Finding | None:
+    """That the messages take as few rounds as they can."""
+    seen, wanted = rounds(observed.seen), theory.tree_broadcast_steps(observed.case["world_size"])
+    return Finding(f"{seen} rounds", f"{wanted}", observed.words) if seen > wanted else None
 
 
-BROADCAST = Exercise(
+def most_told(observed: Observed) -> int:
+    """To how many a rank sends at most."""
+    return max(len(observed.seen.peers(rank)) for rank in range(observed.case["world_size"]))
+
+
+def total(case: Case) -> int:
+    """A message for each rank but one."""
+    return (int(case["world_size"]) - 1) * full_bytes(case)
+
+
+EXERCISE = Exercise(
     id="collectives.4",
-    function="tree_broadcast",
+    function=FUNCTION,
     title="A broadcast along a tree",
     harness="collectives.broadcast",
-    draw=_draw_broadcast,
+    draw=draw,
+    handed_out=inputs.values,
+    holds=holds,
     checks=(
-        own_work("tree_broadcast"),
-        Check(
+        own_work(FUNCTION),
+        messages_alone(1, FUNCTION),
+        values(
+            3,
             "values",
-            "value",
-            3,
             "every rank ends up with the values of rank `src`",
-            _inspect_broadcast,
-            mistakes=(
-                TWO_RANKS,
-                not_in_place(_spoken),
-                mistake(
-                    "rank 0 for src",
-                    gives(each_rank("tensor"), lambda case: list(all_values(case)[[0] * case["world_size"]])),
-                    "Everybody has the values of rank 0. The one who speaks is rank `src`: renumber the ranks as "
-                    "seen from there.",
-                ),
-                mistake(
-                    "right for root 0 only",
-                    right_only_if(lambda case: bool(case["src"] == 0)),
-                    "It is right when rank 0 speaks, and only then. Renumber the ranks as seen from `src`, and back "
-                    "before you send.",
-                ),
-                mistake(
-                    "right for powers of two only",
-                    right_only_if(lambda case: bool(case["world_size"] & (case["world_size"] - 1) == 0)),
-                    "With 2 and 4 ranks it is right, with 3 and 6 it is not. In the last round the partner of a rank "
-                    "may not exist, and somebody still waits.",
-                ),
-                mistake(
-                    "first round only",
-                    every_run(_some_heard),
-                    "Some ranks have heard, others have not. How many know after one round, after two, after three?",
-                ),
-                DEADLOCK,
-            ),
+            right,
+            of="tensor",
+            wrong={
+                "returned, not in place": instead("returned", right),
+                "rank 0 for src": lambda case: list(all_values(case)[[0] * case["world_size"]]),
+                "right for root 0 only": only_if("root 0"),
+                "right for some sources only": Sign(by_source),
+                "rounds are missing": every(some_heard),
+            },
         ),
-        Check(
-            "traffic",
-            "traffic",
+        sends(
             1,
+            "traffic",
             "all ranks together send (N−1)·D bytes",
-            inspect_total(lambda case: (case["world_size"] - 1) * full_bytes(case)),
-            mistakes=(
-                mistake(
-                    "everybody sends to everybody",
-                    total_like(lambda case: case["world_size"] * (case["world_size"] - 1) * full_bytes(case)),
-                    "Each rank sends a buffer to each other rank. Who has something to say that the others do not "
-                    "know yet?",
-                ),
-                mistake(
-                    "sent to ranks that know",
-                    every_run(lambda run: total_sent(run) > (run.case["world_size"] - 1) * full_bytes(run.case)),
-                    "Somebody receives the buffer twice. Each rank needs to hear it once.",
-                ),
-            ),
+            total,
+            wrong={
+                "everybody sends to everybody": lambda case: case["world_size"] * total(case),
+                "sent to ranks that know": every(lambda each: each.seen.total_bytes > total(each.case)),
+            },
         ),
-        Check(
-            "rounds",
-            "schedule",
+        order(
             3,
+            "rounds",
             "⌈log₂ N⌉ rounds, in each of which a rank sends one message",
-            inspect_rounds(lambda case: theory.tree_broadcast_steps(case["world_size"])),
-            mistakes=(
-                mistake(
-                    "the root sends to everybody",
-                    some_rank(_root_sends_all),
-                    "Rank `src` sends every copy itself, one after another, while those that have heard stand idle. "
-                    "Who else could send in the second round?",
+            find_rounds,
+            wrong={
+                "the root sends to everybody": every(
+                    lambda each: len(each.seen.peers(each.case["src"])) == each.case["world_size"] - 1
                 ),
-                mistake(
-                    "a chain",
-                    _is_chain,
-                    "The buffer is passed from rank to rank, so the last one waits for all the others. In each round "
-                    "every rank that knows could tell one that does not.",
-                ),
-                mistake(
-                    "everybody waits for everybody",
-                    every_run(lambda run: True),
-                    "Each round should double the number of ranks that know. Draw who sends to whom in each round.",
-                ),
-            ),
+                "a chain": every(lambda each: most_told(each) == 1),
+                "two each": every(lambda each: most_told(each) == 2),
+                "ranks that know stand idle": NOTHING_ELSE,
+            },
         ),
     ),
 )

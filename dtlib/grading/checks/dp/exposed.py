@@ -2,147 +2,94 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from dtlib.grading import plain
-from dtlib.grading.checks.on_paper import mistake, own_formula
-from dtlib.grading.compare import answer, compare
-from dtlib.grading.exercise import Case, Check, Exercise, Finding, Run, describe_case
-from dtlib.theory import units
+from dtlib.grading.exercise import Exercise
+from dtlib.grading.kinds import own_work, values
+from dtlib.grading.seen import Case
+
+#: What is drawn: for each bucket whether the link is idle before it (i), it waits (w) or comes just when the link is
+#: free (=), and when backward ends.
+PLANS = {
+    "the first bucket is long": ("iwww", "the last is ready"),
+    "idle before each bucket": ("iiii", "the last is ready"),
+    "idle once in between": ("iwwiww", "the last is ready"),
+    "idle twice in between": ("iwi=wiw", "the last is ready"),
+    "idle before the last": ("i=wwi", "the last is ready"),
+    "one bucket": ("i", "the last is ready"),
+    "ready before backward ends": ("iwi=ww", "later"),
+    "ready after backward ended": ("iwiww", "sooner"),
+    "hidden with time to spare": ("iwwiw", "after all"),
+    "hidden to the last moment": ("iwiww", "with the last"),
+}
 
 
-def _draw_overlap(rng: np.random.Generator) -> list[dict[str, Any]]:
-    cases = []
-    for kind in ("slow link", "queue", "fast link", "hidden", "mixed"):
-        buckets = int(rng.integers(3, 7))
-        ready = np.cumsum(rng.integers(5, 20, buckets)) * units.ms
-        backward = float(ready[-1])
-        scale = {"slow link": (20, 40), "fast link": (1, 5), "hidden": (1, 5), "mixed": (1, 40), "queue": (1, 10)}[kind]
-        sync = rng.integers(*scale, buckets) * units.ms
-        if kind == "hidden":
-            backward += float(sync[-1]) + 1 * units.ms
-        if kind == "queue":  # an early bucket is still under way when the last one is ready, and would be done after it
-            sync[0] = ready[-1] - ready[0] + sync[-1] + 5 * units.ms
-        arguments = [ready.tolist(), sync.tolist(), backward]
-        told = ", ".join(f"{1000 * r:g}+{1000 * s:g}" for r, s in zip(ready, sync, strict=True))
-        cases.append(
-            {
-                "arguments": arguments,
-                "words": f"{kind}: buckets ready+sync in ms {told}; backward {1000 * backward:g} ms",
-            }
-        )
-    return cases
+def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
+    """Links that are idle nowhere, in between and at the end; backward that ends at, after and before each moment."""
+    return [case(rng, *plan, kind) for kind, plan in PLANS.items()]
 
 
-def _exposed(case: Case) -> float:
+def case(rng: np.random.Generator, buckets: str, ends: str, kind: str) -> dict[str, Any]:
+    """A case, drawn in parts of a second that are sums of powers of two: so a tie is one in any order of sums."""
+    ready: list[int] = []
+    sync = [int(each) for each in rng.integers(12, 30, len(buckets))]
+    sync[0] += 70 * ("first" in kind)  # still under way when the others are ready, and longer than the last from there
+    free = 0
+    for comes, length in zip(buckets, sync, strict=True):
+        soon = ready[-1] + int(rng.integers(1, 12)) if ready else 0  # before the link is free
+        ready.append({"i": free + int(rng.integers(3, 12)), "w": soon, "=": free}[comes])
+        free = max(free, ready[-1]) + length
+    backward = {
+        "the last is ready": ready[-1],
+        "later": (ready[-1] + free) // 2,
+        "sooner": ready[-1] - 2,
+        "with the last": free,
+        "after all": free + int(rng.integers(5, 20)),
+    }[ends]
+    told = ", ".join(f"{one}+{two}" for one, two in zip(ready, sync, strict=True))
+    return {
+        "arguments": [[each / 1024 for each in ready], [each / 1024 for each in sync], backward / 1024],
+        "words": f"{kind}: buckets ready+sync in s/1024 {told}; backward {backward}",
+        "is": {"hidden": backward >= free},
+    }
+
+
+def right(case: Case) -> float:
+    """How long the link still works when backward has ended."""
     ready, sync, backward = case["arguments"]
     free = 0.0
     for start, length in zip(ready, sync, strict=True):
         free = max(free, start) + length
-    return max(0.0, free - backward)
+    return float(max(0.0, free - backward))
 
 
-def _is_hidden(case: Case) -> bool:
-    return _exposed(case) == 0
-
-
-def _inspect_exposed(run: Run) -> Finding | None:
-    return compare(answer(run), _exposed(run.case), describe_case(run.case), rtol=1e-6, atol=1e-9)
-
-
-def _exposed_gives(wrong: Any) -> Any:
-    def fits(failing: Sequence[Run], passing: Sequence[Run]) -> bool:
-        back = [run for run in failing if run.trouble is None]
-        return bool(back) and all(
-            plain.is_number(answer(run)) and abs(answer(run) - wrong(*run.case["arguments"])) < 1e-9
-            for run in (*back, *passing)
-        )
-
-    return fits
-
-
-def _finished(ready: Any, sync: Any, backward: float) -> float:
-    return _exposed({"arguments": [ready, sync, 0.0]})
-
-
-_OVERLAP_MISTAKES = (
-    mistake(
-        "no overlap",
-        _exposed_gives(lambda ready, sync, backward: sum(sync)),
-        "This is all of the communication. What was the link doing while backward was still computing?",
-    ),
-    mistake(
-        "the link never waits",
-        _exposed_gives(lambda ready, sync, backward: max(0.0, ready[0] + sum(sync) - backward)),
-        "From the first bucket on, your link is busy without a break. What does it do when a bucket has arrived and "
-        "the next one is not ready?",
-    ),
-    mistake(
-        "perfect overlap",
-        _exposed_gives(lambda ready, sync, backward: max(0.0, sum(sync) - backward)),
-        "This lets communication start with the first second of backward. When is the first bucket ready?",
-    ),
-    mistake(
-        "a link for each bucket",
-        _exposed_gives(
-            lambda ready, sync, backward: max(0.0, max(r + s for r, s in zip(ready, sync, strict=True)) - backward)
-        ),
-        "Here every bucket leaves when it is ready, as if it had a link of its own. What if the one before is still "
-        "on its way?",
-    ),
-    mistake(
-        "last bucket only",
-        _exposed_gives(lambda ready, sync, backward: sync[-1]),
-        "The last bucket is always exposed when it is ready last, but it need not be alone: is the link free at that "
-        "moment?",
-    ),
-    mistake(
-        "sync starts after backward",
-        _exposed_gives(lambda ready, sync, backward: backward + sum(sync)),
-        "This is a whole step without overlap. The task asks for the time that the sync adds to backward when they "
-        "overlap.",
-    ),
-    mistake(
-        "step time for exposed time",
-        _exposed_gives(_finished),
-        "This is when the last bucket arrives, counted from the start of backward. How much of that would have "
-        "passed anyway?",
-    ),
-    mistake(
-        "negative time",
-        _exposed_gives(lambda ready, sync, backward: _finished(ready, sync, backward) - backward),
-        "Less than nothing is exposed. What is the step time when the link is done before backward is?",
-    ),
-)
-
-EXPOSED = Exercise(
+EXERCISE = Exercise(
     id="dp.3",
     function="exposed_seconds",
     title="What overlap cannot hide",
     harness="paper.call",
-    draw=_draw_overlap,
+    draw=draw,
     checks=(
-        own_formula("exposed_seconds"),
-        Check(
-            "exposed",
-            "overlap",
+        own_work("exposed_seconds", "your own formula"),
+        values(
             4,
+            "exposed",
             "the exposed time where the link is the last to finish",
-            _inspect_exposed,
-            _OVERLAP_MISTAKES,
-            applies=lambda case: not _is_hidden(case),
+            right,
+            where="not hidden",
+            kind="overlap",
+            atol=1e-9,
         ),
-        Check(
-            "hidden",
-            "overlap",
+        values(
             1,
+            "hidden",
             "nothing exposed where backward is the last to finish",
-            _inspect_exposed,
-            _OVERLAP_MISTAKES,
-            applies=_is_hidden,
+            right,
+            where="hidden",
+            kind="overlap",
+            atol=1e-9,
         ),
     ),
 )

@@ -1,229 +1,266 @@
-"""dp.6: buckets that travel while backward still computes, judged by the order of events and not by the clock."""
+"""dp.6: buckets that travel while backward still computes.
+
+Between two layers stands a gate (see `inputs`), at which a rank asks the desk for a key. One rank leads: the others get
+a key only when it has asked for its next one, so whatever it has begun by then it has begun without waiting for them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from dtlib.grading import rounds
-from dtlib.grading.checks.on_paper import NOT_YOUR_OWN, mistake
-from dtlib.grading.checks.on_ranks import (
-    FLOAT_BYTES,
-    OFF_RECORD,
-    TWO_RANKS,
-    inspect_library,
-    inspect_record,
-    inspect_total,
-    total_like,
-)
-from dtlib.grading.compare import every_run, right_only_if, some_rank
-from dtlib.grading.exercise import Case, Check, Exercise, Finding, Run, describe_case
+from dtlib.grading import inputs, oracle
+from dtlib.grading.compare import close, show
+from dtlib.grading.exercise import Exercise, Finding
+from dtlib.grading.kinds import GATHERED, Sign, every, only_if, order, own_work, sends, values
+from dtlib.grading.seen import Case, Observed
 
-from .buckets import BUCKETS, HIDES
-from .network import (
-    Gradients,
-    all_reduce_total,
-    combine,
-    compare_gradients,
-    local_gradients,
-    mean_gradients,
-    same_gradients,
-)
-from .steps import expected_buckets, parameter_bytes, sent_sizes, steps_of
+FUNCTION = "overlap_gradients"
+LAYERS, STEPS = 6, 2
+LAST_GATE, FINISHED, A_STEP = LAYERS - 2, LAYERS, LAYERS + 1  # places of questions in a step, from the first gate on
+RTOL, ATOL = 1e-3, 1e-5
+SIZES = ((2, 2.3, False), (3, 0.1, False), (2, 1.4, True), (3, 2.2, True), (3, 100.0, False))
 
 
-def _draw(rng: np.random.Generator) -> list[dict[str, Any]]:
+def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
+    """Buckets of several parameters (one filled to the last byte), of one each, of some, of all; layers in the order
+    of the list, and in another: there the last-listed parameter of a bucket is not always the last to be ready."""
     cases: list[dict[str, Any]] = []
-    for n, of_layer in ((2, 2.3), (3, 0.1), (2, 1.4), (3, 100.0)):  # bucket size in weights of a layer
-        width = int(rng.integers(90, 130))
+    for n, of_layer, shuffled in SIZES:
+        width, use = int(rng.integers(40, 60)), list(range(LAYERS))
+        while shuffled and use.index(2) < min(use.index(3), use.index(4)):
+            use[1:-1] = [int(each) for each in rng.permutation(use[1:-1])]
         case: dict[str, Any] = {
-            "world_size": n,
-            "steps": 2,
-            "samples": int(rng.integers(2, 5)),
-            "widths": [*[width] * 5, 1],
-            "bucket_bytes": int(of_layer * FLOAT_BYTES * width * width),
-            "seed": int(rng.integers(0, 2**31)),
-        }
-        if not cases:  # one limit that a bucket fills to the last byte
-            case["bucket_bytes"] = sum(expected_buckets(case)[0])
-        words = f"{n} ranks, layers of {width}×{width}, buckets of {case['bucket_bytes']} B"
-        cases.append(case | {"words": words})
+            "world_size": n, "samples": int(rng.integers(2, 5)), "leader": int(rng.integers(0, n)),
+            "widths": [*[width] * LAYERS, 1], "use": use, "gated": True,
+            "bucket_bytes": int(of_layer * oracle.FLOAT_BYTES * width * width),
+            "seed": int(rng.integers(0, 2**31)), "weights_seed": int(rng.integers(0, 2**31)),
+        }  # fmt: skip
+        if not cases:
+            case["bucket_bytes"] = lengths(case)[0]
+        told = ", used in another order" if shuffled else ""
+        case["words"] = f"{n} ranks, layers of {width}×{width}{told}, buckets of {case['bucket_bytes']} B"
+        case["is"] = {"two ranks": n == 2, "one bucket": len(buckets(case)) == 1, "in order": not shuffled}
+        cases.append(case)
     return cases
 
 
-# gate: by hooks, not by DDP
+def handed_out(case: Case, rank: int) -> inputs.Pieces:
+    """The network; in each step a key at each gate, and nothing when backward and `finish` have ended."""
+    pieces: inputs.Pieces = [("start", inputs.network(case, rank, STEPS) | {"bucket_bytes": case["bucket_bytes"]})]
+    for step in range(STEPS):
+        pieces += [*inputs.gates(case, rank, step), ("backward ended", None), ("finished", None)]
+    return pieces
 
 
-def _inspect_own(run: Run) -> Finding | None:
-    for rank, data in enumerate(run.ranks):
-        if any(event.get("native") for event in data["events"]):
-            return Finding(f"collectives called by torch's own machinery on rank {rank}", "calls of `dist.all_reduce`")
-    around = inspect_library(run) or inspect_record(run)
-    if around is None and not any(rounds.collectives(data["events"]) for data in run.ranks):
-        return Finding("no collective at all", "all-reduces", describe_case(run.case))
-    return around
+def holds(case: Case) -> list[tuple[int, int, int, int]]:
+    """The leader is one gate ahead: the others wait at each gate for its next question, and it for them to follow."""
+    leader, found = case["leader"], []
+    for rank in set(range(case["world_size"])) - {leader}:
+        for first in (1 + step * A_STEP for step in range(STEPS)):  # the piece of the first gate
+            for gate in range(first, first + LAST_GATE + 1):
+                until = gate + 1 if gate < first + LAST_GATE else first + FINISHED
+                found += [(rank, gate, leader, until), (leader, gate + 1, rank, gate)]
+    return found
 
 
-_OWN = Check(
-    "own work",
-    "schedule",
-    1,
-    "`overlap_gradients` calls `dist.all_reduce` itself",
-    _inspect_own,
-    mistakes=(
-        *NOT_YOUR_OWN,
-        mistake(
-            "built-in called",
-            some_rank(lambda data, case: any(event.get("native") for event in data["events"])),
-            "DistributedDataParallel does what this exercise asks you to do. When does it launch a bucket? Write that.",
-        ),
-        OFF_RECORD,
-        mistake(
-            "nothing sent",
-            every_run(lambda run: True),
-            "Nothing was sent. Do the hooks fire, and does `finish` send what is left?",
-        ),
-    ),
-    gate=True,
-)
+# Buckets
 
 
-# gradients
+def buckets(case: Case, most: int | None = None, by: int = -1) -> list[list[int]]:
+    """The parameters in each bucket: it closes before it would exceed `most` bytes. `by` is 1 from the first one on."""
+    found: list[list[int]] = []
+    room = -1
+    for index, size in list(enumerate(oracle.sizes(case)))[::by]:
+        if oracle.FLOAT_BYTES * size > room:
+            found.append([])
+            room = case["bucket_bytes"] if most is None else most
+        found[-1].append(index)
+        room -= oracle.FLOAT_BYTES * size
+    return found
 
 
-def _inspect_gradients(run: Run) -> Finding | None:
-    for rank, data in enumerate(run.ranks):
-        for step in range(run.case["steps"]):
-            where = f"on rank {rank}, step {step + 1}, {describe_case(run.case)}"
-            finding = compare_gradients(data["gradients"][step], mean_gradients(run.case, [step]), run.case, where)
-            if finding:
-                return finding
+def lengths(case: Case, most: int | None = None, by: int = -1) -> list[int]:
+    """The bytes of each bucket in all steps, the longest first."""
+    sizes = oracle.sizes(case)
+    found = [oracle.FLOAT_BYTES * sum(sizes[index] for index in bucket) for bucket in buckets(case, most, by)]
+    return sorted(found * STEPS, reverse=True)
+
+
+def sent(observed: Observed) -> list[int]:
+    """The bytes of each all-reduce that the leader began, the longest first."""
+    begun = observed.seen.collectives(observed.case["leader"])
+    return sorted((round(size / 2 / (observed.case["world_size"] - 1)) for _, size in begun), reverse=True)
+
+
+def is_cut(observed: Observed, most: int | None = None, by: int = -1) -> bool:
+    """Whether the all-reduces are as long as these buckets: gloo may round the pieces of an all-reduce up."""
+    found, wanted = sent(observed), lengths(observed.case, most, by)
+    return len(found) == len(wanted) and all(abs(one - two) <= 64 for one, two in zip(found, wanted, strict=True))
+
+
+def cut(most: Callable[[Case], int] | None = None, by: int = -1) -> Sign:
+    """The buckets are cut in another way."""
+    return every(lambda each: is_cut(each, most and most(each.case), by))
+
+
+def find_buckets(observed: Observed) -> Finding | None:
+    """That all-reduces are as long as the buckets."""
+    if is_cut(observed):
+        return None
+    seen = f"all-reduces of {show(sent(observed))} B in {STEPS} steps"
+    return Finding(seen, f"{show(lengths(observed.case))} B", observed.words)
+
+
+def overflows(observed: Observed) -> bool:
+    """Whether a bucket is longer than it may be."""
+    return sent(observed)[0] > 64 + max(observed.case["bucket_bytes"], *lengths(observed.case, 0))
+
+
+# Overlap
+
+
+def begun(observed: Observed, step: int) -> list[int]:
+    """How many all-reduces of a step the leader had begun by each of its questions in it."""
+    leader, seen = observed.case["leader"], observed.seen
+    asked = [each.position for each in seen.asks if each.rank == leader and each.number]
+    counts = [len({each.which for each in seen.begun_by(leader, position)}) for position in asked]
+    first = step * A_STEP
+    return [count - (counts[first - 1] if step else 0) for count in counts[first : first + A_STEP]]
+
+
+def complete(case: Case) -> list[int]:
+    """How many buckets have all their gradients by each of the leader's questions in a step."""
+    ready = {layer: place for place, layer in enumerate(reversed(case["use"]))}
+    at = [max(ready[index // 2] for index in bucket) for bucket in buckets(case)]
+    return [sum(place <= question for place in at) for question in range(LAYERS)]
+
+
+def waited(observed: Observed, *, at_last: bool) -> list[bool]:
+    """For each time that another rank was let go on at a gate (the last, or all others): whether nothing moved."""
+    places = [each for each in observed.seen.asks if each.rank != observed.case["leader"] and each.label == "gate"]
+    return [each.why == "quiet" for each in places if ((each.number - 1) % A_STEP == LAST_GATE) == at_last]
+
+
+def find_overlap(observed: Observed) -> Finding | None:
+    """That each bucket leaves when it is complete, nobody waits for one during backward, and `finish` does."""
+    if not observed.seen.is_proved:
+        return None
+    if len(observed.seen.asks) != observed.case["world_size"] * (1 + STEPS * A_STEP):
+        return Finding("a rank that goes past a gate", "every rank at every gate", observed.words)
+    if any(waited(observed, at_last=False)):
+        return Finding("a rank that waits for the others during backward", "none before it ends", observed.words)
+    if not all(waited(observed, at_last=True)) and not find_late(observed):
+        return Finding("`finish` ending before the others had sent all", "it to wait for them", observed.words)
+    return find_late(observed)
+
+
+def find_late(observed: Observed) -> Finding | None:
+    """A bucket that is complete and not under way."""
+    for step in range(STEPS):
+        for number, wanted in zip(begun(observed, step)[:LAYERS], complete(observed.case), strict=True):
+            if number < wanted:
+                where = f"in step {step + 1} when so many were complete; {observed.words}"
+                return Finding(f"{number} buckets under way", f"{wanted}", where)
     return None
 
 
-def _gradients_are(wrong: Callable[[Case, int, int], Gradients]) -> Any:
-    """Recognise: in every failing run, rank r holds ``wrong(case, r, step)`` after each step."""
-
-    def fits(failing: Sequence[Run], passing: Sequence[Run]) -> bool:
-        back = [run for run in failing if run.trouble is None]
-        return bool(back) and all(
-            same_gradients(data["gradients"][step], wrong(run.case, rank, step))
-            for run in back
-            for rank, data in enumerate(run.ranks)
-            for step in range(run.case["steps"])
-        )
-
-    return fits
+NO_WAIT = every(lambda each: True not in (found := waited(each, at_last=True)) and bool(found))
 
 
-def _right_first_step(failing: Sequence[Run], passing: Sequence[Run]) -> bool:
-    back = [run for run in failing if run.trouble is None]
-    return bool(back) and all(
-        same_gradients(data["gradients"][0], mean_gradients(run.case, [0])) for run in back for data in run.ranks
+# Gradients
+
+
+def needed(case: Case) -> float:
+    """What all ranks send in all steps."""
+    return 2.0 * STEPS * (case["world_size"] - 1) * oracle.num_bytes(case)
+
+
+@oracle.remembered
+def right(case: Case) -> Any:
+    """The mean over the ranks, after each step on every rank."""
+    return [[each for step in range(STEPS) for each in oracle.mean_gradients(case, [step])]] * case["world_size"]
+
+
+def contributions(case: Case, rank: int) -> Any:
+    """What each rank finds, in both steps."""
+    n = case["world_size"]
+    return [[g for step in range(STEPS) for g in oracle.local_gradients(case, r, step)] for r in range(n)]
+
+
+def held(observed: Observed, step: int) -> set[str]:
+    """What the gradients after a step are: the ``mean``, what the rank found ``alone``, or something else ("")."""
+    found, places = set(), slice(step * 2 * LAYERS, (step + 1) * 2 * LAYERS)
+    for rank, said in enumerate(observed.said):
+        alone = oracle.local_gradients(observed.case, rank, step)
+        for seen, one, two in zip(said["gradients"][places], right(observed.case)[rank][places], alone, strict=True):
+            found.add("mean" if close(seen, one, RTOL, ATOL) else "alone" if close(seen, two, RTOL, ATOL) else "")
+    return found
+
+
+def elsewhere(observed: Observed) -> bool:
+    """Whether each rank holds all numbers of the means, in other places."""
+    wanted = np.sort(oracle.flat(right(observed.case)[0]))
+    return held(observed, 0) != {"mean"} and all(
+        close(np.sort(oracle.flat(said["gradients"])), wanted, RTOL, ATOL) for said in observed.said
     )
 
 
-def _some_stay_local(failing: Sequence[Run], passing: Sequence[Run]) -> bool:
-    """Whether in every failing run each parameter holds either the mean or the rank's own gradient, and both occur."""
-    back = [run for run in failing if run.trouble is None]
-    for run in back:
-        for rank, data in enumerate(run.ranks):
-            triples = zip(
-                data["gradients"][0], mean_gradients(run.case, [0]), local_gradients(run.case, rank, 0), strict=True
-            )
-            kinds = {
-                "mean" if same_gradients([g], [mean]) else "local" if same_gradients([g], [own]) else "other"
-                for g, mean, own in triples
-            }
-            if kinds != {"mean", "local"}:
-                return False
-    return bool(back)
-
-
-_GRADIENTS = Check(
-    "gradient",
-    "gradient",
-    3,
-    "after `finish()` every `.grad` is the mean over the ranks, step after step",
-    _inspect_gradients,
-    mistakes=(
-        mistake(
-            "sum for mean",
-            _gradients_are(lambda case, rank, step: combine([mean_gradients(case, [step])], case["world_size"])),
-            "N times too large: an all-reduce adds. Where is the division?",
-        ),
-        mistake(
-            "no sync",
-            _gradients_are(lambda case, rank, step: local_gradients(case, rank, step)),
-            "Each rank still holds its own gradients. What was summed, a bucket or a copy of it, and who writes it "
-            "back?",
-        ),
-        mistake(
-            "a bucket is dropped",
-            _some_stay_local,
-            "Some parameters hold the mean, others only this rank's own gradient. What happens to a bucket that is "
-            "not full when backward ends?",
-        ),
-        mistake(
-            "right in the first step only",
-            _right_first_step,
-            "The first step is right, the second is not. What do your counters and lists still hold when the second "
-            "backward begins?",
-        ),
-        TWO_RANKS,
-        mistake(
-            "right for one bucket size only",
-            right_only_if(lambda case: len(expected_buckets(case)) == 1),
-            "It is right where everything fits into one bucket, and only there.",
-        ),
-    ),
-)
-
-# traffic
-
-
-def _sends_more_each_step(run: Run) -> bool:
-    first, *_, last = (sum(sent_sizes(events)) for events in steps_of(run.ranks[0]["events"]))
-    return last > first
-
-
-def _total(case: Case) -> float:
-    return case["steps"] * all_reduce_total(case, sum(parameter_bytes(case)))
-
-
-_TRAFFIC = Check(
-    "traffic",
-    "traffic",
-    2,
-    "each step sends what one all-reduce of all gradients needs",
-    inspect_total(_total),
-    mistakes=(
-        mistake(
-            "everything twice",
-            total_like(lambda case: 2 * _total(case)),
-            "Every gradient travels twice in each step. Who sends it the second time?",
-        ),
-        mistake(
-            "grows with the steps",
-            every_run(_sends_more_each_step),
-            "The second step sends more than the first. What do your lists still hold when it begins?",
-        ),
-        mistake(
-            "gathered, then added",
-            some_rank(lambda data, case: "all_gather" in rounds.collectives(data["events"])),
-            "Every rank receives every gradient and adds for itself. Which collective adds on the way?",
-        ),
-    ),
-)
-
-
-OVERLAP = Exercise(
+EXERCISE = Exercise(
     id="dp.6",
-    function="overlap_gradients",
+    function=FUNCTION,
     title="Buckets that hide behind backward",
     harness="dp.overlap",
-    draw=_draw,
-    checks=(_OWN, _GRADIENTS, _TRAFFIC, BUCKETS, HIDES),
-)
+    draw=draw,
+    handed_out=handed_out,
+    holds=holds,
+    checks=(
+        own_work(FUNCTION, built_in=True),
+        values(
+            4, "gradient", "after `finish()` every `.grad` is the mean over the ranks, step after step", right,
+            of="gradients", kind="gradient", rtol=RTOL, atol=ATOL, sums=contributions,
+            names=lambda case: [f"step {step}, gradient of {name}" for step in (1, 2) for name in oracle.names(case)],
+            least_sent=lambda case: needed(case) / 2,
+            wrong={
+                "finish does not wait": NO_WAIT,
+                "a bucket is dropped": every(lambda each: held(each, 0) == {"mean", "alone"}),
+                "right in the first step only": every(lambda each: held(each, 0) == {"mean"} != held(each, 1)),
+                "right numbers in wrong places": every(elsewhere),
+                "right for one bucket size only": only_if("one bucket"),
+                "right for layers in order only": only_if("in order"),
+            },
+        ),
+        sends(
+            2, "traffic", "each step sends what one all-reduce of all gradients needs", needed,
+            wrong={
+                "everything twice": lambda case: 2 * needed(case),
+                "grows with the steps": every(lambda each: begun(each, 1)[-1] > begun(each, 0)[-1]),
+                "gathered, then added": GATHERED,
+            },
+        ),
+        order(
+            2, "buckets", "the buckets are cut greedily, from the last parameter to the first", find_buckets,
+            wrong={
+                "a bucket for each parameter": cut(lambda case: 0),
+                "elements for bytes": cut(lambda case: 4 * case["bucket_bytes"]),
+                "one bucket for all": cut(oracle.num_bytes),
+                "full taken for too full": cut(lambda case: case["bucket_bytes"] - 1),
+                "from the first parameter": cut(by=1),
+                "buckets that overflow": every(overflows),
+            },
+        ),
+        order(
+            3, "overlap", "each bucket leaves when its last gradient is ready, and nobody waits before backward ends",
+            find_overlap, where="not one bucket", kind="overlap",
+            wrong={
+                "blocking in the hook": every(lambda each: any(waited(each, at_last=False))),
+                "launched after backward": every(lambda each: begun(each, 0)[LAYERS - 1] == 0),
+                "one bucket for all": every(lambda each: len(sent(each)) == STEPS),
+                "finish does not wait": NO_WAIT,
+                "launched late": every(lambda each: find_late(each) is not None),
+            },
+        ),
+    ),
+)  # fmt: skip

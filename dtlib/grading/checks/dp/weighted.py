@@ -7,171 +7,103 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading import rounds
-from dtlib.grading.checks.on_paper import NOT_YOUR_OWN, mistake
-from dtlib.grading.checks.on_ranks import (
-    TWO_RANKS,
-    full_bytes,
-    inspect_library,
-    inspect_total,
-    ranks_case,
-    total_like,
-)
-from dtlib.grading.compare import any_of, compare_ranks, each_rank, gives, right_only_if, some_rank
-from dtlib.grading.drawn import all_values
-from dtlib.grading.exercise import Case, Check, Exercise, Finding, Run
+from dtlib.grading import inputs
+from dtlib.grading.exercise import Exercise
+from dtlib.grading.inputs import all_values
+from dtlib.grading.kinds import GATHERED, Theory, full_bytes, instead, only_if, own_work, sends, values
+from dtlib.grading.seen import Case
 
-from .network import all_reduce_total
+FUNCTION = "token_weighted_mean"
+RTOL, ATOL = 1e-4, 1e-2  # numbers up to 100, in float32
 
 
-def _draw_weighted(rng: np.random.Generator) -> list[dict[str, Any]]:
-    same = int(rng.integers(20, 60))
-    counts = [
-        [same] * 3,
-        rng.integers(1, 90, 2).tolist(),
-        rng.integers(1, 90, 3).tolist(),
-        [*rng.integers(1, 90, 3).tolist(), 0],
-    ]
-    counts[1][0] += 90  # never equal
-    cases = []
-    for tokens in counts:
-        case = ranks_case(
-            len(tokens), int(rng.integers(40_000, 70_000)), int(rng.integers(0, 2**31)), num_tokens=tokens
+def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
+    """Equal counts; two ranks and three with different ones; four, one of them without tokens, whichever it is."""
+    cases: list[dict[str, Any]] = []
+    for n, kind in ((3, "equal"), (2, "different"), (3, "different"), (4, "empty")):
+        tokens = [int(each) for each in rng.integers(1, 90, n)]
+        tokens[0] = {"equal": tokens[-1], "different": tokens[-1] + int(rng.integers(1, 90)), "empty": 0}[kind]
+        tokens = [int(each) for each in rng.permutation(tokens)] if kind != "equal" else tokens[-1:] * n
+        cases.append(
+            {
+                "world_size": n,
+                "num_elements": int(rng.integers(40_000, 70_000)),
+                "num_tokens": tokens,
+                "seed": int(rng.integers(0, 2**31)),
+                "words": f"{n} ranks with {', '.join(map(str, tokens))} tokens",
+                "is": {"two ranks": n == 2, "equal": kind == "equal", "all have some": kind != "empty"},
+            }
         )
-        cases.append({**case, "words": f"{len(tokens)} ranks with {', '.join(map(str, tokens))} tokens"})
     return cases
 
 
-def _tokens(case: Case) -> Any:
-    return np.asarray(case["num_tokens"], np.float64)[:, None]
+def everywhere(formula: Callable[[Any, Any], Any]) -> Theory:
+    """``formula(gradients, tokens)`` on every rank; both have a row a rank."""
+
+    def theory(case: Case) -> list[Any]:
+        return [formula(all_values(case), np.asarray(case["num_tokens"], np.float64)[:, None])] * case["world_size"]
+
+    return theory
 
 
-def _everywhere(formula: Callable[[Any, Any], Any]) -> Callable[[Case], list[Any]]:
-    return lambda case: [formula(all_values(case), _tokens(case))] * case["world_size"]
+right = everywhere(lambda rows, tokens: (tokens * rows).sum(0) / tokens.sum())
+weighted_sum = everywhere(lambda rows, tokens: (tokens * rows).sum(0))
 
 
-_weighted = _everywhere(lambda rows, tokens: (tokens * rows).sum(0) / tokens.sum())
+def by_own_tokens(case: Case) -> list[Any]:
+    """The weighted sum, divided by each rank's own tokens."""
+    return [total / max(tokens, 1) for total, tokens in zip(weighted_sum(case), case["num_tokens"], strict=True)]
 
 
-def _by_own_tokens(case: Case) -> list[Any]:
-    total = (_tokens(case) * all_values(case)).sum(0)
-    return [total / max(tokens, 1) for tokens in case["num_tokens"]]
+def needed(case: Case) -> float:
+    """What all ranks send in an all-reduce of the gradient."""
+    return 2.0 * (case["world_size"] - 1) * full_bytes(case)
 
 
-def _weighted_gives(formula: Callable[[Any, Any], Any]) -> Any:
-    return gives(each_rank("tensor"), _everywhere(formula), rtol=1e-4, atol=1e-2)
-
-
-def _inspect_weighted(run: Run) -> Finding | None:
-    return compare_ranks(run, "tensor", _weighted(run.case), rtol=1e-4, atol=1e-2)  # numbers up to 100 in float32
-
-
-WEIGHTED = Exercise(
+EXERCISE = Exercise(
     id="dp.4",
-    function="token_weighted_mean",
+    function=FUNCTION,
     title="Ranks with different numbers of tokens",
     harness="dp.token_weighted",
-    draw=_draw_weighted,
+    draw=draw,
+    handed_out=inputs.values,
     checks=(
-        Check(
-            "own work",
-            "schedule",
-            0,
-            "`token_weighted_mean` does not call `dtlib.ranks`",
-            inspect_library,
-            mistakes=NOT_YOUR_OWN,
-            gate=True,
-        ),
-        Check(
-            "gradient",
-            "gradient",
+        own_work(FUNCTION),
+        values(
             4,
+            "gradient",
             "the gradient of the mean loss over all tokens, on every rank",
-            _inspect_weighted,
-            mistakes=(
-                mistake(
-                    "plain mean",
-                    _weighted_gives(lambda rows, tokens: rows.mean(0)),
-                    "Every rank counts the same here, however few tokens it has. How much should a rank with one "
-                    "token weigh against one with a hundred?",
+            right,
+            of="tensor",
+            kind="gradient",
+            least_sent=lambda case: needed(case) / 2,
+            wrong={
+                "plain mean": everywhere(lambda rows, tokens: rows.mean(0)),
+                "not divided": weighted_sum,
+                "divided by the ranks": everywhere(lambda rows, tokens: (tokens * rows).sum(0) / len(rows)),
+                "divided by the own tokens": by_own_tokens,
+                "divided twice": everywhere(lambda rows, tokens: (tokens * rows).sum(0) / tokens.sum() / len(rows)),
+                "weights for a mean, and a sum": everywhere(
+                    lambda rows, tokens: (tokens * rows).sum(0) / tokens.sum() * len(rows)
                 ),
-                mistake(
-                    "not divided",
-                    _weighted_gives(lambda rows, tokens: (tokens * rows).sum(0)),
-                    "The gradients are weighted and added, and the sum is not a mean yet. Divided by what, does it "
-                    "become one?",
-                ),
-                mistake(
-                    "divided by the ranks",
-                    _weighted_gives(lambda rows, tokens: (tokens * rows).sum(0) / len(rows)),
-                    "A weighted sum was divided by the number of ranks. The weights do not add up to that number: to "
-                    "what do they add up?",
-                ),
-                mistake(
-                    "divided by the own tokens",
-                    gives(each_rank("tensor"), _by_own_tokens, rtol=1e-4, atol=1e-1),
-                    "Every rank divides the same sum by its own number of tokens, so the ranks end up with different "
-                    "gradients. Whose tokens are in the sum?",
-                ),
-                mistake(
-                    "divided twice",
-                    _weighted_gives(lambda rows, tokens: (tokens * rows).sum(0) / tokens.sum() / len(rows)),
-                    "N times too small: the weights already make it a mean, and then it was divided by N once more. "
-                    "What does `op=AVG`, or a final `/ N`, do to it?",
-                ),
-                mistake(
-                    "sum",
-                    _weighted_gives(lambda rows, tokens: rows.sum(0)),
-                    "The gradients were added as they are. Each is the gradient of a mean over that rank's tokens.",
-                ),
-                mistake(
-                    "returned, not in place",
-                    gives(each_rank("returned"), _weighted, rtol=1e-4, atol=1e-2),
-                    "What the function returns is right, and the tensor it was given is not. What does `gradient = "
-                    "something` do to the caller's tensor, and what does `gradient.copy_(something)`?",
-                ),
-                mistake(
-                    "nothing happened",
-                    gives(each_rank("tensor"), lambda case: list(all_values(case))),
-                    "Each rank still holds its own gradient. Does the result reach the caller's tensor?",
-                ),
-                mistake(
-                    "right for equal counts only",
-                    right_only_if(lambda case: len(set(case["num_tokens"])) == 1),
-                    "It is right where all ranks have the same number of tokens, and only there.",
-                ),
-                TWO_RANKS,
-                mistake(
-                    "a rank without tokens",
-                    right_only_if(lambda case: 0 not in case["num_tokens"]),
-                    "It goes wrong where one rank has no tokens at all. What does your code divide by "
-                    "there, and does that rank still come to every all-reduce?",
-                ),
-            ),
+                "sum": everywhere(lambda rows, tokens: rows.sum(0)),
+                "returned, not in place": instead("returned", right, RTOL, ATOL),
+                "nothing happened": lambda case: list(all_values(case)),
+                "right for equal counts only": only_if("equal"),
+                "a rank without tokens": only_if("all have some"),
+            },
+            rtol=RTOL,
+            atol=ATOL,
         ),
-        Check(
-            "traffic",
-            "traffic",
+        sends(
             2,
+            "traffic",
             "no more is sent than one all-reduce of the gradient needs",
-            inspect_total(lambda case: all_reduce_total(case, full_bytes(case))),
-            mistakes=(
-                mistake(
-                    "gathered, then added",
-                    any_of(
-                        total_like(lambda case: case["world_size"] * (case["world_size"] - 1) * full_bytes(case)),
-                        some_rank(lambda data, case: "all_gather" in rounds.collectives(data["events"])),
-                    ),
-                    "Every rank receives every gradient and adds for itself: N/2 times the bytes, and the memory for "
-                    "N gradients. Which collective adds on the way?",
-                ),
-                mistake(
-                    "two all-reduces",
-                    total_like(lambda case: 2 * all_reduce_total(case, full_bytes(case))),
-                    "The gradient travels twice. What else has to be known everywhere is one number: it costs next "
-                    "to nothing.",
-                ),
-            ),
+            needed,
+            wrong={
+                "gathered, then added": (lambda case: case["world_size"] / 2 * needed(case), GATHERED),
+                "two all-reduces": lambda case: 2 * needed(case),
+            },
         ),
     ),
 )

@@ -1,296 +1,109 @@
-"""memory.6: each weight updated, and its gradient freed, while backward goes on."""
+"""memory.6: each weight updated, and its gradient freed, while backward goes on.
+
+Where memory is weighed, a gate stands between any two layers: whatever is held there is read while the rank waits.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from dtlib.grading.checks.on_paper import NOT_YOUR_OWN, called_library, mistake
-from dtlib.grading.compare import compare, every_run, right_only_if, some_rank
-from dtlib.grading.exercise import Case, Check, Exercise, Finding, Run, describe_case
+from dtlib.grading import inputs, oracle
+from dtlib.grading.exercise import Exercise
+from dtlib.grading.kinds import NOTHING_ELSE, keeps, only_if, own_work, values
+from dtlib.grading.seen import Case, Seen
 
-from .training import (
-    AdamW,
-    Tensors,
-    aside_bytes,
-    drawn_case,
-    gradients,
-    inspect_aside,
-    inspect_bytes,
-    is_trained,
-    largest_bytes,
-    num_params,
-    rest_bytes,
-    start,
-)
+from ._alone import after_steps, late, plain, positions, told
+from ._weighed import GRADIENTS_KEPT, ROOM, at_rest, is_held, per
 
-_SLACK = 0.02
-_RTOL = 1e-5  # fp32 against double precision; a step of Adam moves a weight by about the learning rate
+FUNCTION = "update_in_backward"
+WIDTH = 1024  # of a layer that is weighed
+ATOL = 2e-4  # a step moves a weight by about 1e-2; float32 rounds gradients, and eps multiplies that
+FEW = 4 * 4 * WIDTH**2  # what gradients may take: four of the largest
 
 
-def _draw(rng: np.random.Generator) -> list[dict[str, Any]]:
-    def small(words: str, **more: Any) -> dict[str, Any]:
-        width = int(rng.integers(5, 12))
-        widths = [int(rng.integers(4, 9)), width, width, 1]
-        rate, decay = round(float(rng.uniform(0.005, 0.05)), 3), round(float(rng.uniform(0.01, 0.1)), 2)
-        words = f"{words}, 4 steps, learning rate {rate:g}"
-        return drawn_case(rng, widths, 4, learning_rate=rate, weight_decay=decay, words=words, **more)
+def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
+    """Layers in order, in another, one used twice; some frozen, the first among them; so many that they weigh."""
+
+    def case(words: str, num_layers: int, steps: int = 3, **more: Any) -> dict[str, Any]:
+        width, rate = int(rng.integers(6, 12)), round(float(rng.uniform(0.01, 0.02)), 4)
+        decay = round(float(rng.uniform(0.05, 0.1)), 2)
+        return {
+            "samples": int(rng.integers(2, 5)),
+            "widths": [*[width] * num_layers, 1],
+            "optimizer": "adamw",
+            "settings": {"lr": rate, "betas": [0.9, 0.99], "eps": 1e-3, "weight_decay": decay},
+            "steps": steps,
+            "gated": False,
+            "frozen": [],
+            "seed": int(rng.integers(0, 2**31)),
+            "weights_seed": int(rng.integers(0, 2**31)),
+            "words": f"{words}, {steps} steps, learning rate {rate:g}",
+            "is": {"none frozen": "frozen" not in more, "each used once": len(more.get("use", ())) <= num_layers},
+            **more,
+        }
 
     return [
-        small("3 layers"),
-        small("a layer used twice", order=[0, 1, 1, 2]),
-        small("the middle layer frozen", frozen=[1]),
-        drawn_case(
-            rng,
-            [192] * 21 + [1],
-            2,
-            learning_rate=1e-3,
-            weight_decay=0.01,
-            words="2 steps, 20 layers of width 192",
-            large=True,
-        ),
+        case("3 layers", 3),
+        case("a layer used twice", 3, use=[0, 1, 1, 2]),
+        case("layers used in another order, one of them twice", 4, use=[2, 0, 1, 0, 3]),
+        case("the middle layer and a bias frozen", 3, frozen=[2, 3, 5]),
+        case("the first layer and a weight frozen", 4, frozen=[0, 1, 4]),
+        case("12 layers", 12, 2, widths=[*[WIDTH] * 12, 1], gated=True, weighed=True),
     ]
 
 
-def _is_large(case: Case) -> bool:
-    return bool(case["large"])
+def handed_out(case: Case, rank: int) -> inputs.Pieces:
+    """The network, its batches and the optimizer; on each way back the keys, and then which weights to tell."""
+    more = {name: case[name] for name in ("optimizer", "settings", "gated")}
+    pieces: inputs.Pieces = [("start", {**inputs.network(case, rank, case["steps"]), **more})]
+    for step in range(case["steps"]):
+        pieces += inputs.gates(case, rank, step) if case["gated"] else []
+        pieces.append(("between steps", positions(case)))
+    return pieces
 
 
-def _trained(case: Case) -> list[int]:
-    return [index for index in range(len(start(case))) if is_trained(case, index)]
+HELD = {
+    "gradients kept": GRADIENTS_KEPT,
+    "no moments": is_held(lambda rest, peak: rest < 11),
+    "something else kept": is_held(lambda rest, peak: rest > 12.5),
+    "held from step to step": is_held(lambda rest, peak: rest > 12.5),
+    "all gradients at once": is_held(lambda rest, peak: peak > 15.5),
+    "many gradients at once": NOTHING_ELSE,
+}
+held = partial(keeps, least=per(11), wrong=HELD)
 
-
-def expected(case: Case, *, late: bool = False, forgetful: bool = False, summed: bool = False) -> Tensors:
-    """The weights after AdamW's steps.
-
-    With `late` each is made with the gradients of the step before, with `forgetful` each is Adam's first, with `summed`
-    each has the gradients of all steps so far.
-    """
-    weights, optimizer = start(case), AdamW(case)
-    before: Tensors | None = None
-    for step in range(len(case["inputs"])):
-        found = gradients(case, weights, step)
-        if summed and before is not None:
-            found = [one + two for one, two in zip(before, found, strict=True)]
-        if forgetful:
-            optimizer = AdamW(case)
-        used = before if late else found
-        weights = weights if used is None else optimizer.step(weights, used, _trained(case))
-        before = found
-    return weights
-
-
-def _plain_sgd(case: Case) -> Tensors:
-    weights = start(case)
-    for step in range(len(case["inputs"])):
-        found = gradients(case, weights, step)
-        weights = [
-            each - case["learning_rate"] * one if is_trained(case, index) else each
-            for index, (each, one) in enumerate(zip(weights, found, strict=True))
-        ]
-    return weights
-
-
-def _names(case: Case) -> list[str]:
-    return [f"layer {index // 2}'s {'bias' if index % 2 else 'weight'}" for index in range(len(start(case)))]
-
-
-def _compare(seen: Any, wanted: Any, case: Case, where: str = "") -> Finding | None:
-    # Adam divides by the size of a gradient: what rounding adds to it comes back as a small part of an update.
-    return compare(seen, wanted, where, _RTOL, 0.01 * case["learning_rate"])
-
-
-def _inspect_weights(run: Run) -> Finding | None:
-    for name, seen, wanted in zip(_names(run.case), run.ranks[0]["weights"], expected(run.case), strict=True):
-        finding = _compare(seen, wanted, run.case, f"{name}, {describe_case(run.case)}")
-        if finding:
-            return finding
-    return None
-
-
-def _ends_at(weights: Callable[[Case], Tensors]) -> Any:
-    """Recognise a mistake by the weights that it leaves, in every failing run that came back."""
-
-    def fits(failing: Sequence[Run], passing: Sequence[Run]) -> bool:
-        back = [run for run in failing if run.trouble is None]
-        return bool(back) and all(
-            all(
-                _compare(seen, wanted, run.case) is None
-                for seen, wanted in zip(run.ranks[0]["weights"], weights(run.case), strict=True)
-            )
-            for run in back
-        )
-
-    return fits
-
-
-def rest_wanted(case: Case) -> int:
-    """Bytes of the weights, and of Adam's moments for those that are trained."""
-    return 4 * num_params(case) + 8 * num_params(case, trained=True)
-
-
-def _inspect_rest(run: Run) -> Finding | None:
-    case, wanted = run.case, rest_wanted(run.case)
-    most = wanted + _SLACK * num_params(case)
-    return inspect_bytes(rest_bytes(run.ranks[0]), most, wanted, case, "held between steps") or inspect_aside(run)
-
-
-def peak_bound(case: Case) -> float:
-    """What is held between steps, activations, and what one update needs: a few times the largest parameter."""
-    return rest_wanted(case) + 0.1 * num_params(case) + 8 * largest_bytes(case)
-
-
-def _inspect_peak(run: Run) -> Finding | None:
-    case = run.case
-    return inspect_bytes(run.ranks[0]["peak"], peak_bound(case), rest_wanted(case), case, "at the peak") or (
-        inspect_aside(run)
-    )
-
-
-def _inspect_own(run: Run) -> Finding | None:
-    return called_library(run.ranks[0], "your own code")
-
-
-def _raised(text: str) -> Any:
-    return lambda failing, passing: all(run.trouble is not None and text in str(run.trouble) for run in failing)
-
-
-_ASIDE = mistake(
-    "kept out of torch's sight",
-    every_run(lambda run: bool(aside_bytes(run.ranks[0], run.case))),
-    "It lies in memory all the same. Until when does anybody need a gradient?",
-)
-
-BACKWARD = Exercise(
+EXERCISE = Exercise(
     id="memory.6",
-    function="update_in_backward",
+    function=FUNCTION,
     title="Gradients that never meet",
     harness="memory.update_in_backward",
-    draw=_draw,
-    timeout_s=30.0,
+    draw=draw,
+    handed_out=handed_out,
     checks=(
-        Check(
-            "own work",
-            "value",
-            0,
-            "`update_in_backward` does not call `dtlib.ranks`",
-            _inspect_own,
-            mistakes=NOT_YOUR_OWN,
-            gate=True,
-        ),
-        Check(
-            "weights",
-            "value",
+        own_work(FUNCTION),
+        values(
             4,
+            "weights",
             "the weights after all steps are those of an ordinary AdamW",
-            _inspect_weights,
-            mistakes=(
-                mistake(
-                    "nothing happened",
-                    _ends_at(start),
-                    "The weights are those of the start. Nobody calls anything but `backward()`: who runs your code?",
-                ),
-                mistake(
-                    "gradients add up",
-                    _ends_at(lambda case: expected(case, summed=True)),
-                    "Each step was made with the gradients of all steps so far. What does backward do with a `.grad` "
-                    "that is there?",
-                ),
-                mistake(
-                    "optimizer made anew",
-                    _ends_at(lambda case: expected(case, forgetful=True)),
-                    "Every step is Adam's first step. Where do its moments live, and for how long?",
-                ),
-                mistake(
-                    "a step late",
-                    _ends_at(lambda case: expected(case, late=True)),
-                    "Each step was made with the gradients of the step before. When does your hook run: before "
-                    "`.grad` is written, or after?",
-                ),
-                mistake(
-                    "plain SGD",
-                    _ends_at(_plain_sgd),
-                    "This is gradient descent without moments. Which optimizer does `make_optimizer` make?",
-                ),
-                mistake(
-                    "a frozen parameter",
-                    right_only_if(lambda case: not case["frozen"]),
-                    "It goes wrong where a layer is frozen. Does backward ever reach a parameter that takes no "
-                    "gradient?",
-                ),
-                mistake(
-                    "a layer that is used twice",
-                    right_only_if(lambda case: len(set(case["order"])) == len(case["order"])),
-                    "It goes wrong where a layer is used twice. How many parts has its gradient, and when are they "
-                    "all there?",
-                ),
-            ),
+            after_steps(),
+            of="weights",
+            rtol=1e-5,
+            atol=ATOL,
+            names=lambda case: [f"weights after step {step + 1}" for step in range(case["steps"])],
+            wrong={
+                "nothing happened": lambda case: told(case, [oracle.start(case)] * case["steps"]),
+                "gradients add up": after_steps(summed=True),
+                "optimizer made anew": after_steps(fresh=True),
+                "a step late": late,
+                "plain SGD": plain,
+                "a frozen parameter": only_if("none frozen"),
+                "a layer that is used twice": only_if("each used once"),
+            },
         ),
-        Check(
-            "at rest",
-            "memory",
-            2,
-            "what is held between steps",
-            _inspect_rest,
-            mistakes=(
-                mistake(
-                    "gradients kept",
-                    some_rank(lambda data, case: data["rest"][-1]["gradients"] > num_params(case)),
-                    "Gradients are held after backward, zeros perhaps. Who needs them once the weight has moved, and "
-                    "does filling with zeros give memory back?",
-                ),
-                mistake(
-                    "no moments",
-                    every_run(lambda run: rest_bytes(run.ranks[0]) < rest_wanted(run.case)),
-                    "There is less than weights and moments. What does Adam remember from one step to the next?",
-                ),
-                mistake(
-                    "something else kept",
-                    every_run(
-                        lambda run: rest_bytes(run.ranks[0]) > rest_wanted(run.case) + 0.5 * num_params(run.case)
-                    ),
-                    "More is held than weights and moments, and none of it is a `.grad`. Which list, or which function "
-                    "that lives on, still holds tensors?",
-                ),
-                _ASIDE,
-            ),
-            applies=_is_large,
-        ),
-        Check(
-            "peak",
-            "memory",
-            3,
-            "the most that is held during backward",
-            _inspect_peak,
-            mistakes=(
-                mistake(
-                    "no moments",
-                    every_run(lambda run: run.ranks[0]["peak"] < rest_wanted(run.case)),
-                    "There is less than weights and moments. What does Adam remember from one step to the next?",
-                ),
-                mistake(
-                    "held from step to step",
-                    every_run(
-                        lambda run: rest_bytes(run.ranks[0]) > rest_wanted(run.case) + 0.5 * num_params(run.case)
-                    ),
-                    "What is held between the steps comes on top of everything. What was held there that nobody needs?",
-                ),
-                mistake(
-                    "all gradients at once",
-                    every_run(lambda run: run.ranks[0]["peak"] >= rest_wanted(run.case) + 3.9 * num_params(run.case)),
-                    "At one moment all gradients are there. Which of them can go before the next one is made, and what "
-                    "has to happen to its weight first?",
-                ),
-                mistake(
-                    "many gradients at once",
-                    every_run(lambda run: peak_bound(run.case) < run.ranks[0]["peak"]),
-                    "Much more than one gradient is there at one moment. Where does the next one wait, and for what?",
-                ),
-                _ASIDE,
-            ),
-            applies=_is_large,
-        ),
+        held(2, "at rest", "what is held between steps", at_rest, per(12, ROOM), "held between steps"),
+        held(3, "peak", "the most that is held during backward", Seen.peak, per(12, FEW + ROOM), "at the peak"),
     ),
 )

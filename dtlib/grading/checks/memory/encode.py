@@ -2,278 +2,119 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from dtlib.grading.checks.on_paper import NOT_YOUR_OWN, called_library, mistake
-from dtlib.grading.compare import gives, right_only_if, show, some_rank
-from dtlib.grading.exercise import Case, Check, Exercise, Finding, FormError, Run, describe_case
+from dtlib.grading.compare import show
+from dtlib.grading.exercise import Check, Exercise, Finding, FormError
+from dtlib.grading.kinds import order, own_work, some_rank, values
+from dtlib.grading.seen import Case, Observed
 
-from .bits import (
-    Array,
-    all_rows,
-    columns,
-    dealt,
-    draw,
-    encoded,
-    flushed,
-    fp16,
-    nan_as_it_is,
-    nearest_even_of_anything,
-    one_nan,
-    own_rows,
-    rest_dropped,
-    rest_to_the_last,
-    rounded,
-    rounded_up,
-    saturated,
-    start_without_rest,
-    ties_to_zero,
-    ties_up,
-    truncated,
-    without_minus_zero,
-)
+from ._bits import Array, upper_half
+
+FUNCTION = "bf16_rows"
+SPECIAL = (
+    0x7F800000, 0xFF800000,  # the infinities
+    0x7FC00000, 0xFFC00001, 0x7FFFFFFF, 0xFFFFFFFF,  # quiet NaNs: rounding the last two carries out of the exponent
+    0x7F812345, 0xFFA00000, 0x7FBFFFFF, 0x7F80FFFF,  # signalling NaNs
+    0x7F800001, 0xFF800001, 0xFF808000, 0x7F807FFF,  # with something in the lower half alone
+    0x80000000, 0x00000000,  # the zeros
+    0x00000001, 0x807FFFFF, 0x0000FFFF, 0x00008000, 0x80018000, 0x00008001, 0x007F8000, 0x80300001,  # subnormal numbers
+    0x00800000, 0x80807FFF,  # the smallest normal ones
+    0x7F7FFFFF, 0xFF7FFFFF, 0xFF7F8000, 0x7F7F7FFF, 0x7F7F8001, 0xFF7E8000,  # the largest: some become infinite
+)  # fmt: skip
+ORDINARY = (0x3F7FC000, 0xC07FFFFF, 0x4B7F8001, 0x3F800000, 0xC0407FFF, 0x41018001)  # three carry into the exponent
 
 
-def _answer(run: Run) -> Any:
-    data = run.ranks[0]
-    if data["form"] != "bytes":
-        raise FormError(show(data["answer"]), "bytes")
-    return data["answer"]
+def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
+    """Ordinary numbers, numbers midway, special ones, and rows that are shared in every way."""
+    ties = ordinary(rng, 8, 8) >> 17 << 17 | np.arange(8) % 2 << 16 | 0x8000  # above an even last bit, above an odd one
+    ties[0, :4] = 0x3F7F8000, 0xC07F8000, 0x3F808000, 0xBFFE8000  # carried into the exponent, and not
+    cases = [
+        case("ordinary", np.concatenate([ordinary(rng, 3, 6), [ORDINARY]]), 0, 1),
+        case("midway", ties, 0, 1),
+        case("special", rng.permutation(np.array(SPECIAL, np.uint32)).reshape(8, -1), 0, 1),
+    ]
+    n = int(rng.integers(4, 7))
+    rest = int(rng.integers(2, n - 1))
+    uneven = n * int(rng.integers(2, 4)) + rest
+    shares = [(uneven, n, rank) for rank in (0, 1, rest - 1, rest, n - 1)]
+    shares += [(2 * n, n, 1), (2 * n, n, n - 1), (n - 2, n, 1), (n - 2, n, n - 1), (1, 1, 0), (1, n, 0), (1, n, 1)]
+    for number, of, rank in [*shares, (uneven, 1, 0)]:
+        cases.append(case("shared", ordinary(rng, number, int(rng.integers(2, 8))), rank, of))
+    return [*cases, case("shared", ordinary(rng, uneven, 1), rest, n)]
 
 
-def _inspect(run: Run) -> Finding | None:
-    seen, wanted = _answer(run), encoded(run.case)
-    where = describe_case(run.case)
+def case(what: str, bits: Array, rank: int, n: int) -> dict[str, Any]:
+    """One call."""
+    words = f"{len(bits)} rows of {bits.shape[1]} over {n} ranks, rank {rank}" if what == "shared" else what
+    kinds = {each: each == what for each in ("ordinary", "midway", "special", "shared")}
+    return {"arguments": [bits.astype(np.uint32).view(np.float32), rank, n], "words": words, "is": kinds}
+
+
+def ordinary(rng: np.random.Generator, rows: int, columns: int) -> Array:
+    """Bits of moderate numbers of both signs, none midway, half of them in the upper half of their interval."""
+    drawn = rng.standard_normal((rows, columns)) * 10.0 ** rng.integers(-3, 4, (rows, columns))
+    above = np.arange(rows * columns).reshape(rows, columns) % 2
+    lower = np.where(above, rng.integers(0x8001, 0x10000, above.shape), rng.integers(0, 0x8000, above.shape))
+    return (drawn.astype(np.float32).view(np.uint32) >> 16 << 16) | lower
+
+
+def own_rows(case: Case) -> Array:
+    """The rows of the case's rank: the first ranks have one more."""
+    table, rank, n = case["arguments"]
+    return np.array_split(table, n)[rank]
+
+
+def right(case: Case) -> Array:
+    """The bytes."""
+    bits = own_rows(case).view(np.uint32).astype(np.uint64)
+    return np.frombuffer(upper_half(bits).astype("<u2").tobytes(), np.uint8)
+
+
+def find(observed: Observed) -> Finding | None:
+    """That the bytes are right; else the first number whose are not."""
+    seen, wanted = observed.said[0]["answer"], right(observed.case)
+    if observed.said[0]["form"] != "bytes":
+        raise FormError(show(seen), "bytes")
     if seen.size != wanted.size:
-        return Finding(f"{seen.size} bytes", f"{wanted.size}", where)
-    off = np.flatnonzero(seen != wanted)
-    if not off.size:
+        return Finding(f"{seen.size} bytes", f"{wanted.size}", observed.words)
+    if np.array_equal(seen, wanted):
         return None
-    at = int(off[0]) // 2 * 2
-    start, end = own_rows(run.case)
-    number = np.asarray(run.case["values"])[start:end].ravel()[at // 2]
-    bits = int(number.view(np.uint32))
-    return Finding(
-        f"bytes {_hex(seen[at : at + 2])} for the number {number:.9g} (0x{bits:08x})", _hex(wanted[at : at + 2]), where
-    )
+    at = int(np.argmax(seen != wanted)) // 2
+    number = own_rows(observed.case).ravel()[at]
+    pair, expected = (" ".join(f"{each:02x}" for each in some[2 * at : 2 * at + 2]) for some in (seen, wanted))
+    place = f"{number:.9g} (0x{int(number.view(np.uint32)):08x})"
+    return Finding(f"bytes {pair} for the number {place}", expected, observed.words)
 
 
-def _hex(some: Array) -> str:
-    return " ".join(f"{each:02x}" for each in some.tolist())
+def to_the_byte(points: int, name: str, description: str, where: str) -> Check:
+    """A check of the bytes in the cases with a property."""
+    return replace(values(points, name, description, right, where=where, rtol=0.0), inspect=find)
 
 
-def _like(how: Callable[[Array], Array] = rounded, order: str = "<", rows: Any = own_rows) -> Any:
-    return gives(_answer, lambda case: encoded(case, how, order, rows), rtol=0.0, always=True)
+def find_shortcut(observed: Observed) -> Finding | None:
+    """That torch made no bfloat16."""
+    made = observed.said[0]["shortcut"]
+    return Finding(f"torch's `{made[0]}`, which made a bfloat16 tensor", "your own work on the bits") if made else None
 
 
-def _of(what: str) -> Callable[[Case], bool]:
-    return lambda case: bool(case["what"] == what)
+SHORTCUT = {"torch's bfloat16": some_rank(lambda said, case: bool(said["shortcut"]))}
 
-
-def _inspect_own(run: Run) -> Finding | None:
-    data = run.ranks[0]
-    finding = called_library(data, "your own work on the bits")
-    if finding is None and data["shortcut"]:
-        return Finding(f"torch's `{data['shortcut'][0]}`, which made a bfloat16 tensor", "your own work on the bits")
-    return finding
-
-
-ENCODE = Exercise(
+EXERCISE = Exercise(
     id="memory.4",
-    function="bf16_rows",
+    function=FUNCTION,
     title="bf16 to the byte",
-    harness="memory.encode",
+    harness="paper.encode",
     draw=draw,
     checks=(
-        Check(
-            "own bits",
-            "value",
-            0,
-            "`bf16_rows` makes the bytes itself",
-            _inspect_own,
-            gate=True,
-            mistakes=(
-                *NOT_YOUR_OWN,
-                mistake(
-                    "torch's bfloat16",
-                    some_rank(lambda data, case: bool(data["shortcut"])),
-                    "The conversion is torch's. The task is to do what it does: which bits stay, and what "
-                    "becomes of the others? Compare with torch afterwards.",
-                ),
-            ),
-        ),
-        Check(
-            "numbers",
-            "value",
-            2,
-            "ordinary numbers",
-            _inspect,
-            applies=_of("ordinary"),
-            mistakes=(
-                mistake(
-                    "cut off",
-                    _like(truncated),
-                    "The lower half of the bits was cut off: every number moves towards zero. Which of its two "
-                    "neighbours is the nearest?",
-                ),
-                mistake(
-                    "big end first",
-                    _like(order=">"),
-                    "The two bytes of every number are the wrong way round. Which one does little-endian put first?",
-                ),
-                mistake(
-                    "fp16",
-                    gives(_answer, fp16, rtol=0.0),
-                    "This is fp16, which has other bits: 5 for the exponent and 10 behind it. How many has bf16, and "
-                    "where do they stand in an fp32 number?",
-                ),
-                mistake(
-                    "the lower half",
-                    _like(lambda bits: bits & 0xFFFF),
-                    "These are the lower 16 bits. Which half of an fp32 number has its sign and its exponent?",
-                ),
-                mistake(
-                    "always up",
-                    _like(lambda bits: (bits + 0xFFFF) >> 16),
-                    "Every number moves away from zero. Which of its two neighbours is the nearest?",
-                ),
-                mistake(
-                    "not converted",
-                    gives(
-                        _answer,
-                        lambda case: np.frombuffer(np.asarray(case["values"]).astype("<f4").tobytes(), np.uint8),
-                        rtol=0.0,
-                    ),
-                    "Four bytes for each number: this is still fp32. How many has bf16?",
-                ),
-            ),
-        ),
-        Check(
-            "ties",
-            "value",
-            1,
-            "numbers midway between two neighbours",
-            _inspect,
-            applies=_of("ties"),
-            mistakes=(
-                mistake(
-                    "ties up",
-                    _like(ties_up),
-                    "Numbers midway always go up here, away from zero. What would a long sum of them drift to, and "
-                    "which neighbour does the rule prefer?",
-                ),
-                mistake(
-                    "ties down",
-                    _like(ties_to_zero),
-                    "Numbers midway always go down here, towards zero. Which of the two neighbours does the rule "
-                    "prefer?",
-                ),
-                mistake(
-                    "ties to odd",
-                    _like(lambda bits: (bits + 0x8000 - ((bits >> 16) & 1)) >> 16),
-                    "A number midway goes to the odd neighbour here. What is the last bit of the one that the rule "
-                    "prefers?",
-                ),
-            ),
-        ),
-        Check(
-            "specials",
-            "value",
-            2,
-            "infinities, NaNs, zeros, tiny and huge numbers",
-            _inspect,
-            applies=_of("specials"),
-            mistakes=(
-                mistake(
-                    "a NaN rounded",
-                    _like(nearest_even_of_anything),
-                    "Some NaN came out as another thing: rounding carried into its exponent or its sign, or cut away "
-                    "what made it one. What would the next rank do with it?",
-                ),
-                mistake(
-                    "one NaN for all",
-                    _like(one_nan),
-                    "All NaNs became the same one. Which of its bits should a NaN keep?",
-                ),
-                mistake(
-                    "NaN without its quiet bit",
-                    _like(nan_as_it_is),
-                    "A NaN that differs from infinity in the lower half only is infinity now. Which bit makes sure "
-                    "that something is left?",
-                ),
-                mistake(
-                    "never infinite",
-                    _like(saturated),
-                    "Huge numbers stop at the largest of bf16. Which of its neighbours is a number nearer to that lies "
-                    "above, when the next one is infinity?",
-                ),
-                mistake(
-                    "tiny numbers lost",
-                    _like(flushed),
-                    "Numbers below the smallest normal one became zero. Do their bits need another rule at all?",
-                ),
-                mistake("minus zero", _like(without_minus_zero), "The zero lost its sign. Which bit is that?"),
-                mistake(
-                    "cut off",
-                    _like(truncated),
-                    "The lower half was cut off, also of a NaN that had nothing else. Which number is it now?",
-                ),
-            ),
-        ),
-        Check(
-            "rows",
-            "value",
-            2,
-            "the rows of each rank",
-            _inspect,
-            applies=_of("rows"),
-            mistakes=(
-                mistake(
-                    "all rows",
-                    _like(rows=all_rows),
-                    "Every rank encodes all rows. Which of them are its own?",
-                ),
-                mistake(
-                    "rest dropped",
-                    _like(rows=rest_dropped),
-                    "Every rank has equally many rows here, and some rows nobody has. Who takes the rest?",
-                ),
-                mistake(
-                    "rest to the last",
-                    _like(rows=rest_to_the_last),
-                    "The last rank takes all of the rest here, and the others wait for it. How does the task share it?",
-                ),
-                mistake(
-                    "rounded up",
-                    _like(rows=rounded_up),
-                    "The share is rounded up for everybody here, and the last rank makes do with what is left. That is "
-                    "how `torch.chunk` cuts. How does the task?",
-                ),
-                mistake(
-                    "start without the rest",
-                    _like(rows=start_without_rest),
-                    "The number of rows is right, and the first one is not. How many rows do all ranks before this one "
-                    "have, together?",
-                ),
-                mistake(
-                    "dealt out",
-                    gives(_answer, dealt, rtol=0.0),
-                    "The rows are dealt out one by one like cards. The task wants rows that lie side by side.",
-                ),
-                mistake(
-                    "columns",
-                    gives(_answer, columns, rtol=0.0),
-                    "The columns were shared. Which side of the table is cut?",
-                ),
-                mistake(
-                    "right for even shares only",
-                    right_only_if(lambda case: len(case["values"]) % case["n"] == 0),
-                    "It is right where the ranks divide the rows, and only there. Who has how many rows otherwise?",
-                ),
-            ),
-        ),
+        own_work(FUNCTION, "your own work on the bits"),
+        order(0, "own bits", "no bfloat16 of torch", find_shortcut, wrong=SHORTCUT, gate=True, is_told=True),
+        to_the_byte(2, "numbers", "ordinary numbers", "ordinary"),
+        to_the_byte(1, "ties", "numbers midway between two neighbours", "midway"),
+        to_the_byte(2, "specials", "infinities, NaNs, zeros, tiny and huge numbers", "special"),
+        to_the_byte(2, "rows", "the rows of each rank", "shared"),
     ),
 )

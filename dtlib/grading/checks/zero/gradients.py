@@ -1,271 +1,233 @@
-"""zero.5: gradients reduced and freed while backward goes on, stage 2."""
+"""zero.5: gradients reduced and freed while backward goes on, stage 2.
+
+Between two layers stands a gate (see `inputs`). All ranks but one are kept at the last gate of each backward until that
+one asks what comes after it: if it does, it has not waited for what they had yet to send.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from dtlib.grading.checks.dp.network import Gradients, local_gradients, trainable_elements
-from dtlib.grading.checks.dp.steps import steps_of
-from dtlib.grading.checks.on_memory import EXPORTED, held_like, inspect_at_most, risen
-from dtlib.grading.checks.on_paper import mistake
-from dtlib.grading.checks.on_ranks import FLOAT_BYTES, TWO_RANKS
-from dtlib.grading.compare import compare, every_run, right_only_if, some_rank
-from dtlib.grading.drawn import shard
-from dtlib.grading.exercise import Case, Check, Exercise, Finding, Run, describe_case
+from dtlib.grading import inputs, oracle
+from dtlib.grading.compare import close
+from dtlib.grading.exercise import Exercise
+from dtlib.grading.kinds import (
+    NOTHING_ELSE,
+    Ranges,
+    Sign,
+    Theory,
+    Wrong,
+    every,
+    heard,
+    keeps,
+    only_if,
+    own_work,
+    sends,
+    values,
+)
+from dtlib.grading.seen import Case, Observed
 
-from .network import atol, gradient_shards, same, summed
-from .own import inspect_needed, needed_like, own_work
+from ._shared import ROOM, each_rank, positions, sent_before, share_bytes
 
-_LAYERS_IN_FLIGHT = 6  # a gradient, what is sent and received of it, and the same of one that is still under way
+RTOL, ATOL = 1e-3, 1e-6
+LAYERS_IN_FLIGHT = 6  # a gradient, what is sent and received of it, and the same of one that is still under way
 
 
-def _draw(rng: np.random.Generator) -> list[dict[str, Any]]:
+def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
+    """Sizes that N divides and others, biases shorter than N, frozen parameters, layers in another order, one backward
+    and two; 20 layers that can be weighed."""
     cases = []
-    for n, steps, frozen in ((2, 1, False), (3, 2, True), (4, 2, False)):
-        width = int(rng.integers(88, 104))
-        case: dict[str, Any] = {
-            "world_size": n,
-            "steps": steps,
-            "samples": int(rng.integers(2, 5)),
-            "widths": [*[width] * 21, 1],
-            "frozen": frozen,
-            "seed": int(rng.integers(0, 2**31)),
-        }
-        many = "1 backward" if steps == 1 else f"{steps} backwards"
-        told = ", one weight frozen" if frozen else ""
-        cases.append(case | {"words": f"{n} ranks, 20 layers of {width}×{width}, {many}{told}"})
+    for n, steps, odd, frozen, shuffled, weighed in (
+        (2, 1, 0, (), False, False),
+        (4, 2, 0, (), False, False),
+        (3, 2, 1, (0, 5), False, False),
+        (4, 2, 1, (), True, False),
+        (2, 2, 1, (3,), False, False),
+        (2, 2, 0, (), False, True),
+    ):
+        width = 1000 if weighed else n * int(rng.integers(40, 60) // n) + odd
+        last = width if weighed or shuffled or not odd else 1
+        widths = [*[width] * (20 if weighed else 6), last]
+        use = list(range(len(widths) - 1))
+        cases.append(
+            {
+                "world_size": n,
+                "steps": steps,
+                "samples": int(rng.integers(2, 5)),
+                "widths": widths,
+                "use": [*use[2:], *use[:2]] if shuffled else use,
+                "frozen": list(frozen),
+                "biases": not weighed,
+                "gated": True,
+                "weighed": weighed,
+                "leader": int(rng.integers(n)),
+                "seed": int(rng.integers(2**31)),
+                "weights_seed": int(rng.integers(2**31)),
+                "words": f"{n} ranks, {len(use)} layers of {width}×{width}"
+                f"{', used in another order' if shuffled else ''}, "
+                f"{steps} backward{'s' if steps > 1 else ''}{', some parameters frozen' if frozen else ''}",
+                "is": {"two ranks": n == 2, "divisible": not odd, "none frozen": not frozen, "in order": not shuffled},
+            }
+        )
     return cases
 
 
-def _names(case: Case) -> list[str]:
-    return [f"{2 * layer}.{part}" for layer in range(len(case["widths"]) - 1) for part in ("weight", "bias")]
+def handed_out(case: Case, rank: int) -> inputs.Pieces:
+    """The network; in each backward a key at each gate, and nothing when it has ended."""
+    start = inputs.network(case, rank, case["steps"])
+    start |= {"positions": asked_for(case, rank)} if case["weighed"] else {}
+    backwards = [[*inputs.gates(case, rank, step), ("backward ended", None)] for step in range(case["steps"])]
+    return [("start", start), *(piece for backward in backwards for piece in backward)]
 
 
-def _inspect_shards(run: Run) -> Finding | None:
-    for rank, data in enumerate(run.ranks):
-        for step, seen in enumerate(data["shards"]):
-            where = f"on rank {rank}, after backward {step + 1}; {describe_case(run.case)}"
-            found = _compare(seen, gradient_shards(run.case, rank, range(step + 1)), run.case, where)
-            if found:
-                return found
-        if any(data["left"]):
-            where = f"on rank {rank}; {describe_case(run.case)}"
-            return Finding(f"{max(data['left'])} parameters with a `.grad` after backward", "none", where)
-    return None
+def holds(case: Case) -> list[tuple[int, int, int, int]]:
+    """The others stand at their last gates until the leader asks what comes after its backward."""
+    others = [rank for rank in range(case["world_size"]) if rank != case["leader"]]
+    ends = [(step + 1) * (len(case["widths"]) - 1) for step in range(0 if case["weighed"] else case["steps"])]
+    return [(rank, end - 1, case["leader"], end) for rank in others for end in ends]
 
 
-def _compare(seen: Any, expected: Gradients, case: Case, where: str) -> Finding | None:
-    if not isinstance(seen, list) or len(seen) != len(expected):
-        count = f"a list of {len(seen)}" if isinstance(seen, list) else "no list"
-        return Finding(count, f"{len(expected)} entries, one a parameter", where)
-    for name, one, two in zip(_names(case), seen, expected, strict=True):
-        place = f"`{name}` {where}"
-        if two is None or one is None:
-            if one is not two:
-                words = "nothing, because the parameter is frozen" if two is None else "this rank's share"
-                return Finding("a tensor" if one is not None else "None", words, place)
-            continue
-        one = np.asarray([one]) if isinstance(one, float | int) else one
-        found = compare(one, two, place, atol=atol(two))
-        if found:
-            return found
-    return None
+def asked_for(case: Case, rank: int) -> Any:
+    """Which elements of its shares a rank is asked for."""
+    return positions(case, share_bytes(case, rank) // oracle.FLOAT_BYTES)
 
 
-def _shards_are(wrong: Callable[[Case, int, int], Gradients], step: int = 0) -> Any:
-    """Recognise: after backward `step` of every failing run, rank r holds ``wrong(case, r, step)``."""
+def told(case: Case, rank: int, entries: Callable[[int], Any]) -> list[Any]:
+    """What a rank tells that holds ``entries(step)`` after each backward, and no `.grad`."""
+    found = []
+    for step in range(case["steps"]):
+        own = entries(step)
+        if case["weighed"]:
+            own = [oracle.flat([each for each in own if each is not None])[asked_for(case, rank)]]
+        found += [*own, 0]
+    return found
 
-    def fits(failing: Sequence[Run], passing: Sequence[Run]) -> bool:
-        back = [run for run in failing if run.trouble is None and len(run.ranks[0]["shards"]) > step]
-        return bool(back) and all(
-            same(_arrays(data["shards"][step]), wrong(run.case, rank, step))
-            for run in back
-            for rank, data in enumerate(run.ranks)
+
+@oracle.remembered
+def means(case: Case) -> Any:
+    """The mean gradient of each backward."""
+    return [oracle.mean_gradients(case, [step]) for step in range(case["steps"])]
+
+
+def shares(since: Callable[[int], int] = lambda step: 0, ahead: int = 0) -> Theory:
+    """The shares of each rank, or of one some numbers ahead, added up since a backward."""
+
+    def of_rank(case: Case, rank: int) -> Any:
+        of = (rank + ahead) % case["world_size"]
+        return told(
+            case, rank, lambda step: oracle.shares(case, of, oracle.combined(means(case)[since(step) : step + 1]))
         )
 
-    return fits
+    return each_rank(of_rank)
 
 
-def _arrays(seen: Any) -> Any:
-    return [np.asarray([each]) if isinstance(each, float | int) else each for each in seen]
+def whole(case: Case, rank: int) -> Any:
+    """The mean gradients in full."""
+    added = [oracle.combined(means(case)[: step + 1]) for step in range(case["steps"])]
+    return told(case, rank, lambda step: [None if each is None else each.reshape(-1) for each in added[step]])
 
 
-def _local(case: Case, rank: int) -> Gradients:
-    n = case["world_size"]
-    return [None if each is None else shard(each, n, rank) for each in local_gradients(case, rank, 0)]
+@oracle.remembered
+def contributions(case: Case) -> Any:
+    """For each rank, what each of all contributes to its shares."""
+    ranks, steps = range(case["world_size"]), range(case["steps"])
+    local = [[oracle.local_gradients(case, source, step) for step in steps] for source in ranks]
+
+    def shared(rank: int, of: list[Any]) -> list[Any]:
+        return told(case, rank, lambda step: oracle.shares(case, rank, oracle.combined(of[: step + 1])))
+
+    return [[shared(rank, of) for of in local] for rank in ranks]
 
 
-def _whole(case: Case) -> Gradients:
-    return [None if each is None else each.reshape(-1) for each in summed(case, (0,))]
+def said(observed: Observed) -> Any:
+    """What each rank told after each backward, and how many parameters had a `.grad`."""
+    return [
+        [each for shares, left in zip(said["shares"], said["left"], strict=True) for each in [*shares, left]]
+        for said in observed.said
+    ]
 
 
-def _right_first(failing: Sequence[Run], passing: Sequence[Run]) -> bool:
-    return bool(_shards_are(lambda case, rank, step: gradient_shards(case, rank, [0]))(failing, passing))
+def names(case: Case) -> list[str]:
+    """Of what a rank tells."""
+    entries = ["the shares"] if case["weighed"] else [f"the share of {name}" for name in oracle.names(case)]
+    steps = range(1, case["steps"] + 1)
+    return [f"{name} after backward {step}" for step in steps for name in [*entries, "parameters with a `.grad`"]]
 
 
-_peak = risen("backward")
+def right_first(observed: Observed) -> bool:
+    """Whether all is right after the first backward."""
+    wanted = shares()(observed.case)
+    first = len(names(observed.case)) // observed.case["steps"]
+    return all(close(one[:first], two[:first], RTOL, ATOL) for one, two in zip(said(observed), wanted, strict=True))
 
 
-def _full_bytes(case: Case) -> int:
-    return FLOAT_BYTES * sum(trainable_elements(case))
+def let_go_early(observed: Observed) -> bool:
+    """Whether the leader's backward ended while the others stood at their last gates."""
+    case = observed.case
+    last = {(rank, piece) for rank, piece, _, _ in holds(case)}
+    return any(each.why != "quiet" for each in observed.seen.asks if (each.rank, each.number) in last)
 
 
-def _most(case: Case, rank: int) -> float:
-    own = FLOAT_BYTES * sum(-(-size // case["world_size"]) for size in trainable_elements(case))
-    return own + _LAYERS_IN_FLIGHT * FLOAT_BYTES * max(trainable_elements(case))
+def most(case: Case, rank: int) -> float:
+    """The weights, the shares, and some layers."""
+    own = share_bytes(case, rank) + LAYERS_IN_FLIGHT * oracle.FLOAT_BYTES * max(oracle.sizes(case))
+    return oracle.num_bytes(case) + own + ROOM
 
 
-def _theory(case: Case) -> float:
-    return case["steps"] * (case["world_size"] - 1) * _full_bytes(case)
+def needed(case: Case) -> float:
+    """What all ranks send for a reduce-scatter of all gradients in each backward."""
+    return float(case["steps"] * (case["world_size"] - 1) * oracle.num_bytes(case, trained=True))
 
 
-def _sends_late(run: Run) -> bool:
-    """Whether on some rank most collectives of a backward come after its last gradient."""
-    for data in run.ranks:
-        for events in steps_of(data["events"]):
-            last = max((place for place, event in enumerate(events) if event["op"] == "ready"), default=0)
-            sent = [place for place, event in enumerate(events) if "bytes" in event]
-            if sent and sum(place < last for place in sent) < len(sent) / 2:
-                return True
-    return False
-
-
-def _most_open(events: Sequence[Mapping[str, Any]]) -> int:
-    """The most calls that were under way at one time: started and not waited for."""
-    most, under_way = 0, set[int]()
-    for index, event in enumerate(events):
-        if "bytes" in event:
-            under_way.add(index)
-            most = max(most, len(under_way))
-        elif event["op"] == "wait":
-            under_way.discard(event["of"])
-    return most
-
-
-GRADIENTS = Exercise(
+GRADIENT: Wrong = {
+    "the gradient stays": every(lambda each: any(any(said["left"]) for said in each.said)),
+    "the last one is not waited for": Sign(lambda failing, passing: any(map(let_go_early, failing))),
+    "whole gradients": each_rank(whole),
+    "a share of another rank": shares(ahead=1),
+    "only the last backward": shares(since=lambda step: step),
+    "the second backward counts otherwise": every(right_first),
+    "a frozen parameter": only_if("none frozen"),
+    "right for layers in order only": only_if("in order"),
+}
+MEMORY: Ranges = {
+    "reduced after backward": every(lambda each: sent_before(each, "gate", len(each.case["widths"]) - 3) < 0.25),
+    "gradients never freed": every(
+        lambda each: max(each.seen.held(0, "backward ended"), 0) > 1.9 * oracle.num_bytes(each.case)
+    ),
+    "many in flight": NOTHING_ELSE,
+}
+TRAFFIC: Wrong = {
+    "all-reduce": lambda case: 2 * needed(case),
+    "everything gathered": lambda case: case["world_size"] * needed(case),
+}
+CHECKS = (
+    own_work("shard_gradients", built_in=True),
+    heard("shard_gradients", lambda case: needed(case) / 4),
+    values(
+        3, "gradient",
+        "each entry is this rank's share of the mean gradient, added up over backwards, and every `.grad` is None",
+        shares(), of=said, rtol=RTOL, atol=ATOL, names=names, wrong=GRADIENT, kind="gradient",
+        sums=lambda case, rank: contributions(case)[rank],
+    ),
+    keeps(
+        4, "memory", "at no moment of backward does a rank hold more than its shares and the gradients of a few layers",
+        lambda seen, rank: seen.peak(rank), most, "at the peak, the weights among them", wrong=MEMORY,
+    ),
+    sends(
+        2, "traffic", "each backward sends one reduce-scatter of all gradients", needed, where="not weighed",
+        wrong=TRAFFIC,
+    ),
+)  # fmt: skip
+EXERCISE = Exercise(
     id="zero.5",
     function="shard_gradients",
     title="Gradients that go as they come",
     harness="zero.gradients",
-    draw=_draw,
-    timeout_s=20.0,
-    checks=(
-        own_work("shard_gradients"),
-        Check(
-            "gradient",
-            "gradient",
-            3,
-            "each entry is this rank's share of the mean gradient, added up over backwards, and every `.grad` is None",
-            _inspect_shards,
-            mistakes=(
-                mistake(
-                    "the gradient stays",
-                    every_run(lambda run: any(any(data["left"]) for data in run.ranks)),
-                    "The whole gradients still hang on the parameters. Who needs them once the share is known?",
-                ),
-                mistake(
-                    "sum for mean",
-                    _shards_are(lambda case, rank, step: gradient_shards(case, rank, [0], case["world_size"])),
-                    "N times too large. A reduce-scatter adds, and so does whatever you wrote for it. Where is the "
-                    "division?",
-                ),
-                mistake(
-                    "no sync",
-                    _shards_are(lambda case, rank, step: _local(case, rank)),
-                    "These are shares of this rank's own gradient. What do the other ranks know about them?",
-                ),
-                mistake(
-                    "whole gradients",
-                    _shards_are(lambda case, rank, step: _whole(case)),
-                    "The mean is right, and it is all of it. Which elements of it are this rank's?",
-                ),
-                mistake(
-                    "a share of another rank",
-                    _shards_are(lambda case, rank, step: gradient_shards(case, (rank + 1) % case["world_size"], [0])),
-                    "The mean is right, and the share is that of another rank. From which number do ranks count?",
-                ),
-                mistake(
-                    "only the last backward",
-                    _shards_are(lambda case, rank, step: gradient_shards(case, rank, [1]), 1),
-                    "After the second backward only its own gradients are there. What happened to the first ones?",
-                ),
-                mistake(
-                    "the second backward counts otherwise",
-                    _right_first,
-                    "After the first backward all is right, after the second it is not. What do your lists and "
-                    "counters still hold when it begins, and what is in `.grad`?",
-                ),
-                TWO_RANKS,
-                mistake(
-                    "a frozen parameter",
-                    right_only_if(lambda case: not case["frozen"]),
-                    "It goes wrong where a parameter is frozen. Is there anything to hook into, and does its entry "
-                    "keep its place in the list?",
-                ),
-                mistake(
-                    "right for divisible lengths only",
-                    right_only_if(
-                        lambda case: all(size % case["world_size"] == 0 for size in trainable_elements(case)[:-1])
-                    ),
-                    "It goes wrong where N does not divide the elements of a parameter. Which ranks have one more?",
-                ),
-            ),
-        ),
-        Check(
-            "memory",
-            "memory",
-            4,
-            "at no moment of backward does a rank hold more than its shares and the gradients of a few layers",
-            inspect_at_most(_peak, _most, "more at the peak of backward than at its start"),
-            mistakes=(
-                EXPORTED,
-                mistake(
-                    "reduced after backward",
-                    every_run(_sends_late),
-                    "All gradients are there at the same time before the first of them is reduced. When is the "
-                    "gradient of the last layer complete, and who needs it after that?",
-                ),
-                mistake(
-                    "many in flight",
-                    some_rank(lambda data, case: _most_open(data["events"]) > _LAYERS_IN_FLIGHT),
-                    "More is under way at one time than a few layers. How many requests are open, and what does each "
-                    "of them keep alive?",
-                ),
-                mistake(
-                    "gradients never freed",
-                    held_like(_peak, lambda case, rank: 0.9 * _full_bytes(case)),
-                    "They are reduced while backward goes on, and the whole ones stay all the same. Who still knows "
-                    "them: `.grad`, a list, the tensor behind a view?",
-                ),
-            ),
-        ),
-        Check(
-            "traffic",
-            "traffic",
-            2,
-            "each backward sends one reduce-scatter of all gradients",
-            inspect_needed(_theory),
-            mistakes=(
-                mistake(
-                    "all-reduce",
-                    needed_like(lambda case: 2 * _theory(case)),
-                    "Twice what it takes: the mean arrives in full on every rank. Which part of it is looked at?",
-                ),
-                mistake(
-                    "everything gathered",
-                    needed_like(lambda case: case["world_size"] * _theory(case)),
-                    "Every rank receives every rank's whole gradient, and adds for itself. Which part of the sum does "
-                    "it keep?",
-                ),
-                mistake(
-                    "nothing sent",
-                    needed_like(lambda case: 0.0),
-                    "Nothing was sent. Do the hooks fire?",
-                ),
-            ),
-        ),
-    ),
+    draw=draw,
+    handed_out=handed_out,
+    holds=holds,
+    checks=CHECKS,
 )

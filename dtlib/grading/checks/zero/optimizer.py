@@ -2,264 +2,188 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from dtlib.grading.checks.on_memory import EXPORTED, grown, held_like, inspect_at_most
-from dtlib.grading.checks.on_paper import mistake
-from dtlib.grading.checks.on_ranks import FLOAT_BYTES, TWO_RANKS
-from dtlib.grading.compare import close, compare, right_only_if, some_rank
-from dtlib.grading.exercise import Case, Check, Exercise, Finding, Run, describe_case
+from dtlib.grading import inputs, oracle
+from dtlib.grading.exercise import Exercise
+from dtlib.grading.kinds import Theory, every, heard, keeps, only_if, own_work, sends, values
+from dtlib.grading.seen import Case, Observed
 
-from .network import Parameters, num_elements, start, trained
-from .own import inspect_needed, needed_like, own_work
+from ._shared import ROOM, positions
 
-_SLACK_BYTES = 8192
-_ATOL = 2e-5  # a step moves a weight by about 1e-2
-_STATES = {"adamw": 2, "sgd": 1}  # numbers that torch's optimizer keeps for each element
+FUNCTION = "sharded_optimizer"
+STATES = {"adamw": 2, "sgd": 1}  # numbers that torch's optimizer keeps for each element
+STEPS = 3
+ATOL = 2e-4  # a step moves a weight by about 1e-2; float32 rounds gradients, and eps multiplies that
 
 
-def _draw(rng: np.random.Generator) -> list[dict[str, Any]]:
-    cases = []
-    for n, kind in ((3, "adamw"), (2, "sgd"), (4, "adamw"), (4, "sgd")):
-        wide, narrow = int(rng.integers(220, 260)), int(rng.integers(200, 240))
-        weight_decay = float(rng.choice([0.05, 0.1]))
-        settings: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "weight_decay": weight_decay}
+def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
+    """Both optimizers on 2 to 4 ranks, and so many weights that their memory can be weighed."""
+    cases: list[dict[str, Any]] = []
+    for n, kind in ((3, "adamw"), (2, "sgd"), (4, "adamw"), (4, "sgd"), (4, "adamw")):
+        weighed = len(cases) == 4
+        widths = [64, 2048, 2800, 1] if weighed else [48, int(rng.integers(90, 120)), int(rng.integers(80, 100)), 1]
+        decay = float(rng.choice([0.05, 0.1]))
+        settings: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "weight_decay": decay}
         if kind == "adamw":
-            settings = {"lr": 0.01, "betas": [0.9, 0.99], "eps": 1e-4, "weight_decay": weight_decay}
-        cases.append(
-            {
-                "world_size": n,
-                "steps": 3,
-                "samples": int(rng.integers(3, 6)),
-                "widths": [48, wide, narrow, 1],
-                "optimizer": kind,
-                "settings": settings,
-                "seed": int(rng.integers(0, 2**31)),
-                "words": f"{n} ranks, {kind}, 3 steps, layers of 48, {wide}, {narrow} and 1",
-            }
-        )
+            settings = {"lr": 0.01, "betas": [0.9, 0.99], "eps": 1e-4, "weight_decay": decay}
+        case = {
+            "world_size": n,
+            "samples": int(rng.integers(3, 6)),
+            "widths": widths,
+            "optimizer": kind,
+            "settings": settings,
+            "steps": 2 if weighed else STEPS,
+            "weighed": weighed,
+            "seed": int(rng.integers(0, 2**31)),
+            "weights_seed": int(rng.integers(0, 2**31)),
+            "words": f"{n} ranks, {kind}, layers of {', '.join(map(str, widths))}",
+        }
+        total = sum(oracle.sizes(case))
+        cases.append(case | {"is": {"two ranks": n == 2, "divisible": total % n == 0, "adamw": kind == "adamw"}})
     return cases
 
 
-def _names(case: Case) -> list[str]:
-    return [f"{2 * layer}.{part}" for layer in range(len(case["widths"]) - 1) for part in ("weight", "bias")]
+def asked_for(case: Case) -> Any:
+    """Which elements of the weights are asked for."""
+    return positions(case, sum(oracle.sizes(case)))
 
 
-def _inspect_weights(run: Run) -> Finding | None:
-    expected = trained(run.case)
-    for rank, data in enumerate(run.ranks):
-        for name, one, two in zip(_names(run.case), data["weights"], expected, strict=True):
-            found = compare(one, two, f"`{name}` on rank {rank}; {describe_case(run.case)}", atol=_ATOL)
-            if found:
-                return found
-    return None
+def handed_out(case: Case, rank: int) -> inputs.Pieces:
+    """The network, its batches and the optimizer; after each step, what is asked for."""
+    start = {**inputs.network(case, rank, case["steps"]), "optimizer": case["optimizer"], "settings": case["settings"]}
+    return [("start", start), *[("between steps", asked_for(case))] * case["steps"]]
 
 
-def _one_step(case: Case) -> dict[str, Any]:
-    """The case up to its first step: from then on gradients are taken at other weights."""
-    return {**case, "steps": 1}
+def after_steps(factor: Callable[[int], float], *, fresh: bool = False) -> Theory:
+    """What every rank tells where a step takes ``factor(n)`` times the mean gradient."""
+
+    def theory(case: Case) -> Any:
+        def scaled(at: Any, number: int) -> Any:
+            return oracle.combined([oracle.mean_gradients(case, [number], at)], factor(case["world_size"]))
+
+        path = oracle.trajectory(case, case["steps"], scaled, fresh=fresh)
+        return [[oracle.flat(each)[asked_for(case)] for each in path]] * case["world_size"]
+
+    return oracle.remembered(theory)
 
 
-def _weights_are(wrong: Callable[[Case], Parameters]) -> Any:
-    """Recognise: after the first step of every failing run, all ranks hold ``wrong(case)``."""
-
-    def fits(failing: Sequence[Run], passing: Sequence[Run]) -> bool:
-        back = [run for run in failing if run.trouble is None]
-        return bool(back) and all(
-            close(data["first"], wrong(_one_step(run.case)), atol=_ATOL) for run in back for data in run.ranks
-        )
-
-    return fits
+right = after_steps(lambda n: 1.0)
 
 
-def _some_never_move(failing: Sequence[Run], passing: Sequence[Run]) -> bool:
-    """Whether after the first step of every failing run a few elements are as at the start, and most are right."""
-    back = [run for run in failing if run.trouble is None]
-    return bool(back) and all(_few_rest(run) for run in back)
+def at_start(case: Case) -> Any:
+    """What every rank tells where nothing happens."""
+    return [[oracle.flat(oracle.start(case))[asked_for(case)]] * case["steps"]] * case["world_size"]
 
 
-def _few_rest(run: Run) -> bool:
-    first, last = (_line(each) for each in (start(run.case), trained(_one_step(run.case))))
-    for data in run.ranks:
-        seen = _line(data["first"])
-        off = np.abs(seen - last) > _ATOL
-        rest = np.abs(seen - first) <= 1e-7
-        if not (0 < off.sum() < off.size // 2 and np.all(rest[off])):
+def is_right(observed: Observed) -> Any:
+    """For each rank, which of the elements are right after the first step."""
+    wanted = right(observed.case)
+    return [np.abs(said["weights"][0] - two[0]) <= ATOL for said, two in zip(observed.said, wanted, strict=True)]
+
+
+def own_share_only(observed: Observed) -> bool:
+    """Whether the ranks hold different weights, each right in a share of them."""
+    found = is_right(observed)
+    return all(0 < each.sum() < each.size for each in found) and bool(np.all(np.any(found, axis=0)))
+
+
+def some_rest(observed: Observed) -> bool:
+    """Whether after the first step most elements are right on every rank, and the others as at the start."""
+    first = at_start(observed.case)[0][0]
+    for good, said in zip(is_right(observed), observed.said, strict=True):
+        rest = np.abs(said["weights"][0] - first) <= 1e-7
+        if good.sum() < good.size / 2 or not np.all(rest[~good]):
             return False
     return True
 
 
-def _own_share_only(run: Run) -> bool:
-    """Whether the ranks hold different weights, each right in a share of them."""
-    lines = [_line(data["first"]) for data in run.ranks]
-    last = _line(trained(_one_step(run.case)))
-    right = [np.abs(line - last) <= _ATOL for line in lines]
-    return all(0 < each.sum() < each.size for each in right) and bool(np.all(np.any(right, axis=0)))
+def share_bytes(case: Case, rank: int) -> int:
+    """The bytes of a rank's share of the weights."""
+    total = sum(oracle.sizes(case))
+    return oracle.FLOAT_BYTES * len(np.array_split(np.empty(total), case["world_size"])[rank])
 
 
-def _line(parameters: Any) -> Any:
-    return np.concatenate([np.asarray(each, np.float64).reshape(-1) for each in parameters])
+def most(case: Case, rank: int) -> float:
+    """The weights; of the share the states, a copy and the gradient."""
+    return oracle.num_bytes(case) + (STATES[case["optimizer"]] + 2) * share_bytes(case, rank) + ROOM
 
 
-_beyond = grown("start", "trained", "gradients")
+def uneven(observed: Observed) -> bool:
+    """Whether some ranks hold too much, and others do not."""
+    ranks = range(len(observed.said))
+    much = [observed.seen.held(rank, "between steps") > most(observed.case, rank) for rank in ranks]
+    return any(much) and not all(much)
 
 
-def _full_bytes(case: Case) -> int:
-    return FLOAT_BYTES * num_elements(case)
+def wholes(number: float) -> Callable[[Case, int], float]:
+    """The weights, and beside them so many tensors as long as all states (a negative number: as all weights)."""
+    return lambda case, rank: oracle.num_bytes(case) * (1 + STATES[case["optimizer"]] + number) - ROOM
 
 
-def _own_bytes(case: Case, rank: int) -> float:
-    n, total = case["world_size"], num_elements(case)
-    return FLOAT_BYTES * (total // n + (rank < total % n))
+def needed(case: Case) -> float:
+    """What all ranks send for a reduce-scatter and an all-gather each step."""
+    return 2.0 * case["steps"] * (case["world_size"] - 1) * oracle.num_bytes(case)
 
 
-def _most(case: Case, rank: int) -> float:
-    """The states of the share, a copy of it, and its gradient."""
-    return (_STATES[case["optimizer"]] + 2) * _own_bytes(case, rank) + _SLACK_BYTES
-
-
-def _theory(case: Case) -> float:
-    return 2 * case["steps"] * (case["world_size"] - 1) * _full_bytes(case)
-
-
-OPTIMIZER = Exercise(
+EXERCISE = Exercise(
     id="zero.4",
-    function="sharded_optimizer",
+    function=FUNCTION,
     title="States for a share of the weights",
     harness="zero.optimizer",
-    draw=_draw,
-    timeout_s=20.0,
+    draw=draw,
+    handed_out=handed_out,
     checks=(
-        own_work("sharded_optimizer"),
-        Check(
+        own_work(FUNCTION, built_in=True),
+        heard(FUNCTION, lambda case: needed(case) / 2),
+        values(
+            3,
             "weights",
-            "value",
-            3,
-            "after some steps every rank has the weights of a single process",
-            _inspect_weights,
-            mistakes=(
-                mistake(
-                    "sum for mean",
-                    _weights_are(lambda case: trained(case, case["world_size"])),
-                    "These are the weights that the sum of the gradients gives. With twice as many ranks, should the "
-                    "step be longer?",
-                ),
-                mistake(
-                    "divided twice",
-                    _weights_are(lambda case: trained(case, 1 / case["world_size"])),
-                    "The gradient is N times too small. Where is it divided, and where once more?",
-                ),
-                mistake(
-                    "nothing happened",
-                    _weights_are(start),
-                    "The weights are as at the start. Do the elements that the optimizer steps share their memory "
-                    "with the parameters, and if they do not, who copies them back?",
-                ),
-                mistake(
-                    "only the own share is new",
-                    lambda failing, passing: (
-                        any(run.trouble is None for run in failing)
-                        and all(_own_share_only(run) for run in failing if run.trouble is None)
-                    ),
-                    "Each rank holds the new weights of its own share and the old ones elsewhere. What is missing "
-                    "after the update?",
-                ),
-                mistake(
-                    "some weights never move",
-                    _some_never_move,
-                    "Most weights are right, and some are as at the start. Who updates them: where does one share end "
-                    "and the next begin?",
-                ),
-                TWO_RANKS,
-                mistake(
-                    "right for one optimizer only",
-                    right_only_if(lambda case: bool(case["optimizer"] == "adamw")),
-                    "It is right with AdamW, and only with it. `make_optimizer` knows which one is wanted. Who calls "
-                    "it?",
-                ),
-                mistake(
-                    "right for another optimizer only",
-                    right_only_if(lambda case: bool(case["optimizer"] == "sgd")),
-                    "It is right with SGD, and only with it. What do other optimizers remember from step to step?",
-                ),
-                mistake(
-                    "right for divisible lengths only",
-                    right_only_if(lambda case: num_elements(case) % case["world_size"] == 0),
-                    "It goes wrong where N does not divide the number of elements. Which ranks have one more?",
-                ),
-            ),
+            "after every step each rank has the weights of a single process",
+            right,
+            of="weights",
+            atol=ATOL,
+            names=lambda case: [f"weights after step {step + 1}" for step in range(case["steps"])],
+            wrong={
+                "sum for mean": after_steps(lambda n: n),
+                "divided twice": after_steps(lambda n: 1 / n),
+                "nothing happened": at_start,
+                "a fresh optimizer each step": after_steps(lambda n: 1.0, fresh=True),
+                "only the own share is new": every(own_share_only),
+                "some weights never move": every(some_rest),
+                "right for one optimizer only": only_if("adamw"),
+                "right for another optimizer only": only_if(lambda case: not case["is"]["adamw"]),
+            },
         ),
-        Check(
-            "memory",
-            "memory",
+        keeps(
             4,
+            "memory",
             "between steps a rank keeps no more than the states, a copy and the gradient of its own share",
-            inspect_at_most(_beyond, _most, "kept beside weights and gradients"),
-            mistakes=(
-                EXPORTED,
-                mistake(
-                    "replicated states",
-                    held_like(
-                        _beyond,
-                        lambda case, rank: _STATES[case["optimizer"]] * _full_bytes(case) - _SLACK_BYTES,
-                        lambda case, rank: (_STATES[case["optimizer"]] + 0.9) * _full_bytes(case),
-                    ),
-                    "The weights may be right, and each rank keeps the states of all of them, zeros or not: this is "
-                    "plain data parallelism. For which elements does this rank need moments?",
-                ),
-                mistake(
-                    "states and more of full length",
-                    held_like(_beyond, lambda case, rank: (_STATES[case["optimizer"]] + 0.9) * _full_bytes(case)),
-                    "Each rank keeps the states of all weights, and a buffer as long beside them. What of it belongs "
-                    "to this rank's share?",
-                ),
-                mistake(
-                    "a buffer of full length",
-                    some_rank(lambda data, case: _beyond(data) >= 0.99 * _full_bytes(case)),
-                    "Beside the states of its share, a rank keeps a buffer as long as all weights from step to step. "
-                    "A view of a shard keeps the whole tensor behind it alive. Who still knows one?",
-                ),
-            ),
-            applies=lambda case: bool(case["world_size"] > 2),
+            lambda seen, rank: seen.held(rank, "between steps"),
+            most,
+            "held between steps, the weights among them",
+            wrong={
+                "whole parameters on a rank": every(uneven),
+                "replicated states": (wholes(0), wholes(0.9)),
+                "states and more of full length": (wholes(0.9), None),
+                "a buffer of full length": (lambda case, rank: most(case, rank), None),
+            },
         ),
-        Check(
-            "traffic",
-            "traffic",
+        sends(
             3,
+            "traffic",
             "a step sends one reduce-scatter of gradients and one all-gather of weights",
-            inspect_needed(_theory),
-            mistakes=(
-                mistake(
-                    "all-reduce, then all-gather",
-                    needed_like(lambda case: 1.5 * _theory(case)),
-                    "Half as much again as it takes. The gradients arrive everywhere in full: which of them does this "
-                    "rank's update use?",
-                ),
-                mistake(
-                    "two all-reduces",
-                    needed_like(lambda case: 2 * _theory(case)),
-                    "Twice what it takes. What are the zeros for that are added to the weights?",
-                ),
-                mistake(
-                    "the gradients do not travel",
-                    needed_like(lambda case: _theory(case) / 2),
-                    "Half of what it takes. Which of the two never travels, the gradients or the new weights?",
-                ),
-                mistake(
-                    "everything gathered",
-                    needed_like(lambda case: _theory(case) / 2 * (case["world_size"] + 1)),
-                    "Every rank receives every rank's whole gradient, and adds for itself. Which collective adds on "
-                    "the way?",
-                ),
-                mistake(
-                    "nothing sent",
-                    needed_like(lambda case: 0.0),
-                    "Nothing was sent, so every rank trains alone.",
-                ),
-            ),
+            needed,
+            where="not weighed",  # gloo's own reduce sends long tensors in more pieces than it must
+            wrong={
+                "all-reduce, then all-gather": lambda case: 1.5 * needed(case),
+                "two all-reduces": lambda case: 2 * needed(case),
+                "the gradients do not travel": lambda case: needed(case) / 2,
+                "everything gathered": lambda case: needed(case) / 2 * (case["world_size"] + 1),
+            },
         ),
     ),
 )

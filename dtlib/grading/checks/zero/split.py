@@ -1,319 +1,207 @@
-"""zero.3: parameters of any shape as one shard a rank, and back."""
+"""zero.3: parameters of any shape as one shard a rank, and back.
+
+Twice the desk tells each rank a number by which its shard is multiplied, and twice the parameters are gathered: so what
+comes back holds what nobody could know before.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from itertools import accumulate
+from math import prod
 from typing import Any
 
 import numpy as np
 
-from dtlib.grading.checks.on_memory import EXPORTED, grown, held_like, inspect_at_most
-from dtlib.grading.checks.on_paper import mistake
-from dtlib.grading.checks.on_ranks import FLOAT_BYTES, TWO_RANKS
-from dtlib.grading.compare import any_of, close, compare, compare_ranks, each_rank, gives, right_only_if
-from dtlib.grading.drawn import factor, shard, weights
-from dtlib.grading.exercise import Case, Check, Exercise, Finding, Run, describe_case
+from dtlib.grading import inputs
+from dtlib.grading.compare import close
+from dtlib.grading.exercise import Exercise
+from dtlib.grading.inputs import Case, tensors
+from dtlib.grading.kinds import (
+    Ranges,
+    Theory,
+    Wrong,
+    every,
+    heard,
+    keeps,
+    only_if,
+    own_work,
+    sends,
+    values,
+)
+from dtlib.grading.oracle import FLOAT_BYTES, flat, remembered, rescaled
+from dtlib.grading.seen import Observed
 
-from .own import inspect_needed, needed_like, own_work
+ROOM = 6 * 2**20
+TIMES = ("the first unshard()", "the second unshard()")
 
-_SLACK_BYTES = 4096
+
+def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
+    """Lengths that N divides and others, fewer elements than ranks, tensors of no dimension and of no elements; so many
+    that they can be weighed."""
+
+    def case(n: int, left: int, *shapes: tuple[int, ...], weighed: bool = False) -> dict[str, Any]:
+        """With a tensor more, so that `left` elements are left over where N divides all; none for -1."""
+        more = n * int(rng.integers(2000, 3000)) + (left - sum(map(prod, shapes))) % n
+        shapes = shapes if left < 0 else (*shapes, (more,))
+        total = sum(map(prod, shapes))
+        return {
+            "world_size": n,
+            "shapes": [list(shape) for shape in shapes],
+            "weighed": weighed,
+            "seed": int(rng.integers(2**31)),
+            "words": f"{n} ranks, shapes {', '.join('×'.join(map(str, shape)) or '()' for shape in shapes)}",
+            "is": {
+                "two ranks": n == 2,
+                "divisible": total % n == 0,
+                "padded at the end only": total < n or total % n in (0, n - 1),  # where cutting it off does no harm
+                "long enough": total >= n,
+                "large": total > 2**14,
+            },
+        }
+
+    a, b, c = (int(each) for each in rng.integers(150, 300, 3))
+    return [
+        case(2, 0, (a, 256)),
+        case(3, 0, (a, b), (7,)),
+        case(2, 1, (b, c), ()),
+        case(3, 1, (a, b), (2, 0), (1,), (2, 3, c)),
+        case(4, int(rng.integers(1, 3)), (1,), (301, b), ()),
+        case(4, -1, (), (1,)),
+        case(4, 2, (1500, 2000 + a), (c, 7, 1000), weighed=True),
+    ]
 
 
-def _draw(rng: np.random.Generator) -> list[dict[str, Any]]:
-    def whole(low: int, high: int) -> int:
-        return int(rng.integers(low, high))
+def handed_out(case: Case, rank: int) -> inputs.Pieces:
+    """How the parameters are made; twice a number."""
+    start = {name: case[name] for name in ("shapes", "seed")}
+    start |= {"positions": positions(case)} if case["weighed"] else {}
+    return [("start", start), *(("between", inputs.factor(case, rank, time)) for time in range(len(TIMES)))]
 
-    def last(before: int, n: int, left: int) -> int:
-        """A length after which `left` elements are left over where N divides all."""
-        return n * whole(2000, 3000) + (left - before) % n
 
-    three, four = [whole(150, 200), whole(250, 300)], [whole(120, 160), 301]
-    drawn = (
-        (2, [[2 * whole(100, 150), 256], [2 * whole(100, 200)]]),
-        (3, [three, [7], [1], [2, 3, whole(90, 120)], [last(three[0] * three[1] + 8, 3, 1)]]),
-        (4, [[1], four, [], [last(four[0] * four[1] + 2, 4, whole(1, 3))]]),
-        (4, [[1, 2]]),
+def positions(case: Case) -> Any:
+    """Which elements are asked for, of many."""
+    return np.sort(np.random.default_rng(case["seed"]).choice(len(whole(case)), 5000, replace=False))
+
+
+@remembered
+def whole(case: Case) -> Any:
+    """All of them end to end."""
+    return flat(tensors(case))
+
+
+def shards(case: Case) -> list[Any]:
+    """The shard of each rank."""
+    return np.array_split(whole(case), case["world_size"])
+
+
+def cut(case: Case, cuts: int, *, up: bool = False) -> list[Any]:
+    """Shards of N-ths, rounded down or up, if there are so many cuts less than ranks."""
+    n = case["world_size"]
+    each = -(-len(whole(case)) // n) if up else len(whole(case)) // n
+    return np.split(whole(case), each * np.arange(1, n + 1 - cuts))[:n]
+
+
+def gathered(times: tuple[int, int] = (1, 2), *, own: bool = False, shaped: bool = True) -> Theory:
+    """What `unshard` gives each rank, if it has so many of the changes each time, or those of its own shard alone."""
+
+    def found(case: Case, times: int, ranks: list[int] | None) -> Any:
+        line = rescaled(case, whole(case), times, ranks)
+        if case["weighed"]:
+            return line[positions(case)]
+        parts = zip(np.split(line, list(accumulate(map(prod, case["shapes"])))[:-1]), case["shapes"], strict=True)
+        return [(part.reshape(shape) if shape else part.item()) if shaped else part for part, shape in parts]
+
+    return remembered(
+        lambda case: [[found(case, t, [rank] if own else None) for t in times] for rank in range(case["world_size"])]
     )
-    cases = []
-    for n, shapes in drawn:
-        words = f"{n} ranks, shapes {', '.join('×'.join(map(str, shape)) or '()' for shape in shapes)}"
-        cases.append({"world_size": n, "split_shapes": shapes, "seed": whole(0, 2**31), "words": words})
-    return cases
 
 
-def _flat(case: Case) -> Any:
-    return np.concatenate([each.reshape(-1) for each in weights(case)])
+def all_bytes(case: Case) -> int:
+    """The bytes of all elements."""
+    return FLOAT_BYTES * len(whole(case))
 
 
-def _full_bytes(case: Case) -> int:
-    return FLOAT_BYTES * int(_flat(case).size)
+def with_shares(number: float) -> Callable[[Case, int], float]:
+    """The bytes of all parameters, and of so many shards."""
+    return lambda case, rank: all_bytes(case) * (1 + number / case["world_size"])
 
 
-def _is_large(case: Case) -> bool:
-    return _full_bytes(case) > 2**16
+def needed(case: Case) -> float:
+    """What all ranks send for all gathers."""
+    return float(len(TIMES) * (case["world_size"] - 1) * all_bytes(case))
 
 
-def _ends_together(case: Case) -> bool:
-    """Whether padding stands at the very end only, where cutting it off does no harm."""
-    n, size = case["world_size"], _flat(case).size
-    return size < n or size % n in (0, n - 1)
+def sent_before(observed: Observed, number: int) -> float:
+    """Which part of all bytes the ranks had sent when they asked for a number."""
+    asks = [observed.seen.asked(rank, "between")[number] for rank in range(len(observed.said))]
+    return sum(map(observed.seen.sent_by, asks)) / max(1, observed.seen.total_bytes)
 
 
-def _shards(case: Case) -> list[Any]:
-    return [shard(_flat(case), case["world_size"], rank) for rank in range(case["world_size"])]
-
-
-def _rebuilt(case: Case, scale: Callable[[int], float] = factor) -> list[Any]:
-    """The parameters, after each rank has multiplied its shard."""
-    flat = np.concatenate([scale(rank) * each for rank, each in enumerate(_shards(case))])
-    shapes = [each.shape for each in weights(case)]
-    ends = np.cumsum([int(np.prod(shape)) for shape in shapes])
-    return [part.reshape(shape) for part, shape in zip(np.split(flat, ends[:-1]), shapes, strict=True)]
-
-
-def _inspect_shard(run: Run) -> Finding | None:
-    return compare_ranks(run, "shard", _shards(run.case))
-
-
-def _ceiling_shards(case: Case) -> list[Any]:
-    n, flat = case["world_size"], _flat(case)
-    length = -(-flat.size // n)
-    return [flat[rank * length : (rank + 1) * length] for rank in range(n)]
-
-
-def _padded_shards(case: Case) -> list[Any]:
-    n = case["world_size"]
-    length = -(-_flat(case).size // n)
-    return [np.pad(each, (0, length - each.size)) for each in _ceiling_shards(case)]
-
-
-def _floor_shards(case: Case) -> list[Any]:
-    n, flat = case["world_size"], _flat(case)
-    length = flat.size // n
-    return [flat[rank * length : (rank + 1) * length if rank < n - 1 else None] for rank in range(n)]
-
-
-def _dropped_shards(case: Case) -> list[Any]:
-    n, flat = case["world_size"], _flat(case)
-    length = flat.size // n
-    return [flat[rank * length : (rank + 1) * length] for rank in range(n)]
-
-
-def _each_by_itself(case: Case) -> list[Any]:
-    n = case["world_size"]
-    return [np.concatenate([shard(each, n, rank) for each in weights(case)]) for rank in range(n)]
-
-
-def _shard_is(wrong: Callable[[Case], list[Any]]) -> Any:
-    return gives(each_rank("shard"), wrong)
-
-
-def _inspect_rebuilt(run: Run) -> Finding | None:
-    expected = _rebuilt(run.case)
-    for rank, data in enumerate(run.ranks):
-        where = f"on rank {rank}; {describe_case(run.case)}"
-        seen = data["rebuilt"]
-        if not isinstance(seen, list) or len(seen) != len(expected):
-            count = f"a list of {len(seen)}" if isinstance(seen, list) else "no list"
-            return Finding(count, f"a list of {len(expected)} tensors", where)
-        for number, (one, two) in enumerate(zip(seen, expected, strict=True)):
-            found = compare(one, two if two.ndim else two.item(), f"parameter {number} {where}")
-            if found:
-                return found
-    return None
-
-
-def _rebuilt_is(wrong: Callable[[Case, int], list[Any]]) -> Any:
-    """Recognise: in every failing run, each rank's elements in their order are those of ``wrong(case, rank)``."""
-
-    def fits(failing: Sequence[Run], passing: Sequence[Run]) -> bool:
-        back = [run for run in failing if run.trouble is None]
-        return bool(back) and all(
-            close(_line(data["rebuilt"]), _line(wrong(run.case, rank)))
-            for run in back
-            for rank, data in enumerate(run.ranks)
-        )
-
-    return fits
-
-
-def _line(parameters: Any) -> Any:
-    return np.concatenate([np.asarray(each, np.float64).reshape(-1) for each in parameters])
-
-
-def _shard_bytes(case: Case, rank: int) -> int:
-    return FLOAT_BYTES * int(_shards(case)[rank].size)
-
-
-def _kept(data: Any) -> float:
-    """What is kept of the parameters once they are gone."""
-    return grown("given", "kept")(data)
-
-
-def _theory(case: Case) -> float:
-    return (case["world_size"] - 1) * _full_bytes(case)
-
-
-def _most(case: Case, rank: int) -> float:
-    return _shard_bytes(case, rank) - _full_bytes(case) + _SLACK_BYTES
-
-
-SPLIT = Exercise(
+SHARD: Wrong = {
+    "padded": lambda case: [np.pad(e, (0, len(cut(case, 1, up=True)[0]) - len(e))) for e in cut(case, 1, up=True)],
+    "chunk for tensor_split": lambda case: cut(case, 1, up=True),
+    "the rest to the last rank": lambda case: cut(case, 1),
+    "the rest is lost": lambda case: cut(case, 0),
+    "each parameter by itself": lambda case: [
+        flat([np.array_split(each.ravel(), case["world_size"])[rank] for each in tensors(case)])
+        for rank in range(case["world_size"])
+    ],
+    "the whole as a shard": lambda case: [whole(case)] * case["world_size"],
+    "the next rank's shard": lambda case: [*shards(case)[1:], shards(case)[0]],
+    "rounded on the way": every(lambda each: close([said["shard"] for said in each.said], shards(each.case), 0.01)),
+}
+REBUILT: Wrong = {
+    "an old copy": gathered((0, 0)),
+    "gathered once for all": gathered((1, 1)),
+    "only the own shard is new": gathered(own=True),
+    "right for divisible lengths only": only_if("padded at the end only"),
+    "rounded on the way": every(
+        lambda each: close([said["rebuilt"] for said in each.said], gathered()(each.case), 0.01)
+    ),
+    "flat, not in shape": gathered(shaped=False),
+}
+MEMORY: Ranges = {
+    "everything is kept": (with_shares(-0.5), with_shares(0.5)),
+    "the whole and the shard": (with_shares(0.5), None),
+}
+TRAFFIC: Wrong = {
+    "sent while splitting": every(lambda each: sent_before(each, 0) > 0.1),
+    "an all-reduce of zeros and a shard": every(lambda each: each.seen.collectives()[-1][0] == "all_reduce"),
+    "whole buffers gathered": (
+        lambda case: case["world_size"] * needed(case),
+        lambda case: (case["world_size"] + 1) * needed(case),
+    ),
+    "rounded on the way": lambda case: needed(case) / 2,
+    "gathered once for all": every(lambda each: sent_before(each, 1) > 0.99),
+}
+CHECKS = (
+    own_work("split", built_in=True),
+    heard("split", lambda case: needed(case) / 4 if case["is"]["long enough"] else 0),
+    values(
+        2, "shard", "the shard holds this rank's elements, whatever the shapes", shards, of="shard", wrong=SHARD,
+        where="not weighed",
+    ),
+    values(
+        2, "rebuilt", "`unshard()` gives the parameters that the shards hold now", gathered(), of="rebuilt",
+        wrong=REBUILT, names=lambda case: TIMES,
+    ),
+    keeps(
+        2, "memory", "when the parameters are gone, a rank keeps 1/N of their bytes",
+        lambda seen, rank: seen.held(rank, "between"), lambda case, rank: all_bytes(case) / case["world_size"] + ROOM,
+        "kept when the parameters are gone", wrong=MEMORY,
+    ),
+    sends(
+        1, "traffic", "the ranks send one all-gather of the shards, and nothing else", needed, wrong=TRAFFIC,
+        where="large",
+    ),
+)  # fmt: skip
+EXERCISE = Exercise(
     id="zero.3",
     function="split",
     title="One shard a rank, and back",
     harness="zero.split",
-    draw=_draw,
-    checks=(
-        own_work("split"),
-        Check(
-            "shard",
-            "value",
-            2,
-            "the shard holds this rank's elements, whatever the shapes",
-            _inspect_shard,
-            mistakes=(
-                mistake(
-                    "padded",
-                    _shard_is(_padded_shards),
-                    "Some shards end in zeros that belong to no parameter. Is padding something that a rank has to "
-                    "keep, or something that only travels?",
-                ),
-                mistake(
-                    "chunk for tensor_split",
-                    _shard_is(_ceiling_shards),
-                    "The first ranks have rounded up and the last one gets what is left, or nothing. By how many "
-                    "elements may two shards differ here?",
-                ),
-                mistake(
-                    "the rest to the last rank",
-                    _shard_is(_floor_shards),
-                    "All that is left over goes to the last rank. By how many elements may two shards differ here?",
-                ),
-                mistake(
-                    "the rest is lost",
-                    _shard_is(_dropped_shards),
-                    "Add up the lengths of all shards. Who has the last elements?",
-                ),
-                mistake(
-                    "each parameter by itself",
-                    _shard_is(_each_by_itself),
-                    "Every parameter was cut by itself. What does the task cut?",
-                ),
-                mistake(
-                    "the whole as a shard",
-                    _shard_is(lambda case: [_flat(case)] * case["world_size"]),
-                    "Every rank has all elements. Which of them are its own?",
-                ),
-                mistake(
-                    "the next rank's shard",
-                    _shard_is(lambda case: [*_shards(case)[1:], _shards(case)[0]]),
-                    "Each rank holds another rank's share. From which number do ranks count?",
-                ),
-                TWO_RANKS,
-                mistake(
-                    "right for divisible lengths only",
-                    right_only_if(lambda case: _flat(case).size % case["world_size"] == 0),
-                    "It goes wrong where N does not divide the number of elements. Which ranks hold one more?",
-                ),
-                mistake(
-                    "right for enough elements only",
-                    right_only_if(lambda case: _flat(case).size >= case["world_size"]),
-                    "It goes wrong where there are fewer elements than ranks. What is the shard of a rank that gets "
-                    "none?",
-                ),
-            ),
-        ),
-        Check(
-            "rebuilt",
-            "value",
-            2,
-            "`unshard()` gives the parameters that the shards hold now",
-            _inspect_rebuilt,
-            mistakes=(
-                mistake(
-                    "an old copy",
-                    _rebuilt_is(lambda case, rank: weights(case)),
-                    "These are the parameters as they were. The shards have changed since: where do these numbers come "
-                    "from?",
-                ),
-                mistake(
-                    "only the own shard is new",
-                    _rebuilt_is(
-                        lambda case, rank: _rebuilt(case, lambda other: factor(other) if other == rank else 1.0)
-                    ),
-                    "The own shard is up to date, and the others are as they were at the start. Who knows what they "
-                    "are now?",
-                ),
-                TWO_RANKS,
-                mistake(
-                    "right for divisible lengths only",
-                    right_only_if(_ends_together),
-                    "It goes wrong where shards have different lengths. What do the ranks send that hold one element "
-                    "less, and what becomes of it at the other end?",
-                ),
-                mistake(
-                    "right for enough elements only",
-                    right_only_if(lambda case: _flat(case).size >= case["world_size"]),
-                    "It goes wrong where some ranks have no elements. Do they come to the collective too?",
-                ),
-                mistake(
-                    "flat, not in shape",
-                    _rebuilt_is(lambda case, rank: _rebuilt(case)),
-                    "The elements are right and in order. Which shapes did the parameters have?",
-                ),
-            ),
-        ),
-        Check(
-            "memory",
-            "memory",
-            2,
-            "when the parameters are gone, a rank keeps 1/N of their bytes",
-            inspect_at_most(_kept, _most, "more than before, with the parameters gone"),
-            mistakes=(
-                EXPORTED,
-                mistake(
-                    "everything is kept",
-                    held_like(_kept, lambda case, rank: -_SLACK_BYTES, lambda case, rank: _SLACK_BYTES),
-                    "A rank keeps as many bytes as all parameters have. A view of a shard keeps the whole tensor "
-                    "behind it alive, and a function that knows a tensor keeps it too. What is still known here, and "
-                    "to whom?",
-                ),
-                mistake(
-                    "the whole and the shard",
-                    held_like(_kept, lambda case, rank: _SLACK_BYTES),
-                    "A rank keeps the shard and beside it as much as all parameters. Who still knows the whole?",
-                ),
-            ),
-            applies=_is_large,
-        ),
-        Check(
-            "traffic",
-            "traffic",
-            1,
-            "the ranks send one all-gather of the shards, and nothing else",
-            inspect_needed(_theory),
-            mistakes=(
-                mistake(
-                    "an all-reduce of zeros and a shard",
-                    needed_like(lambda case: 2 * _theory(case)),
-                    "Twice the bytes. If every rank adds its shard to zeros elsewhere, what do the zeros cost?",
-                ),
-                mistake(
-                    "nothing sent",
-                    needed_like(lambda case: 0.0),
-                    "Nothing was sent. How does a rank learn what the others have done to their shards?",
-                ),
-                mistake(
-                    "whole buffers gathered",
-                    any_of(
-                        needed_like(lambda case: case["world_size"] * _theory(case)),
-                        needed_like(lambda case: (case["world_size"] + 1) * _theory(case)),
-                    ),
-                    "Every rank sends a whole buffer to all others. Which part of it does nobody else know?",
-                ),
-            ),
-            applies=_is_large,
-        ),
-    ),
+    draw=draw,
+    handed_out=handed_out,
+    checks=CHECKS,
 )

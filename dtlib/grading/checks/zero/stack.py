@@ -1,296 +1,313 @@
-"""zero.6: layers whose weights are gathered for use, in forward and again in backward, stage 3."""
+"""zero.6: layers whose weights are gathered for use, in forward and again in backward, stage 3.
+
+A rank is told its shards and nothing else of the weights. Between two layers it stands at the desk: what it holds and
+what was sent by then is seen from outside. A gradient that goes back between two layers is multiplied by a key.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from dtlib.grading.checks.on_memory import EXPORTED, held_like, inspect_at_most, risen
-from dtlib.grading.checks.on_paper import mistake
-from dtlib.grading.checks.on_ranks import FLOAT_BYTES, TWO_RANKS
-from dtlib.grading.compare import close, compare, right_only_if, some_rank
-from dtlib.grading.drawn import shard
-from dtlib.grading.exercise import Case, Check, Exercise, Finding, Run, describe_case
+from dtlib.grading import inputs, oracle
+from dtlib.grading.compare import close, show_bytes
+from dtlib.grading.exercise import Exercise, Finding
+from dtlib.grading.kinds import (
+    NOTHING_ELSE,
+    Sign,
+    Theory,
+    Wrong,
+    every,
+    heard,
+    needed_bytes,
+    order,
+    own_work,
+    sends,
+    some_rank,
+    values,
+)
+from dtlib.grading.seen import Case, Observed
 
-from .network import atol, layer_sizes, layers_bytes, same, stack
-from .order import ORDER
-from .own import inspect_needed, needed_like, own_work
+from ._shared import ROOM, share_bytes
 
-_LAYERS_IN_USE = 7  # a weight, what is sent and received of it, its gradient, and what is sent and received of that
-_DEPTH = 18
+RATE = 0.02
+RTOL, ATOL = 1e-3, 1e-5
+LAYERS_IN_USE = 7  # a weight, what is sent and received of it, its gradient, and what is sent and received of that
 
 
-def _draw(rng: np.random.Generator) -> list[dict[str, Any]]:
+def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
+    """Sizes that N divides and others; so many weights that they can be weighed."""
     cases = []
-    for n, width in ((2, 2 * int(rng.integers(46, 54))), (3, 3 * int(rng.integers(31, 35))), (4, 93)):
-        width += 2 * int(rng.integers(0, 4)) if n == 4 else 0  # stays odd, so that N divides no layer
+    for n, width, weighed in (
+        (2, 2 * int(rng.integers(46, 54)), False),
+        (3, 3 * int(rng.integers(31, 35)) + 1, False),
+        (4, 91 + 2 * int(rng.integers(0, 4)), False),
+        (3, 1100, True),
+    ):
+        widths = [*[width] * 18, width - n * int(rng.integers(1, 4)), 1]
         cases.append(
             {
                 "world_size": n,
-                "steps": 2,
+                "steps": 1 if weighed else 2,
                 "samples": int(rng.integers(2, 5)),
-                "widths": [*[width] * _DEPTH, width - 3 * int(rng.integers(1, 4)), 1],
-                "learning_rate": 0.1,
-                "sharded": True,
-                "seed": int(rng.integers(0, 2**31)),
-                "words": f"{n} ranks, {_DEPTH - 1} layers of {width}×{width} and two smaller ones",
+                "widths": widths,
+                "biases": False,
+                "weighed": weighed,
+                "gates": list(range(1, 19)) if weighed else [1],
+                "seed": int(rng.integers(2**31)),
+                "weights_seed": int(rng.integers(2**31)),
+                "words": f"{n} ranks, 17 layers of {width}×{width} and two smaller ones",
+                "is": {"two ranks": n == 2, "divisible": n == 2},
             }
         )
     return cases
 
 
-def _ends_together(case: Case) -> bool:
-    """Whether padding stands at the very end of each weight only, where cutting it off does no harm."""
-    n = case["world_size"]
-    return all(size % n in (0, n - 1) for size in layer_sizes(case))
+def handed_out(case: Case, rank: int) -> inputs.Pieces:
+    """The shards of a rank one by one; at each step a batch."""
+    start = {name: case[name] for name in ("widths", "steps", "gates")} | {"rate": RATE, "positions": places(case)}
+    shards = oracle.shares(case, rank, oracle.start(case))
+    pieces: inputs.Pieces = [("start", start), *(("shard", each.astype(np.float32)) for each in shards)]
+    for step in range(case["steps"]):
+        pieces += [("step", list(inputs.batch(case, rank, step))), ("forward ended", None), ("backward ended", None)]
+    return pieces
 
 
-def _share(case: Case, rank: int, full: Sequence[Any]) -> list[Any]:
-    return [shard(each, case["world_size"], rank) for each in full]
+def named(case: Case, rank: int) -> dict[str, Any]:
+    """At the gates between two layers, nothing in forward and a key on the way back."""
+    found: dict[str, Any] = {}
+    for step in range(case["steps"]):
+        for layer in case["gates"]:
+            key = inputs.keys(case, rank, step)[-layer]
+            found |= {f"forward {step}, layer {layer}": None, f"back {step}, layer {layer}": key}
+    return found
 
 
-def _inspect_losses(run: Run) -> Finding | None:
-    expected = stack(run.case)
-    for rank, data in enumerate(run.ranks):
-        found = compare(
-            data["losses"][0],
-            expected[0][0][rank],
-            f"in the first step on rank {rank}; {describe_case(run.case)}",
-            1e-4,
-        )
-        if found:
-            return found
-    return None
+def places(case: Case) -> Any:
+    """Which elements of each gradient are told: of many a few, which the shortest has too."""
+    least = min(oracle.sizes(case)) // case["world_size"]
+    return np.sort(np.random.default_rng(case["seed"]).choice(least, 200, replace=False)) if case["weighed"] else None
 
 
-def _inspect_gradients(run: Run) -> Finding | None:
-    expected = stack(run.case)
-    for rank, data in enumerate(run.ranks):
-        for step, seen in enumerate(data["gradients"]):
-            for layer, (one, two) in enumerate(zip(seen, _share(run.case, rank, expected[step][1]), strict=True)):
-                where = f"layer {layer}, step {step + 1}, rank {rank}; {describe_case(run.case)}"
-                one = np.asarray([one]) if isinstance(one, float | int) else one
-                found = Finding("no gradient", "this rank's share", where) if one is None else None
-                found = found or compare(one, two, where, atol=atol(two))
-                if found:
-                    return found
-    return None
+# What it should compute
 
 
-def _gradients_are(wrong: Callable[[Case, int], Sequence[Any]]) -> Any:
-    """Recognise: in the first step of every failing run, rank r holds ``wrong(case, r)``."""
-
-    def fits(failing: Sequence[Run], passing: Sequence[Run]) -> bool:
-        back = [run for run in failing if run.trouble is None]
-        return bool(back) and all(
-            same(_arrays(data["gradients"][0]), wrong(run.case, rank))
-            for run in back
-            for rank, data in enumerate(run.ranks)
-        )
-
-    return fits
+def share(case: Case, parts: Any, rank: int) -> Any:
+    """This rank's share of the mean of what the ranks have found."""
+    return inputs.shard(sum(parts) / len(parts), case["world_size"], rank)
 
 
-def _others_share(failing: Sequence[Run], passing: Sequence[Run]) -> bool:
-    """Whether in the first step of every failing run each rank holds what the next one should."""
-    back = [run for run in failing if run.trouble is None]
-    return bool(back) and all(_is_of_next(run, rank) for run in back for rank in range(len(run.ranks)))
+def steps(kept: Callable[[Case, Any, int], Any] = share, back: Callable[[Any], Any] = lambda g: g) -> Theory:
+    """What each rank tells that keeps ``kept(case, each rank's gradient, rank)`` of a layer's gradient, and gives the
+    layer before ``back(gradients of all ranks)``."""
+
+    def theory(case: Case) -> Any:
+        weights, told = oracle.start(case), []
+        for step in range(case["steps"]):
+            shares: list[Any] = []
+            for parts in backward(case, weights, *forward(case, weights, step), step, back):
+                found = [kept(case, parts, rank) for rank in range(len(parts))]
+                shares.insert(0, found if places(case) is None else [each[places(case)] for each in found])
+            told += shares
+            if step + 1 < case["steps"]:
+                moved = zip(weights, map(np.concatenate, shares), strict=True)
+                weights = [weight - RATE * each.reshape(weight.shape) for weight, each in moved]
+        return [list(each) for each in zip(*told, strict=True)]
+
+    return oracle.remembered(theory)
 
 
-def _is_of_next(run: Run, rank: int) -> bool:
-    expected = _share(run.case, (rank + 1) % len(run.ranks), stack(run.case)[0][1])
-    seen = _arrays(run.ranks[rank]["gradients"][0])
-    # Of lengths that differ by one element, the last may be anything.
+def forward(case: Case, weights: Any, step: int) -> tuple[list[Any], Any]:
+    """The inputs of each layer [ranks, samples, in], and the error of the outputs."""
+    batches = [inputs.batch(case, rank, step) for rank in range(case["world_size"])]
+    first, targets = (np.stack(each).astype(np.float64) for each in zip(*batches, strict=True))
+    found = [first]
+    for weight in weights[:-1]:
+        found.append(np.tanh(found[-1] @ weight.T))
+    return found, found[-1] @ weights[-1].T - targets
+
+
+def backward(
+    case: Case, weights: Any, found: list[Any], error: Any, step: int, back: Callable[[Any], Any]
+) -> Iterator[Any]:
+    """What each rank finds for each layer, from the last one on: [ranks, out, in]."""
+    gradient = 2 * error / error[0].size
+    for layer in reversed(range(len(weights))):
+        x = found[layer]
+        yield np.einsum("rso,rsi->roi", gradient, x)
+        gradient = back(gradient @ weights[layer]) * (1 - x**2)
+        if layer in case["gates"]:
+            gradient *= np.stack([inputs.keys(case, rank, step)[-layer] for rank in range(len(x))])[:, None]
+
+
+def losses(case: Case) -> Any:
+    """The loss of each rank in the first step."""
+    return (forward(case, oracle.start(case), 0)[1] ** 2).mean((1, 2)).tolist()
+
+
+def names(case: Case) -> list[str]:
+    """Of the gradients that a rank tells."""
+    layers = range(len(case["widths"]) - 1)
+    return [f"layer {layer}, step {step + 1}" for step in range(case["steps"]) for layer in layers]
+
+
+right = steps()
+
+
+def wrongly(kept: Callable[[Case, Any, int], Any] = share, back: Callable[[Any], Any] = lambda g: g) -> Theory:
+    """The same in a wrong way, told where N divides all layers: elsewhere a share may have any length."""
+    theory = steps(kept, back)
+    return lambda case: theory(case) if case["is"]["divisible"] else None
+
+
+def right_first(observed: Observed) -> bool:
+    """Whether the gradients of the first step are right."""
+    first, wanted = len(observed.case["widths"]) - 1, right(observed.case)
     return all(
-        one is not None and close(one[: len(two) - 1], two[: len(one)][: len(two) - 1], atol=atol(two))
-        for one, two in zip(seen[:-1], expected[:-1], strict=True)
+        close(said["gradients"][:first], rank[:first], RTOL, ATOL)
+        for said, rank in zip(observed.said, wanted, strict=True)
     )
 
 
-def _arrays(seen: Any) -> Any:
-    return [np.asarray([each]) if isinstance(each, float | int) else each for each in seen]
+def last_alone(said: Any, case: Case) -> bool:
+    """Whether the last layer has a gradient in the first step, and the one before has none."""
+    before, last = said["gradients"][len(case["widths"]) - 3 :][:2]
+    return last is not None and bool(np.any(last)) and (before is None or not np.any(before))
 
 
-def _right_first(failing: Sequence[Run], passing: Sequence[Run]) -> bool:
-    return bool(_gradients_are(lambda case, rank: _share(case, rank, stack(case)[0][1]))(failing, passing))
+# What it should hold and send
 
 
-def _last_layer_only(data: Mapping[str, Any], case: Case) -> bool:
-    first = data["gradients"][0]
-    return first[-1] is not None and any(each is None or not np.any(each) for each in first[:-1])
+def held(times: float, part: float = 0.0, layers: int = 0) -> Callable[[Case, int], float]:
+    """The bytes of so many times a rank's shards, of such a part of all weights, and of so many layers."""
+    return lambda case, rank: (
+        times * share_bytes(case, rank)
+        + part * oracle.num_bytes(case)
+        + layers * oracle.FLOAT_BYTES * max(oracle.sizes(case))
+    )
 
 
-_forward, _backward = risen("forward"), risen("backward")
+def find_held(observed: Observed) -> Finding | None:
+    """That no rank holds more than its shards, in backward their gradients too, and some layers."""
+    for rank in range(len(observed.said)):
+        for name, label, times in (("forward", "forward", 1), ("backward", "back", 2)):
+            asks = (each for each in observed.seen.asks if each.rank == rank and each.label.startswith(label))
+            seen = max(each.peak_bytes for each in asks)
+            most = held(times, layers=LAYERS_IN_USE)(observed.case, rank) + ROOM
+            if seen > most:
+                where = f"the shards among them, on rank {rank}; {observed.words}"
+                return Finding(f"{show_bytes(seen)} at the peak of {name}", f"at most {show_bytes(most)}", where)
+    return None
 
 
-def _layer_bytes(case: Case) -> int:
-    return FLOAT_BYTES * max(layer_sizes(case))
+def at_rest(label: str) -> Sign:
+    """Whether a rank holds, beside its shards, as much as all weights when it asks for `label`."""
+    return every(lambda each: each.seen.held(0, label) > held(1, 0.9)(each.case, 0))
 
 
-def _own_bytes(case: Case, rank: int) -> int:
-    return FLOAT_BYTES * sum(-(-size // case["world_size"]) for size in layer_sizes(case))
+def needed(case: Case) -> float:
+    """What all ranks send for two gathers and a reduce-scatter of all layers in each step."""
+    return 3.0 * case["steps"] * unit(case)
 
 
-def _inspect_peak(run: Run) -> Finding | None:
-    forward = inspect_at_most(
-        _forward,
-        lambda case, rank: _LAYERS_IN_USE * _layer_bytes(case),
-        "more at the peak of forward than at its start",
-    )(run)
-    return forward or inspect_at_most(
-        _backward,
-        lambda case, rank: _own_bytes(case, rank) + _LAYERS_IN_USE * _layer_bytes(case),
-        "more at the peak of backward than at its start",
-    )(run)
+def unit(case: Case) -> float:
+    """What all ranks send for a gather of all layers."""
+    return float((case["world_size"] - 1) * oracle.num_bytes(case))
 
 
-def _theory(case: Case) -> float:
-    return 3 * case["steps"] * (case["world_size"] - 1) * layers_bytes(case)
+def moved(observed: Observed) -> list[tuple[float, float, float]]:
+    """For each step, how often all weights were moved before the second layer, in forward and in backward."""
+    case, seen = observed.case, observed.seen
+
+    def at(label: str, number: int) -> int:
+        return max(seen.asked(rank, label)[number].position for rank in range(case["world_size"]))
+
+    found = []
+    for step in range(case["steps"]):
+        labels = (("step", step), (f"forward {step}, layer 1", 0), ("forward ended", step), ("backward ended", step))
+        marks = [at(*each) for each in labels]
+        sent = [needed_bytes(replace(seen, log=seen.log[a:b]), case["world_size"]) for a, b in pairwise(marks)]
+        found.append((sent[0] / unit(case), (sent[0] + sent[1]) / unit(case), sent[2] / unit(case)))
+    return found
 
 
-def _without_first(case: Case) -> float:
-    """The same where backward does not gather the first layer, whose inputs want no gradient."""
-    return _theory(case) - case["steps"] * (case["world_size"] - 1) * FLOAT_BYTES * layer_sizes(case)[0]
+def find_order(observed: Observed) -> Finding | None:
+    """That forward moves the weights once, layer by layer, and backward twice."""
+    for first, forward, back in moved(observed):
+        for name, seen, wanted in (("forward", forward, 1), ("backward", back, 2)):
+            if abs(seen - wanted) > 0.2:
+                return Finding(f"{seen:.2f} times the weights moved in {name}", f"{wanted} times", observed.words)
+        if first > 0.5:
+            return Finding("most weights moved before the first layer is done", "one layer at a time", observed.words)
+    return None
 
 
-STACK = Exercise(
+def some_step(holds: Callable[[float, float, float], bool]) -> Sign:
+    """In every failing case some step moved the weights so often: before the second layer, in forward, in backward."""
+    return every(lambda each: any(holds(*step) for step in moved(each)))
+
+
+GRADIENT: Wrong = {
+    "sum for mean": wrongly(lambda case, parts, rank: share(case, parts * len(parts), rank)),
+    "divided twice": wrongly(lambda case, parts, rank: share(case, parts / len(parts), rank)),
+    "no sync": wrongly(lambda case, parts, rank: share(case, parts[rank : rank + 1], rank)),
+    "a share of another rank": wrongly(lambda case, parts, rank: share(case, parts, (rank + 1) % len(parts))),
+    "transposed": wrongly(lambda case, parts, rank: share(case, parts.swapaxes(1, 2), rank)),
+    "inputs averaged": (
+        wrongly(back=lambda gradient: 0 * gradient + gradient.mean(0)),
+        wrongly(back=lambda gradient: gradient / len(gradient)),
+    ),
+    "nothing flows through": some_rank(last_alone),
+    "right in the first step only": every(right_first),
+}
+MEMORY: Wrong = {
+    "full parameters kept after forward": at_rest("forward ended"),
+    "full gradients kept": at_rest("backward ended"),
+    "many layers at a time": NOTHING_ELSE,
+}
+ORDER: Wrong = {
+    "all layers at once": some_step(lambda first, forward, back: first > 0.5),
+    "gathered more than once": some_step(lambda first, forward, back: forward > 1.5),
+    "not gathered again": some_step(lambda first, forward, back: back < 1.5),
+    "all-reduce for reduce-scatter": some_step(lambda first, forward, back: 2.5 < back < 3.5),
+}
+TRAFFIC: Wrong = {
+    "not gathered again": lambda case: needed(case) * 2 / 3,
+    "all-reduce for reduce-scatter": lambda case: needed(case) * 4 / 3,
+    "gathered more than once": lambda case: needed(case) * 5 / 3,
+}
+CHECKS = (
+    own_work("sharded_linear", built_in=True),
+    heard("sharded_linear", lambda case: needed(case) / 4),
+    values(
+        1, "outputs", "the loss of the first step is that of whole weights", losses,
+        of=lambda observed: [said["losses"][0] for said in observed.said], rtol=1e-4,
+    ),
+    values(
+        3, "gradient", "each shard's `.grad` is this rank's share of the mean gradient, step after step", right,
+        of="gradients", names=names, rtol=RTOL, atol=ATOL, wrong=GRADIENT, kind="gradient",
+    ),
+    order(
+        5, "memory", "at no moment does a rank hold more than its shards and the weights of a few layers", find_held,
+        wrong=MEMORY, where="weighed", kind="memory",
+    ),
+    order(
+        2, "order", "forward gathers each layer once; backward gathers it again and reduces its gradient", find_order,
+        wrong=ORDER, where="not weighed",
+    ),
+    sends(1, "traffic", "a step sends 3 (N−1)/N of the weights", needed, wrong=TRAFFIC, where="not weighed"),
+)  # fmt: skip
+EXERCISE = Exercise(
     id="zero.6",
     function="sharded_linear",
     title="A layer that is whole only while it is used",
     harness="zero.stack",
-    draw=_draw,
-    timeout_s=20.0,
-    checks=(
-        own_work("sharded_linear"),
-        Check(
-            "outputs",
-            "value",
-            1,
-            "the loss of the first step is that of whole weights",
-            _inspect_losses,
-            mistakes=(
-                TWO_RANKS,
-                mistake(
-                    "right for divisible lengths only",
-                    right_only_if(_ends_together),
-                    "It goes wrong where N does not divide the elements of a weight. Shards then have different "
-                    "lengths: where does each of them begin in the whole?",
-                ),
-            ),
-        ),
-        Check(
-            "gradient",
-            "gradient",
-            3,
-            "each shard's `.grad` is this rank's share of the mean gradient, step after step",
-            _inspect_gradients,
-            mistakes=(
-                mistake(
-                    "sum for mean",
-                    _gradients_are(
-                        lambda case, rank: _share(case, rank, stack(case, case["world_size"])[0][1]),
-                    ),
-                    "N times too large. Each rank's loss is a mean over its own samples. What is the gradient of all "
-                    "of them?",
-                ),
-                mistake(
-                    "divided twice",
-                    _gradients_are(lambda case, rank: _share(case, rank, stack(case, 1 / case["world_size"])[0][1])),
-                    "N times too small. Where is it divided, and where once more?",
-                ),
-                mistake(
-                    "no sync",
-                    _gradients_are(lambda case, rank: _share(case, rank, stack(case, case["world_size"], rank)[0][1])),
-                    "These are shares of the gradient of this rank's own samples. What do the other ranks know about "
-                    "them?",
-                ),
-                mistake(
-                    "a share of another rank",
-                    _others_share,
-                    "The mean is right, and the share is that of another rank. From which number do ranks count?",
-                ),
-                mistake(
-                    "nothing flows through",
-                    some_rank(_last_layer_only),
-                    "The last layer has a gradient, and an earlier one has none. What does a layer's backward owe to "
-                    "the layer before it?",
-                ),
-                mistake(
-                    "right in the first step only",
-                    _right_first,
-                    "The first step is right, the second is not. The shards have changed in between: which weights "
-                    "did the layers use?",
-                ),
-                TWO_RANKS,
-                mistake(
-                    "right for divisible lengths only",
-                    right_only_if(_ends_together),
-                    "It goes wrong where N does not divide the elements of a weight. Shards then have different "
-                    "lengths: where does each of them begin in the whole?",
-                ),
-            ),
-        ),
-        Check(
-            "memory",
-            "memory",
-            5,
-            "at no moment does a rank hold more than its shards and the weights of a few layers",
-            _inspect_peak,
-            mistakes=(
-                EXPORTED,
-                mistake(
-                    "full parameters kept after forward",
-                    held_like(_forward, lambda case, rank: 0.9 * layers_bytes(case)),
-                    "When forward ends, all weights are there in full. Autograd keeps what an operation will need for "
-                    "its gradient, and a context, a cache or a view keeps what it knows. Who knows the weights of a "
-                    "layer that has been used?",
-                ),
-                mistake(
-                    "full gradients kept",
-                    held_like(_backward, lambda case, rank: 0.9 * layers_bytes(case)),
-                    "In backward the whole gradients of all layers are there at the same time. Who still knows the "
-                    "one of a layer whose share has been made?",
-                ),
-                mistake(
-                    "many layers at a time",
-                    some_rank(lambda data, case: True),
-                    "More is whole at one time than a few layers. Which layers does this moment need?",
-                ),
-            ),
-        ),
-        ORDER,
-        Check(
-            "traffic",
-            "traffic",
-            1,
-            "a step sends 3 (N−1)/N of the weights",
-            inspect_needed(_theory, _without_first),
-            mistakes=(
-                mistake(
-                    "two shares",
-                    needed_like(lambda case: _theory(case) * 2 / 3),
-                    "Two shares instead of three. Which of the three is missing: to use the weights, to use them "
-                    "again, or to make the mean?",
-                ),
-                mistake(
-                    "four shares",
-                    needed_like(lambda case: _theory(case) * 4 / 3),
-                    "Four shares instead of three. Is there something that arrives in full and is used in part?",
-                ),
-                mistake(
-                    "every gather doubled",
-                    needed_like(lambda case: _theory(case) * 5 / 3),
-                    "Both gathers cost twice what they should. If every rank adds its shard to zeros elsewhere, what "
-                    "do the zeros cost?",
-                ),
-                mistake(
-                    "nothing sent",
-                    needed_like(lambda case: 0.0),
-                    "Nothing was sent. Whose weights are these, and whose samples?",
-                ),
-            ),
-        ),
-    ),
+    draw=draw,
+    handed_out=handed_out,
+    named=named,
+    checks=CHECKS,
 )

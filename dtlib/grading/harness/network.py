@@ -1,0 +1,86 @@
+"""The network of a case, with gates between its layers: a rank goes back through a gate with a key from the desk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from dtlib.grading import inputs
+
+from .desk import Desk
+
+
+class Gate(torch.autograd.Function):
+    """Gives what it gets; on the way back the gradient is multiplied by a key, which is asked for at that moment."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, desk: Desk) -> torch.Tensor:
+        """What came in."""
+        ctx.desk = desk
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Any, None]:
+        """Asks for the key."""
+        return grad_outputs[0] * torch.from_numpy(ctx.desk.next()), None
+
+
+class Network(torch.nn.Module):
+    """Linear layers with tanh between them, used in the order that the case says; gated where it is given a `desk`."""
+
+    def __init__(self, given: Mapping[str, Any], desk: Desk | None = None) -> None:
+        super().__init__()
+        biased = given.get("biases", True)
+        values = inputs.parameters(given)
+        self.layers = torch.nn.ModuleList()
+        for before, after in zip(given["widths"][:-1], given["widths"][1:], strict=True):
+            layer = torch.nn.utils.skip_init(torch.nn.Linear, before, after, bias=biased)
+            self.layers.append(layer)
+        for parameter, value in zip(self.parameters(), values, strict=True):
+            parameter.data = torch.from_numpy(value)
+        for index in given.get("frozen", ()):
+            list(self.parameters())[index].requires_grad_(False)
+        self.use, self.desk = inputs.use(given), desk
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[samples, in] to [samples, out]."""
+        for place, layer in enumerate(self.use):
+            if place:
+                x = torch.tanh(x)
+                x = Gate.apply(x, self.desk) if self.desk is not None else x
+            x = self.layers[layer](x)
+        return x
+
+
+def loss_fn(model: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """The mean squared error of `model` on a batch (inputs, targets)."""
+    return torch.nn.functional.mse_loss(model(batch[0]), batch[1])
+
+
+def batches(given: Mapping[str, Any]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The batches that a rank was given."""
+    return [(torch.from_numpy(one), torch.from_numpy(two)) for one, two in given["batches"]]
+
+
+def make_optimizer(given: Mapping[str, Any]) -> Callable[[Any], torch.optim.Optimizer]:
+    """A function that makes the optimizer of the case for a list of tensors."""
+    chosen = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[given["optimizer"]]
+    return lambda tensors: chosen(tensors, **given["settings"])
+
+
+def gradients(model: torch.nn.Module) -> list[Any]:
+    """A copy of each parameter's gradient, None where there is none."""
+    return [None if each.grad is None else each.grad.detach().clone() for each in model.parameters()]
+
+
+def sample(tensors: Any, positions: Any) -> Any:
+    """The elements at `positions` of all `tensors` end to end, without laying them so."""
+    found, start = torch.zeros(len(positions)), 0
+    places = torch.from_numpy(positions)
+    for each in tensors:
+        own = (places >= start) & (places < start + each.numel())
+        found[own] = each.detach().reshape(-1)[places[own] - start].float()
+        start += each.numel()
+    return found

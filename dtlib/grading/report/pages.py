@@ -1,0 +1,158 @@
+"""What people read: for each learner a report in Markdown, for the instructor one of the class, also as an HTML page.
+
+The words stand in the templates beside this module. Every value that a template shows is written so that Markdown finds
+no structure in it, unless it is `Markdown` already.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from dtlib.grading.result import SIGNS
+from dtlib.grading.walls import MEANING
+
+from .record import WAITING, Record
+from .results import WHOLE
+from .text import Markdown, bar, duration, fenced, markdown, percent, prose
+
+if TYPE_CHECKING:
+    from dtlib.grading.exercise import Exercise
+
+MARK = "<!-- dtlib-grade-report/2 -->"  # also good for the summary of a job on GitHub, which allows 1024 KiB
+MAX_BYTES = 900 * 1024
+_MOST_ROWS = 1000
+_MOST_LISTED = 30
+_MAX_COLUMNS = 14  # exercises; above that, a column is a chapter
+_SLOW_SECONDS = 10  # that all ranks waited for a processor, if it is longer than they computed
+_SHOWN_SIGNS = {**SIGNS, "error": "⚠", WAITING: "…"}
+_OUR_FAULT = "The grader itself failed here, which is not your fault. Your instructor has been told."
+
+
+def learner_report(record: Record) -> str:
+    """The whole report of one learner. Of a check that learners do not see it shows the name and the points alone."""
+    return _filled("learner.md", record=record, told=told, reason_of=reason_of)
+
+
+def class_reports(group: Record, exercises: Sequence[Exercise], odd: Sequence[Record] = ()) -> dict[str, str]:
+    """The report of the class by file: in Markdown, at most `MAX_BYTES` long in UTF-8, and as a page that needs nothing
+    else, with the distribution of each exercise's points. `odd` lists what is worth a look.
+    """
+    from markdown_it import MarkdownIt
+
+    renderer = MarkdownIt("commonmark", {"html": True}).enable("table")
+    page = Markdown(renderer.render(_class(group, exercises, odd, _distribution)))
+    said = _class(group, exercises, odd, lambda row: bar(row["mean_percent"] / 100))
+    return {"report.md": said, "report.html": _filled("class.html", body=page)}
+
+
+def told(entry: Record) -> list[tuple[Record, str]]:
+    """Each check of an exercise with what a learner is told; what was said is not said again, what is hidden never.
+
+    A condition that is worth no points is only told of where it is not met.
+    """
+    said: set[str] = set()
+    pairs = []
+    for check in entry["checks"]:
+        if check["max_points"] or check["verdict"] == "fail":
+            message = check["message"] if check["visible"] else ""
+            pairs.append((check, "As above." if message in said else message))
+            said.update([message] if message else [])
+    return pairs
+
+
+def reason_of(entry: Record) -> str:
+    """What stands for the exercise as a whole, "" where its checks say everything."""
+    return _OUR_FAULT if entry["status"] == "error" else str(entry["reason"])
+
+
+def summary_lines(group: Record, limit: int = 10) -> list[str]:
+    """The class in a few lines of plain text, for a terminal."""
+    of_all, kept = group["class"], group["measured"]["kept"]
+    middle = f"mean {of_all['mean_percent']:g} %, median {of_all['median_percent']:g} %, seed {group['seed']}"
+    return [
+        f"{_count(of_all['graded'], 'learner')} graded, {kept} of them kept from an earlier run",
+        *[middle] * bool(of_all["graded"]),
+        *[f"the next run grades everybody again, since no record is kept: {group['not_kept']}"]
+        * bool(group["not_kept"]),
+        *(f"these names look alike: {', '.join(names)}" for names in group["alike"][:limit]),
+        *(f"⚠ {' '.join(each.values())}" for each in group["faults"][:limit]),
+    ]
+
+
+def _distribution(row: Record) -> Markdown:
+    """How many learners have how many points in an exercise, as a small picture."""
+    counts = row["distribution"]
+    bars = ""
+    for points, count in enumerate(counts):
+        place, height = f'<rect x="{9 * points}" width="8"', max(1, 30 * count / max(1, *counts))
+        bars += f'<g><title>{points} points: {_count(count, "learner")}</title>{place} height="31" class="all"/>'
+        bars += f'{place} y="{31 - height:.4g}" height="{height:.4g}"/></g>'
+    said = ", ".join(f"{points} points: {count}" for points, count in enumerate(counts) if count) or "nobody"
+    size = f'width="{9 * len(counts)}" height="31"'
+    return Markdown(f'<svg {size} role="img" aria-label="{html.escape(said, quote=True)}">{bars}</svg>')
+
+
+def _class(group: Record, exercises: Sequence[Exercise], odd: Sequence[Record], draw: Callable[[Record], str]) -> str:
+    worth = {each.id: each.points for each in exercises}
+    columns = list(worth)
+    if len(columns) > _MAX_COLUMNS:
+        columns = list(dict.fromkeys(name.partition(".")[0] for name in columns))
+    rows = []
+    for each in group["learners"][:_MOST_ROWS]:
+        total = [f"{each['points']} / {each['max_points']}", f"{each['percent']:g}"]
+        cells = [markdown(each["learner"]), *total, *(_cell(each, name, worth) for name in columns)]
+        rows.append(Markdown(f"| {' | '.join(cells)} |"))
+    computed, waited = (group["measured"].get(name, 0.0) for name in ("cpu_seconds", "starved_seconds"))
+    return _filled(
+        "class.md",
+        **group,
+        of_all=group["class"],
+        columns=[Markdown(name.replace(".", "<br>")) for name in columns],
+        rows=rows,
+        odd=odd,
+        is_slow=waited > max(computed, _SLOW_SECONDS),
+        waited=f"the learners' processes computed {duration(computed)} and waited {duration(waited)} for a processor",
+        told_by=[(each, check) for each in exercises for check in each.checks if check.is_told and check.points],
+        draw=draw,
+    )
+
+
+def _cell(each: Record, column: str, worth: dict[str, int]) -> str:
+    """The cell of an exercise, or of a chapter."""
+    found = each["exercises"]
+    if column in worth:
+        points, status = found[column]["points"], found[column]["status"]
+        return f"{points}/{worth[column]}" if status == "partly right" else _SHOWN_SIGNS[status]
+    mine = [name for name in found if name.partition(".")[0] == column]
+    return f"{sum(found[name]['points'] for name in mine)}/{sum(worth[name] for name in mine)}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _filled(template: str, **values: Any) -> str:
+    return str(_environment().get_template(f"{template}.jinja").render(**values))
+
+
+@cache
+def _environment() -> Any:
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader(__package__, "."),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,  # what is shown goes through `markdown`: HTML is made of Markdown alone
+        finalize=lambda value: markdown(value) if isinstance(value, str) and not isinstance(value, Markdown) else value,
+    )
+    filters = {"prose": prose, "fenced": fenced, "bar": bar, "duration": duration, "markup": Markdown}
+    environment.filters.update(filters, general="{:g}".format, short=lambda text: markdown(text, 300))
+    environment.globals.update(signs=_SHOWN_SIGNS, count=_count, percent=percent, meaning=MEANING, whole=WHOLE)
+    environment.globals.update(mark=Markdown(MARK), most=_MOST_LISTED, waiting=WAITING)
+    return environment

@@ -1,0 +1,102 @@
+"""Three forgers: submissions that do no work, and have their process say what suits them.
+
+Each is a cell that puts itself in the harness's place, which no wall prevents: what a rank says of itself is the
+learner's to write. `record` takes down what the reference says and asks for; a forger gives that back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dtlib.grading import plain
+from dtlib.grading.exercise import Exercise
+from dtlib.grading.sandbox import Answer, Sandbox
+from dtlib.grading.seen import Case, Observed
+
+from .answers import answer, programs, run_jobs
+from .engine import Cell
+
+FORGERS = {
+    "oracle": "knows every right value, sends nothing, keeps everything",
+    "mirror": "makes every two of the reported numbers agree, and holds just what the reference holds",
+    "silent": "reports nothing beyond what the function returns",
+}
+#: What a function gives back, by the name under which its harness says it.
+RETURNED = ("answer", "returned", "shard", "shards", "rebuilt", "output")
+_CELL = '''
+import os
+import sys
+from dtlib.grading import plain
+
+inmate = next(module for name, module in sys.modules.items() if name.endswith("walls.inmate"))
+recorded = plain.unpack(open(PATH, "rb").read())
+
+
+def all_alike(value, number):
+    """The same form, and the same number everywhere."""
+    if isinstance(value, dict):
+        return {key: all_alike(each, number) for key, each in value.items()}
+    if isinstance(value, list):
+        return [all_alike(each, number) for each in value]
+    return value * 0 + number if not isinstance(value, (bool, str, type(None))) else value
+
+
+def forged(function, desk):
+    mine = recorded[int(os.environ["RANK"])]
+    for number, label, held_bytes in mine["asks"]:
+        ballast = b"1" * (BALLAST or held_bytes if KIND != "silent" else 0)
+        desk.ask("" if number >= 0 else label)
+        ballast = b""
+    said = mine["said"]
+    if KIND == "mirror":
+        said = all_alike(said, 3)
+    elif KIND == "silent":
+        said = {key: value if key in RETURNED else all_alike(value, 0) for key, value in said.items()}
+    return said
+
+
+inmate.resolve = lambda name: forged
+
+
+def FUNCTION(*arguments):
+    return arguments
+'''
+_BALLAST_BYTES = 640 * 2**20
+
+
+def record(folder: Path, case: Case, observed: Observed) -> Path:
+    """What each rank of the reference said, and which pieces it asked for, in a file."""
+    ranks = [
+        {
+            "said": said,
+            "asks": [
+                [each.number, each.label, max(0, each.held_bytes)] for each in observed.seen.asks if each.rank == rank
+            ],
+        }
+        for rank, said in enumerate(observed.said)
+    ]
+    path = folder / f"{len(list(folder.iterdir()))}.dtlib"
+    path.write_bytes(plain.pack(ranks))
+    return path
+
+
+def forged(exercise: Exercise, kind: str, path: Path, case: Case) -> Answer:
+    """A submission of one of `FORGERS` for one case."""
+    ballast = _BALLAST_BYTES if kind == "oracle" and case.get("weighed") else 0
+    facts = f"PATH, KIND, BALLAST, RETURNED = {str(path)!r}, {kind!r}, {ballast}, {RETURNED!r}\n"
+    source = facts + _CELL.replace("FUNCTION", exercise.function)
+    return Answer([Cell(exercise.id.replace(".", "-"), source)])
+
+
+def tried(sandbox: Sandbox, exercise: Exercise, seed: int, folder: Path) -> dict[str, Any]:
+    """The verdict on the reference, and on each forger who knows what the reference said."""
+    cases = exercise.cases(seed)
+    reference = answer(exercise.id, programs(exercise.id)[0].source)
+    honest = run_jobs(sandbox, [(exercise, reference, case) for case in cases])
+    paths = [record(folder, case, each) for case, each in zip(cases, honest, strict=True)]
+    known = list(zip(paths, cases, strict=True))
+    jobs = {kind: [(exercise, forged(exercise, kind, *each), each[1]) for each in known] for kind in FORGERS}
+    seen: dict[str, Sequence[Observed]] = {kind: run_jobs(sandbox, each) for kind, each in jobs.items()}
+    return {kind: exercise.judge(each) for kind, each in {"reference": honest, **seen}.items()}

@@ -1,0 +1,28 @@
+"""Records what each reference computes: ``python -m grading.record_costs`` in ``tests``, on an idle machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from dtlib.grading import costs
+from dtlib.grading.checks import all_exercises
+from dtlib.grading.sandbox import Sandbox
+
+from .answers import SEED, answer, programs
+
+
+def main() -> None:
+    """Grade every reference behind all walls, and write the dearest case of each in units of the little kernel."""
+    found = {}
+    with Sandbox() as sandbox:
+        for name, exercise in all_exercises().items():
+            outcome = sandbox.run(exercise, answer(name, programs(name)[0].source), exercise.cases(SEED))
+            dearest = max(each.seen.cpu_seconds for each in outcome.observed)
+            found[name] = round(dearest / costs.kernel_seconds(), 1)
+            print(f"{name:15} {dearest:6.2f} s  {found[name]:8.1f} kernels")
+    Path(costs.__file__).with_name("costs.json").write_text(json.dumps(found, indent=0) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

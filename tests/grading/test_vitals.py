@@ -1,0 +1,92 @@
+"""What is seen of a process from outside cannot be reset by it."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from dtlib.grading.walls import vitals
+
+pytestmark = pytest.mark.skipif(not vitals.can_be_read(), reason="this system tells nothing of a process")
+MiB = 2**20
+
+
+@contextmanager
+def child(work: Callable[[], object]) -> Iterator[int]:
+    """A process that does its work, and then waits to be ended."""
+    here, there = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        kept = work()
+        os.write(there, b"x")
+        signal.pause()
+        os._exit(bool(kept))
+    os.read(here, 1)
+    try:
+        yield pid
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(here)
+        os.close(there)
+
+
+def private() -> object:
+    memory = mmap.mmap(-1, 30 * MiB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # not what somebody else left in the heap
+    memory.write(b"x" * 30 * MiB)
+    return memory
+
+
+def shared() -> object:
+    memory = mmap.mmap(-1, 30 * MiB)
+    memory.write(b"x" * 30 * MiB)
+    return memory
+
+
+def reset() -> object:
+    kept = private()
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
+    return kept
+
+
+@pytest.mark.parametrize("work", [private, shared, reset])
+def test_memory_is_seen_however_it_is_held(work: Callable[[], object]):
+    with child(lambda: None) as empty, child(work) as full:
+        grown = vitals.held_bytes(full) - vitals.held_bytes(empty)
+    assert 30 * MiB <= grown <= 34 * MiB
+
+
+def test_a_process_that_waits_is_told_from_one_that_works():
+    with child(lambda: None) as pid:
+        first = vitals.pulse([pid])
+        time.sleep(0.1)
+        second = vitals.pulse([pid])
+        assert not second.awake
+        assert second.running_seconds - first.running_seconds < 0.01
+    pid = os.fork()
+    if pid == 0:
+        while True:
+            pass
+    try:
+        until = time.monotonic() + 20
+        while vitals.pulse([pid]).running_seconds < 0.05:
+            assert time.monotonic() < until
+        assert vitals.pulse([pid]).awake
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def test_what_is_gone_holds_nothing():
+    assert vitals.held_bytes(2**22 - 1) == 0
+    assert vitals.pulse([2**22 - 1]) == vitals.Pulse()
+    assert vitals.scratch_bytes(2**22 - 1, "/") == 0
+    assert vitals.family(2**22 - 1) == [2**22 - 1]
+    assert os.getpid() in vitals.family(os.getppid())
