@@ -12,11 +12,18 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, Any]
+Rng = np.random.Generator
 Case = Mapping[str, Any]
+Cases = list[dict[str, Any]]
 
 
 Pieces = list[tuple[str, Any]]
 """What is handed out to a rank, one piece after the other, each with a label under which the judge finds it again."""
+
+
+def call(words: str, arguments: Sequence[Any], **properties: bool) -> dict[str, Any]:
+    """A case on paper: a call in words, its arguments, and the properties that it has."""
+    return {"arguments": list(arguments), "words": words, "is": properties}
 
 
 def arguments(case: Case, rank: int) -> Pieces:
@@ -71,6 +78,16 @@ def factor(case: Case, rank: int, number: int) -> float:
 # default as they are listed; ``frozen`` are parameters that take no gradient, by their place in the list of all, and
 # without ``biases`` there are none. Between two layers that are used one after the other stands a *gate*: the gradient
 # that goes back through it is multiplied by a key, which a rank does not have before it asks for it.
+
+
+def training(
+    rng: np.random.Generator, n: int, widths: Sequence[int], words: str, properties: Mapping[str, bool], **more: Any
+) -> dict[str, Any]:
+    """A case in which `n` ranks train a network: what all such exercises draw, and `more` of its own."""
+    common = {"world_size": n, "samples": int(rng.integers(2, 5)), "widths": list(widths)}
+    seeds = {name: int(rng.integers(2**31)) for name in ("seed", "weights_seed")}
+    told = {"words": f"{n} ranks, {words}", "is": {"two ranks": n == 2, **properties}}
+    return common | seeds | more | told
 
 
 def network(case: Case, rank: int, num_batches: int) -> dict[str, Any]:

@@ -12,12 +12,11 @@ import numpy as np
 
 from .exercise import Exercise
 from .report.record import TIMES, Record, entry_of
-from .sandbox import WHOLE, Answer, Outcome
+from .sandbox import WHOLE, Answer, Cell, Outcome
 from .seen import Case, Trouble
 
 if TYPE_CHECKING:
     from .intake import Submission
-    from .intake.notebook_file import Cell
     from .sandbox import Sandbox
 
 _LEAD = {

@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from dtlib.lab.here import in_notebook
 from dtlib.lab.ship import pack
@@ -20,7 +20,7 @@ from .checks import all_exercises
 from .exercise import Exercise
 from .harness.cells import is_blank
 from .result import NoPoints, Result, under_nbgrader
-from .sandbox import Answer, Sandbox
+from .sandbox import Answer, Cell, Sandbox
 from .walls import WALLS
 from .walls.limits import Limits
 
@@ -102,15 +102,8 @@ def _sent(function: Callable[..., Any]) -> Answer:
     """`function` by value, and what its process needs to call it and to show its lines."""
     sources = {name: entry for name, entry in linecache.cache.items() if not os.path.exists(name)}
     file = getattr(getattr(function, "__code__", None), "co_filename", "")
-    own = [_Source(file, "".join(linecache.getlines(file)))]
+    own = [Cell(file, "".join(linecache.getlines(file)))]
     return Answer(own, pickle.dumps({"call": pack(function, ()), "path": list(sys.path), "sources": sources}))
-
-
-class _Source(NamedTuple):
-    """The file in which a function stands, as a cell: so that a line of it can be shown."""
-
-    id: str
-    source: str
 
 
 class _Progress:

@@ -5,7 +5,7 @@ Everything is computed from the case alone (see `inputs`); nothing that came bac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -36,6 +36,11 @@ def names(case: Case) -> list[str]:
     return [f"layers.{layer}.{part}" for layer in range(len(case["widths"]) - 1) for part in parts]
 
 
+def names_of_steps(case: Case) -> list[str]:
+    """What the gradients of each step are called, one step after the other."""
+    return [f"gradient of {name}, step {step + 1}" for step in range(case["steps"]) for name in names(case)]
+
+
 def sizes(case: Case, *, trained: bool = False) -> list[int]:
     """The elements of each parameter; of those that take a gradient with `trained`."""
     frozen = case.get("frozen", ()) if trained else ()
@@ -50,30 +55,57 @@ def num_bytes(case: Case, *, trained: bool = False) -> int:
     return FLOAT_BYTES * sum(sizes(case, trained=trained))
 
 
+def gather_bytes(case: Case, *, trained: bool = False) -> float:
+    """What all ranks send where each gathers everything, or in a reduce-scatter: half of an all-reduce."""
+    return float((case["world_size"] - 1) * num_bytes(case, trained=trained))
+
+
+def forward(case: Case, at: Sequence[Any], ranks: Sequence[int], number: int) -> tuple[list[Any], Any]:
+    """On batch `number` of each of `ranks`: what each place of the network is given, and the error of its outputs."""
+    batches = [batch(case, rank, number) for rank in ranks]
+    inputs, targets = (np.stack(each).astype(np.float64) for each in zip(*batches, strict=True))
+    before_tanh, outputs = inputs, list[Any]()
+    for layer in use(case):
+        outputs.append(np.tanh(before_tanh) if outputs else inputs)
+        weight, *bias = parts_of(case, at, layer)
+        before_tanh = outputs[-1] @ weight.T + sum(bias)
+    return outputs, before_tanh - targets
+
+
+def backward(
+    case: Case, at: Sequence[Any], ranks: Sequence[int], number: int, back: Callable[[Any], Any] = lambda g: g
+) -> Iterator[tuple[int, list[Any]]]:
+    """Each layer from the last one used on, and the gradients of its parameters, one a rank: [ranks, ...].
+
+    A layer gives ``back(gradients of all ranks)`` to the one before it.
+    """
+    outputs, error = forward(case, at, ranks, number)
+    gradient = 2 * error / error[0].size
+    gates = case.get("gates", range(1, len(outputs)) if case.get("gated") else ())
+    locks = [keys(case, rank, number) if gates else [] for rank in ranks]
+    for place, layer in reversed(list(enumerate(use(case)))):
+        weight, *bias = parts_of(case, at, layer)
+        yield layer, [gradient.swapaxes(1, 2) @ outputs[place], *(gradient.sum(1) for _ in bias)]
+        gradient = back(gradient @ weight) * (1 - outputs[place] ** 2)
+        if place in gates:
+            gradient = gradient * np.stack([own[-place] for own in locks])[:, None]
+
+
+def parts_of(case: Case, tensors: Sequence[Any], layer: int) -> Sequence[Any]:
+    """The weight of a layer, and its bias if there are any."""
+    parts = 2 if case.get("biases", True) else 1
+    return tensors[parts * layer : parts * (layer + 1)]
+
+
 def loss_and_gradients(case: Case, at: Sequence[Any], rank: int, number: int) -> tuple[float, Tensors]:
     """On batch `number` of `rank`, at the parameters `at`: the mean squared error, and the gradients."""
-    biased = case.get("biases", True)
-    weights = list(at[::2] if biased else at)
-    biases = list(at[1::2] if biased else [0.0] * len(at))
-    inputs, targets = (each.astype(np.float64) for each in batch(case, rank, number))
-    order, outputs = use(case), [inputs]
-    for place, layer in enumerate(order):
-        before_tanh = outputs[-1] @ weights[layer].T + biases[layer]
-        outputs.append(before_tanh if place == len(order) - 1 else np.tanh(before_tanh))
-    error = outputs[-1] - targets
-    gradient = 2 * error / targets.size
-    of_weights = [np.zeros_like(each) for each in weights]
-    of_biases = [np.zeros(len(each)) for each in weights]
-    locks = iter(keys(case, rank, number) if case.get("gated") else ())
-    for place in reversed(range(len(order))):
-        layer = order[place]
-        of_weights[layer] += gradient.T @ outputs[place]
-        of_biases[layer] += gradient.sum(0)
-        if place:
-            gradient = gradient @ weights[layer] * next(locks, 1.0) * (1 - outputs[place] ** 2)
-    found = [each for pair in zip(of_weights, of_biases, strict=True) for each in pair] if biased else of_weights
+    found = [np.zeros_like(each) for each in at]
+    for layer, gradients in backward(case, at, [rank], number):
+        for total, (gradient,) in zip(parts_of(case, found, layer), gradients, strict=True):
+            total += gradient
     frozen = case.get("frozen", ())
-    return float((error**2).mean()), [None if index in frozen else each for index, each in enumerate(found)]
+    loss = float((forward(case, at, [rank], number)[1] ** 2).mean())
+    return loss, [None if index in frozen else each for index, each in enumerate(found)]
 
 
 def combined(parts: Sequence[Tensors], factor: float = 1.0) -> Tensors:

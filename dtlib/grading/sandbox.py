@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -42,14 +42,11 @@ _GUARD = f"{__package__}.walls.warden:guard"
 WHOLE = ("blank", "missing", "syntax", "limit", "tampered")
 
 
-class Cell(Protocol):
-    """A code cell of a notebook."""
+class Cell(NamedTuple):
+    """A code cell: its id, "" where it has none, and its source with ``\\n`` at line ends."""
 
-    @property
-    def id(self) -> str: ...  # noqa: D102
-
-    @property
-    def source(self) -> str: ...  # noqa: D102
+    id: str
+    source: str
 
 
 @dataclass(frozen=True)

@@ -51,27 +51,27 @@ class Report:
 
 def supervise(control: socket.socket, job_fd: int, *, fork: bool) -> None:
     """Run the job that `job_fd` holds and report over `control`: never returns."""
-    run: Run | None = None
+    crew: Crew | None = None
     try:
         send_frame(control, str(os.getpid()).encode())
         with open_fd(job_fd, "rb") as file:
             job: Job = pickle.load(file)
         os.close(job_fd)
         adopt_orphans()
-        run = Run(job, control, fork)
-        run.start()
-        report = run.watch()
-        run.end()
-        run.report(report)
+        crew = Crew(job, control, fork)
+        crew.start()
+        report = crew.watch()
+        crew.end()
+        crew.report(report)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the parent is gone or was interrupted: nobody waits for an answer
     finally:
-        if run is not None:
-            run.end()
+        if crew is not None:
+            crew.end()
         os._exit(0)
 
 
-class Run:
+class Crew:
     """The ranks of one run."""
 
     frame_seconds = 10.0  # for a frame that a broken rank began and never ends

@@ -18,12 +18,10 @@ from dtlib.grading.checks import all_exercises, files
 from dtlib.grading.exercise import Exercise
 from dtlib.grading.reports import read_start
 from dtlib.grading.result import Result
-from dtlib.grading.sandbox import Answer, Job, Sandbox, task_of
+from dtlib.grading.sandbox import Answer, Cell, Job, Sandbox, task_of
 from dtlib.grading.seen import Case, Observed, Trouble
 from dtlib.grading.walls import WALLS
 from dtlib.grading.walls.limits import Limits
-
-from .engine import Cell
 
 ROOT = Path(__file__).parents[2]
 SEED = 20261
@@ -178,3 +176,8 @@ def run_jobs(sandbox: Sandbox, jobs: Sequence[Job]) -> list[Observed]:
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         list(pool.map(run, groups.values()))
     return [done[index] for index in range(len(jobs))]
+
+
+def tried_on(exercise: str, seed: int = SEED) -> list[Tried]:
+    """All programs of an exercise."""
+    return [Tried(all_exercises()[exercise], program, seed) for program in programs(exercise)]

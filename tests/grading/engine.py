@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from dtlib.grading import inputs
 from dtlib.grading.exercise import Exercise
-from dtlib.grading.sandbox import Answer, Outcome, Sandbox
+from dtlib.grading.sandbox import Answer, Cell, Outcome, Sandbox
 
 SETUP = "import os\nimport time\nimport numpy as np\nimport torch\nimport torch.distributed as dist\n"
-
-
-@dataclass(frozen=True)
-class Cell:
-    id: str
-    source: str
 
 
 def on_paper(*arguments: Any, **more: Any) -> tuple[Exercise, list[dict[str, Any]]]:

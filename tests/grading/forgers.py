@@ -6,17 +6,15 @@ learner's to write. `record` takes down what the reference says and asks for; a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from dtlib.grading import plain
 from dtlib.grading.exercise import Exercise
-from dtlib.grading.sandbox import Answer, Sandbox
+from dtlib.grading.sandbox import Answer, Cell, Sandbox
 from dtlib.grading.seen import Case, Observed
 
 from .answers import answer, programs, run_jobs
-from .engine import Cell
 
 FORGERS = {
     "oracle": "knows every right value, sends nothing, keeps everything",
@@ -97,6 +95,8 @@ def tried(sandbox: Sandbox, exercise: Exercise, seed: int, folder: Path) -> dict
     honest = run_jobs(sandbox, [(exercise, reference, case) for case in cases])
     paths = [record(folder, case, each) for case, each in zip(cases, honest, strict=True)]
     known = list(zip(paths, cases, strict=True))
-    jobs = {kind: [(exercise, forged(exercise, kind, *each), each[1]) for each in known] for kind in FORGERS}
-    seen: dict[str, Sequence[Observed]] = {kind: run_jobs(sandbox, each) for kind, each in jobs.items()}
-    return {kind: exercise.judge(each) for kind, each in {"reference": honest, **seen}.items()}
+    seen = run_jobs(sandbox, [(exercise, forged(exercise, kind, *each), each[1]) for kind in FORGERS for each in known])
+    results = {"reference": exercise.judge(honest)}
+    for place, kind in enumerate(FORGERS):
+        results[kind] = exercise.judge(seen[place * len(cases) : (place + 1) * len(cases)])
+    return results

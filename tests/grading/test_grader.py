@@ -13,10 +13,9 @@ from dtlib.grading import fingerprint, grader
 from dtlib.grading.checks import all_exercises
 from dtlib.grading.grader import GradeError, grade
 from dtlib.grading.intake import Submission
-from dtlib.grading.intake.notebook_file import Cell
 from dtlib.grading.judging import grade_exercise
 from dtlib.grading.report import folder as results_folder
-from dtlib.grading.sandbox import Outcome
+from dtlib.grading.sandbox import Cell, Outcome
 from dtlib.grading.seals import Key
 from dtlib.grading.seen import Observed, Trouble
 from dtlib.grading.walls.limits import Limits

@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from dtlib.grading.checks import all_exercises
 from dtlib.grading.intake import Submission, find, folders, submissions
 from dtlib.grading.intake.names import distinct, file_name, learner_of, printable
-from dtlib.grading.intake.notebook_file import MAX_CODE_CHARS, MAX_VALUES, Cell, NotANotebook, parse
+from dtlib.grading.intake.notebook_file import MAX_CODE_CHARS, MAX_VALUES, NotANotebook, parse
 from dtlib.grading.intake.submissions import MAX_NOTEBOOK_BYTES
+from dtlib.grading.sandbox import Cell
 
 from .answers import ROOT
 

@@ -19,7 +19,7 @@ class Wire:
     def __init__(self) -> None:
         self.tap = Tap.__new__(Tap)
         self.tap.streams, self.tap.entries, self.tap.foreign_bytes, self.tap.lost = [], [], 0, False
-        self.tap._open, self.tap._begun = {}, (0, 0)
+        self.tap._open, self.tap._foreign_before = {}, 0
         self.tap.read = lambda at_most=0: None  # type: ignore[method-assign]
 
     def connect(self, source: int, target: int) -> None:

@@ -12,9 +12,10 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 
 from dtlib.grading import checks
+from dtlib.grading.sandbox import Cell
 
 from .names import NOTEBOOK_SUFFIX
-from .notebook_file import Cell, Content
+from .notebook_file import Content
 
 
 @cache

@@ -9,6 +9,8 @@ import json
 import re
 from typing import Any, NamedTuple
 
+from dtlib.grading.sandbox import Cell
+
 MAX_CODE_CHARS = 2 * 2**20  # of all cells
 MAX_VALUES = 1_000_000  # each becomes an object of Python's: 20 MiB of them would take half a gigabyte
 _KEPT = {"cells", "cell_type", "id", "source", "metadata", "nbgrader", "grade_id"}
@@ -26,13 +28,6 @@ _GIVEN_ID = re.compile(r"setup|[a-z_]+-\d+(?:-check|-task)?")
 
 class NotANotebook(ValueError):
     """The bytes are no notebook; the text goes on after the name of the file, as in "is empty"."""
-
-
-class Cell(NamedTuple):
-    """A code cell: its id, "" where it has none, and its source with ``\\n`` at line ends."""
-
-    id: str
-    source: str
 
 
 class Content(NamedTuple):

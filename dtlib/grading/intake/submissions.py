@@ -21,10 +21,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+from dtlib.grading.sandbox import Cell
+
 from . import folders
 from .chapters import chapters_of, known, no_chapter, stem_of_name
 from .names import distinct, learner_of, printable
-from .notebook_file import Cell, NotANotebook, parse
+from .notebook_file import NotANotebook, parse
 
 Place = tuple[int, int]
 MAX_NOTEBOOK_BYTES = 20 * 2**20

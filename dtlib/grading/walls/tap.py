@@ -25,7 +25,7 @@ _HEADER = struct.Struct("<QQQQQQ")  # bytes of all, code, slot, offset, length, 
 _KINDS = {1: "data", 2: "send", 3: "receive"}  # what a header stands for: see `Entry`
 _HELLO_BYTES = 8  # the side that connects says which of the other's pairs it wants
 _MAX_MESSAGE_BYTES = 2**32
-MAX_ENTRIES = 50_000
+MAX_ENTRIES = 50_000  # since `Tap.begin`
 # The highest byte of a slot names the algorithm (gloo/types.h); a point-to-point message has its tag there, small.
 _COLLECTIVES = {
     1: "gather", 2: "all_gather", 3: "reduce", 4: "all_reduce", 5: "scatter", 6: "broadcast", 7: "barrier",
@@ -87,19 +87,20 @@ class Tap:
         self.lost = False
         self._open: dict[tuple[Any, ...], Stream] = {}
         self._buffer = bytearray(2**17)
-        self._begun = (0, 0)
+        self._foreign_before = 0
 
     def begin(self) -> None:
         """Count anew from here on."""
         self.read()
-        self._begun = (len(self.entries), self.foreign_bytes)
+        self.entries.clear()
+        self._foreign_before = self.foreign_bytes
         for stream in self.streams:
             stream.before = stream.num_bytes
 
     @property
     def position(self) -> int:
         """How many headers were seen since `begin`."""
-        return len(self.entries) - self._begun[0]
+        return len(self.entries)
 
     def read(self, at_most: int = 100_000) -> None:
         """Take in the packets that have arrived."""
@@ -194,8 +195,7 @@ class Tap:
         """What was seen since `begin`, where rank r's connections have the local ports ``ports[r]``."""
         self.read()
         rank_of = {port: rank for rank, each in enumerate(ports) for port in each}
-        first, foreign = self._begun
-        sent, other, complete = [0] * len(ports), self.foreign_bytes - foreign, not self.lost
+        sent, other, complete = [0] * len(ports), self.foreign_bytes - self._foreign_before, not self.lost
         ends: dict[int, tuple[int, int]] = {}
         for stream in self.streams:
             source, target = (rank_of.get(port) for port in stream.ports)
@@ -213,7 +213,7 @@ class Tap:
                 complete = complete and not num_bytes
         log = [
             (kind, *ends[id(stream)], what, instance, size)
-            for kind, stream, what, instance, size in self.entries[first:]
+            for kind, stream, what, instance, size in self.entries
             if id(stream) in ends
         ]
         return Traffic(tuple(sent), other, log, complete, self.lost)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dtlib.lab.context import join
-from dtlib.lab.supervisor import Rank, Report, Run
+from dtlib.lab.supervisor import Crew, Rank, Report
 from dtlib.lab.worker import Failure, Job
 from dtlib.processes.channel import send_frame
 
@@ -71,7 +71,7 @@ class Desks:
         return any(other < 0 or self.asks[other] <= until for other, until in waits_for)
 
 
-class Ward(Run):
+class Ward(Crew):
     """The ranks of one start, which do one job after another together."""
 
     frame_seconds = 1.0
@@ -264,7 +264,8 @@ class Ward(Run):
             since, position, before = self._still
             most = _STILL_SHARE * (now - since)
             moved = position != self._position or any(
-                self._pulses[rank].running_seconds - before[rank].running_seconds > most
+                self._pulses[rank].awake  # who waits for a processor all the time has no run delay yet
+                or self._pulses[rank].running_seconds - before[rank].running_seconds > most
                 or self._pulses[rank].starved_seconds - before[rank].starved_seconds > most
                 for rank in busy
             )

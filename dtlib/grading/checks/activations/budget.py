@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from dtlib.grading.compare import show
-from dtlib.grading.exercise import Exercise, Finding, FormError
-from dtlib.grading.kinds import only_if, order, own_work
+from dtlib.grading.exercise import Finding, FormError
+from dtlib.grading.inputs import Cases, Rng, call
+from dtlib.grading.kinds import on_paper, only_if, order
 from dtlib.grading.seen import Case, Observed
 from dtlib.theory import units
 
@@ -16,11 +17,9 @@ from dtlib.theory import units
 LONG = {"long": (6.2, 2), "long, one sequence": (6.2, 2), "even": (6, 2), "shorter": (5, 2), "one head": (12.4, 1)}
 
 
-def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
+def draw(rng: Rng) -> Cases:
     """Budgets for which one way to save is enough, or two, or none; some that a plan fills to the last byte, one that
-    none holds. And long sequences: there a further full recompute makes room to keep a whole layer, so the price of
-    each product decides. It pays from s = 6h on, where both are as good; with one head it pays again and again.
-    """
+    none holds; and long sequences (see `LONG`), where the price of each product decides: from s = 6h on it pays."""
     kinds = ("tight", "narrow", "left over", "roomy", "to the last byte", "inputs alone", "hopeless", *LONG)
     return [case(kind, rng) for kind in kinds]
 
@@ -46,7 +45,7 @@ def case(kind: str, rng: np.random.Generator) -> dict[str, Any]:
         "hopeless": layers * full - 1,
     }.get(kind, mixed + too_little + share * (core - full - too_little))
     words = f"s={sizes[0]}, b={micro_batch}, h={hidden}, a={heads}, {layers} layers, {units.format_bytes(budget)}"
-    return {"arguments": [*sizes, layers, int(budget)], "words": words, "is": {"some plan": kind != "hopeless"}}
+    return call(words, [*sizes, layers, int(budget)], **{"some plan": kind != "hopeless"})
 
 
 def layer_costs(seq: int, micro_batch: int, hidden: int, heads: int) -> Any:
@@ -107,15 +106,11 @@ def agrees(observed: Observed, other: Any) -> bool:
 FITS = "the plan fits into the budget, and is None where none does"
 FEWEST = "no plan that fits computes less again"
 NONE = {"a plan where there is none": only_if("some plan")}
-EXERCISE = Exercise(
-    id="activations.6",
-    function="spend_budget",
-    title="Spend the memory you have",
-    harness="paper.call",
-    draw=draw,
-    checks=(
-        own_work("spend_budget", "your own formula"),
-        order(2, "fits", FITS, find_fits, wrong=NONE, kind="memory", agrees=agrees),
-        order(3, "fewest operations", FEWEST, find_fewest, where="some plan", agrees=agrees),
-    ),
+EXERCISE = on_paper(
+    "activations.6",
+    "spend_budget",
+    "Spend the memory you have",
+    draw,
+    order(2, "fits", FITS, find_fits, wrong=NONE, kind="memory", agrees=agrees),
+    order(3, "fewest operations", FEWEST, find_fewest, where="some plan", agrees=agrees),
 )

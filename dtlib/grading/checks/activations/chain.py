@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from dtlib.grading.exercise import Exercise
-from dtlib.grading.kinds import own_work, values
+from dtlib.grading.inputs import Cases, Rng, call
+from dtlib.grading.kinds import on_paper, own_work, values
 from dtlib.grading.seen import Case
 
 # What the derivative of each operation asks for. `norm` has two numbers a token beside its input, `dropout` a mask.
@@ -26,12 +24,9 @@ KEEPS: dict[str, tuple[str, ...]] = {
 }
 
 
-def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
-    """Each operation by itself, and chains.
-
-    Input and result of an operation are often as large as each other. So for each operation there is a chain in which
-    a neighbour keeps one of the two anyway: then it matters which of them the operation keeps.
-    """
+def draw(rng: Rng) -> Cases:
+    """Each operation by itself; and in a chain where a neighbour keeps its input or its result anyway: then it matters
+    which of the two, often as large as each other, the operation keeps."""
     tokens, width, wide = (int(each) for each in (rng.integers(20, 90), rng.integers(30, 60), rng.integers(100, 200)))
     to_wide, back = ["linear", wide], ["linear", width]
     alone: list[list[Any]] = [[name] for name in KEEPS if name != "linear"] + [[to_wide]]
@@ -47,13 +42,8 @@ def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
     for place, chain in enumerate((*alone, *chains)):
         element = (2, 4)[place % 2]
         told = " → ".join(step if isinstance(step, str) else f"{step[0]} to {step[1]}" for step in chain)
-        cases.append(
-            {
-                "arguments": [chain, tokens, width, element],
-                "words": f"{told}; [{tokens}, {width}], {element} B an element",
-                "is": {"alone": len(chain) == 1},
-            }
-        )
+        words = f"{told}; [{tokens}, {width}], {element} B an element"
+        cases.append(call(words, [chain, tokens, width, element], alone=len(chain) == 1))
     return cases
 
 
@@ -76,15 +66,13 @@ def right(case: Case) -> int:
     return element * tokens * sum(found.values())
 
 
-EXERCISE = Exercise(
-    id="activations.2",
-    function="kept_by_chain",
-    title="What each derivative needs",
+EXERCISE = on_paper(
+    "activations.2",
+    "kept_by_chain",
+    "What each derivative needs",
+    draw,
+    values(3, "one operation", "each operation by itself", right, where="alone", kind="memory"),
+    values(3, "chains", "chains, in which every tensor counts once", right, where="not alone", kind="memory"),
+    own=own_work("kept_by_chain", "a prediction without running anything", built_in=True),
     harness="paper.predict",
-    draw=draw,
-    checks=(
-        own_work("kept_by_chain", "a prediction without running anything", built_in=True),
-        values(3, "one operation", "each operation by itself", right, where="alone", kind="memory"),
-        values(3, "chains", "chains, in which every tensor counts once", right, where="not alone", kind="memory"),
-    ),
 )

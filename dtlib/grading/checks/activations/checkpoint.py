@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from dtlib.grading import inputs
-from dtlib.grading.exercise import Exercise
-from dtlib.grading.kinds import keeps, order, own_work, values
-from dtlib.grading.seen import Case
-
-from . import _layers as layers
-from ._checkpointed import AGAIN, CALLS, DICE, GRADIENTS, TOLERANCE, find_again, find_calls, told
+from dtlib.grading import inputs, oracle
+from dtlib.grading.compare import close
+from dtlib.grading.exercise import Exercise, Finding
+from dtlib.grading.kinds import ROOM, Sign, Wrong, every, held_at, keeps, only_if, order, own_work, raised, values
+from dtlib.grading.seen import Case, Observed
 
 FUNCTION = "checkpoint"
+THROWN = 4  # dice, by others after either half
+TOLERANCE = 1e-4  # of float32, on numbers around 1; a known mistake is off by far more
 
 
 def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
-    """A leaf and the result of another operation, used by others too or not; dropout; and layers so large that what is
-    kept of them can be weighed. Where a single layer drops units, there are so few that the result tells which."""
+    """A leaf and a result, used by others too or not; dropout, of units so few that a result tells which; large."""
 
     def case(num_layers: int, dropout: float, words: str, **more: Any) -> dict[str, Any]:
         drawn = {
@@ -50,41 +50,200 @@ def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
 def handed_out(case: Case, rank: int) -> inputs.Pieces:
     """What to make the step of, and which entries of its result and of the input's gradient are asked for."""
     start = {name: value for name, value in case.items() if name not in ("words", "is")}
-    return [("start", start), ("between", layers.places(case)), ("after", None)]
+    return [("start", start), ("between", places(case)), ("after", None)]
 
 
+def places(case: Case) -> Any:
+    """The entries of the result and of the input's gradient that are asked for: all, or of many a few."""
+    size = case["tokens"] * case["width"]
+    return np.random.default_rng(case["seed"]).integers(0, size, 500) if case["weighed"] else np.arange(size)
+
+
+def start_and_upstream(case: Case) -> list[Any]:
+    """The input, and what arrives at the result in backward."""
+    return [inputs.noise(case, name, (case["tokens"], case["width"])) for name in ("x", "upstream")]
+
+
+def weights(case: Case, number: int) -> list[Any]:
+    """Those of a layer, in double precision."""
+    return [each.astype(np.float64) for each in inputs.layer(case, number)]
+
+
+@oracle.remembered
+def dice(case: Case) -> tuple[Any, Any]:
+    """What torch's generator makes each layer keep of [tokens, hidden], and what others throw after either half."""
+    generator = np.random.MT19937()
+    generator._legacy_seeding(case["dice"])  # type: ignore[attr-defined]  # it seeds as torch does
+    shape = (case["layers"], case["tokens"], case["hidden"]) if case["dropout"] else (0,)
+    drawn = (generator.random_raw(int(np.prod(shape)) + 2 * THROWN) % 2**24 / 2**24).astype(np.float32)
+    kept = (drawn[: -2 * THROWN].reshape(shape) >= case["dropout"]) / (1 - case["dropout"])
+    return kept if case["dropout"] else [1.0] * case["layers"], list(drawn[-2 * THROWN :].reshape(2, THROWN))
+
+
+def step(case: Case, *, arrives: bool = True) -> list[Any]:
+    """The result, the gradients of the input and of all weights; where what `arrives` is ignored, with ones for it."""
+    at, width, keys = places(case), case["width"], inputs.layer_keys(case)
+    rows, row = np.unique(at // width, return_inverse=True)  # a layer treats each token by itself
+    x, back = (each[rows].astype(np.float64) for each in start_and_upstream(case))
+    y = x if case["leaf"] else np.tanh(x)
+    passed, of_weights = list[Any](), list[Any]()
+    for number, kept in enumerate(dice(case)[0]):
+        first, bias, second, other = own = weights(case, number)
+        inside = np.tanh(y @ first.T + bias)
+        passed.append((number, kept, own, y, inside))
+        out = (inside * kept @ second.T + other) * keys[f"layer {number}"]
+        y = out + y if case["residual"] else out
+    for number, kept, (first, _, second, _), before, inside in reversed(passed):
+        to_out = (back if arrives else 1.0) * np.ones_like(back) * keys[f"back {number}"]
+        to_inside = to_out @ second * kept * (1 - inside**2)
+        matrices = [to_inside.T @ before, to_inside.sum(0), to_out.T @ (inside * kept), to_out.sum(0)]
+        of_weights = [*matrices, *of_weights]
+        back = to_inside @ first + (back if case["residual"] else 0)
+    back = back if case["leaf"] else back * (1 - np.tanh(x) ** 2)
+    return [y[row, at % width], back[row, at % width], *([] if case["weighed"] else of_weights)]
+
+
+right = oracle.remembered(step)
+
+
+def results(case: Case, *, arrives: bool = True) -> Any:
+    """The result, the gradients of the input and of all weights, and with dropout the dice that others throw."""
+    return [[*(right(case) if arrives else step(case, arrives=False)), *(dice(case)[1] if case["dropout"] else ())]]
+
+
+def names(case: Case) -> list[str]:
+    """What they are called."""
+    parts = ("first matrix", "first bias", "second matrix", "second bias")
+    of = [] if case["weighed"] else [f"the {part} of layer {n + 1}" for n in range(case["layers"]) for part in parts]
+    dice = ["dice thrown after forward", "dice thrown after backward"] if case["dropout"] else []
+    return ["result", *(f"gradient of {each}" for each in ("the input", *of)), *dice]
+
+
+def alive(*, inputs: int = 1, inside: int = 0, room: float = ROOM) -> Callable[[Case, int], float]:
+    """Between forward and backward: weights, the input, the result, and so often each layer's input and its inside."""
+
+    def most(case: Case, rank: int) -> float:
+        one, layers = case["tokens"] * case["width"], case["layers"]
+        tensors = one * (2 + layers * inputs) + layers * inside * case["tokens"] * case["hidden"]
+        return oracle.FLOAT_BYTES * (tensors + _num_weights(case)) + room
+
+    return most
+
+
+def left(case: Case, rank: int) -> float:
+    """After the step: the input, the weights, their gradients, and some room."""
+    return 2 * oracle.FLOAT_BYTES * (case["tokens"] * case["width"] + _num_weights(case)) + ROOM
+
+
+def _num_weights(case: Case) -> int:
+    width, hidden = case["width"], case["hidden"]
+    return int(case["layers"] * (2 * width * hidden + width + hidden))
+
+
+def told(each: Observed) -> Any:
+    """The result, the gradients, and with dropout the dice that others throw."""
+    return [[*said["results"], *(said["dice"] if each.case["dropout"] else ())] for said in each.said]
+
+
+def same(each: Observed, part: slice) -> bool:
+    """Whether a part of the results is right."""
+    return bool(close(each.said[0]["results"][part], right(each.case)[part], TOLERANCE, TOLERANCE))
+
+
+def input_alone_is_off(each: Observed) -> bool:
+    """Whether all is right but the gradient of the input, and it has one."""
+    return same(each, slice(1)) and same(each, slice(2, None)) and each.said[0]["results"][1] is not None
+
+
+def input_alone_is_served(each: Observed) -> bool:
+    """Whether no weight has a gradient, and the input has."""
+    _, of_input, *of_weights = each.said[0]["results"]
+    return of_input is not None and all(one is None for one in of_weights)
+
+
+def dropped_others(*, in_forward: bool) -> Sign:
+    """A single layer dropped other units than the generator says: so few that its result or gradient tells which."""
+
+    def does(each: Observed) -> bool:
+        case = each.case
+        if not each.has_come or not case["is"]["one layer"] or same(each, slice(1)) == in_forward:
+            return False
+        (first, bias, second, other), keys = weights(case, 0), inputs.layer_keys(case)
+        (x, upstream), results = start_and_upstream(case), each.said[0]["results"]
+        if in_forward:
+            out = (results[0].reshape(x.shape) - x) / keys["layer 0"] - other
+            found = np.linalg.lstsq(second, out.T, rcond=None)[0].T
+        else:
+            found = np.linalg.lstsq((upstream * keys["back 0"]).T, results[4], rcond=None)[0]
+        found = found / np.tanh(x @ first.T + bias) * (1 - case["dropout"])
+        kept = np.round(found)
+        is_dropout = bool(np.isin(kept, (0, 1)).all() and np.abs(found - kept).max() < 0.05)
+        return is_dropout and not np.array_equal(kept, dice(case)[0][0] > 0)
+
+    return Sign(lambda failing, passing: any(map(does, failing)))
+
+
+def calls(each: Observed) -> list[list[int]]:
+    """How often each layer ran in forward and in backward, and how often a gradient came back to it."""
+    labels, numbers = [ask.label for ask in each.seen.asks], range(each.case["layers"])
+    half = labels.index("between")
+    runs = [[part.count(f"layer {number}") for number in numbers] for part in (labels[:half], labels[half:])]
+    return [*runs, [labels.count(f"back {number}") for number in numbers]]
+
+
+def find_again(each: Observed) -> Finding | None:
+    """That a layer ran again."""
+    return None if any(calls(each)[1]) else Finding("no call of a layer during backward", "one of each", each.words)
+
+
+def find_calls(each: Observed) -> Finding | None:
+    """That each layer ran once in either half, and was gone back through once, to the right result."""
+    ways = ("calls of layer {} during forward", "calls of layer {} during backward", "ways back through layer {}")
+    for way, counts in zip(ways, calls(each), strict=True):
+        for number, count in enumerate(counts, 1):
+            if count != 1:
+                return Finding(f"{count} {way.format(number)}", "1", each.words)
+    return None if same(each, slice(1)) else Finding("another result", "that of the calls of the layers", each.words)
+
+
+GRADIENTS: Wrong = {
+    "recomputed without a graph": raised("does not require grad"),
+    "walks on beyond the layer": (raised("second time"), every(input_alone_is_off)),
+    "weights without a gradient": every(input_alone_is_served),
+    "what arrives is ignored": (raised("implicitly created only for scalar"), partial(results, arrives=False)),
+    "one memory for all layers": only_if("one layer"),
+}
+DICE = {
+    "loaded dice": dropped_others(in_forward=True),
+    "other dice the second time": dropped_others(in_forward=False),
+    "dice not put back": every(lambda each: same(each, slice(None))),
+}
+AGAIN = {"not computed again": every(lambda each: not any(calls(each)[1]))}
+CALLS = {
+    "twice forward": every(lambda each: max(calls(each)[0]) > 1),
+    "computed again more than once": every(lambda each: max(calls(each)[1]) > 1),
+    "two backward passes": every(lambda each: max(calls(each)[2]) > 1),
+}
+
+KEPT = "between forward and backward nothing is alive but the layers' inputs, and nothing outlives the step"
+ALL = "the result and all gradients are those of `fn(x)`"
 ONCE = "each layer runs once forward and once in backward, and is gone back through once"
-compared = partial(
-    values,
-    right=layers.results,
-    of=told,
-    names=layers.names,
-    kind="gradient",
-    rtol=TOLERANCE,
-    atol=TOLERANCE,
-)
-between = keeps(
-    2,
-    "kept",
-    "between forward and backward nothing is alive but the layers' inputs, and nothing outlives the step",
-    lambda seen, rank: seen.held(rank, "between"),
-    layers.alive(),
+DICE_TOO = "with dropout too, and the random numbers after the step are those of a step without checkpoints"
+
+compared = partial(values, right=results, of=told, names=names, rtol=TOLERANCE, atol=TOLERANCE)
+kept = partial(keeps, 2, "kept", KEPT)
+between = kept(
+    held_at("between"),
+    alive(),
     "held between forward and backward, what the step itself has among them",
-    least=layers.alive(room=-layers.ROOM),
+    least=alive(room=-ROOM),
     wrong={
-        "copies of the inputs": (layers.alive(), layers.alive(inputs=2)),
-        "everything kept": (layers.alive(inside=1, room=0), None),
+        "copies of the inputs": (alive(), alive(inputs=2)),
+        "everything kept": (alive(inside=1, room=0), None),
     },
 )
-after = keeps(
-    2,
-    "kept",
-    "",
-    lambda seen, rank: seen.held(rank, "after"),
-    layers.left,
-    "held after the step, the weights and all gradients among them",
-    wrong={"never let go": (layers.left, None)},
-)
+LEFT = "held after the step, the weights and all gradients among them"
+after = kept(held_at("after"), left, LEFT, wrong={"never let go": (left, None)})
 
 EXERCISE = Exercise(
     id="activations.5",
@@ -97,21 +256,13 @@ EXERCISE = Exercise(
     checks=(
         own_work(FUNCTION, built_in=True),
         order(0, "again", "layers run a second time", find_again, wrong=AGAIN, gate=True),
-        compared(
-            3, "gradient", "the result and all gradients are those of `fn(x)`", wrong=GRADIENTS, where="not dropout"
-        ),
+        compared(3, "gradient", ALL, wrong=GRADIENTS, where="not dropout", kind="gradient"),
         replace(
             between,
             inspect=lambda each: between.inspect(each) or after.inspect(each),
             mistakes=(*between.mistakes, *after.mistakes),
         ),
         order(2, "recompute", ONCE, find_calls, wrong=CALLS, where="not dropout"),
-        compared(
-            2,
-            "dice",
-            "with dropout too, and the random numbers after the step are those of a step without checkpoints",
-            wrong=DICE,
-            where="dropout",
-        ),
+        compared(2, "dice", DICE_TOO, wrong=DICE, where="dropout", kind="gradient"),
     ),
 )

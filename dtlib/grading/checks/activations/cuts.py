@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 
 from dtlib.grading.compare import compare, show
-from dtlib.grading.exercise import Check, Exercise, Finding
-from dtlib.grading.kinds import Sign, every, order, own_work
+from dtlib.grading.exercise import Check, Finding, FormError
+from dtlib.grading.inputs import Cases, Rng, call
+from dtlib.grading.kinds import NEVER_ENDS, Sign, Wrong, every, on_paper, order, raised
 from dtlib.grading.seen import Case, Observed
 
-from ._plans import OTHER_PEAKS, PLANS, answer, best, filled, never_freed, peak_of
 
-
-def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
+def draw(rng: Rng) -> Cases:
     """Layers alike and not; among those with growing inputs and among 40, every wrong way to plan has a larger peak."""
     kinds = (("equal", 12), ("unequal", 9), ("narrowing", 11), ("widening", 10), ("many", 40))
     cases = [case(kind, layers, rng) for kind, layers in kinds]
     for place in (3, 4):
-        while any(peak_of(plan(cases[place]), cases[place]) == best(cases[place])[0] for plan in PLANS.values()):
+        while best(cases[place])[0] in (peak_of(plan(cases[place]), cases[place]) for plan in WAYS):
             cases[place] = case(*kinds[place], rng)
     return cases
 
 
-def case(kind: str, layers: int, rng: np.random.Generator) -> dict[str, Any]:
+def case(kind: str, layers: int, rng: Rng) -> dict[str, Any]:
     """One call."""
     inputs = rng.integers(2, 9, layers)
     kept = inputs + rng.integers(5, 60, layers)
@@ -38,7 +39,93 @@ def case(kind: str, layers: int, rng: np.random.Generator) -> dict[str, Any]:
     few = layers <= 12
     told = ", kept/input " + ", ".join(f"{a}/{i}" for a, i in zip(kept, inputs, strict=True)) if few else ""
     words = f"{layers} {kind} layers{told}"
-    return {"arguments": [kept.tolist(), inputs.tolist()], "words": words, "is": {"few": few}}
+    return call(words, [kept.tolist(), inputs.tolist()], few=few)
+
+
+def answer(observed: Observed) -> tuple[list[int], Any]:
+    """The plan that was returned, and the peak beside it."""
+    value = observed.said[0]["answer"]
+    if not isinstance(value, list) or len(value) != 2:
+        raise FormError(show(value), "a tuple (starts, peak)")
+    starts = value[0].tolist() if isinstance(value[0], np.ndarray) else value[0]
+    layers = len(observed.case["arguments"][0])
+    whole = isinstance(starts, list) and all(isinstance(each, int) and not isinstance(each, bool) for each in starts)
+    if not whole or not starts or starts[0] != 0 or sorted(set(starts)) != starts or starts[-1] >= layers:
+        wanted = f"layers from 0 to {layers - 1} in increasing order, the first of them 0"
+        raise FormError(f"the starts {show(starts)}", wanted)
+    return starts, value[1]
+
+
+def parts(starts: Sequence[int], case: Case) -> tuple[list[int], list[int]]:
+    """The bytes of each checkpoint of a plan, and what each of its segments keeps while it is alive."""
+    kept, inputs = case["arguments"]
+    own = [sum(kept[start:end]) for start, end in pairwise([*starts, len(kept)])]
+    return [inputs[start] for start in starts], own
+
+
+def peak_of(starts: Sequence[int], case: Case, *, twice: bool = False) -> float:
+    """The most that is alive at one time in backward, with segments that begin at `starts`; with own inputs `twice`."""
+    checkpoints, own = parts(starts, case)
+    waiting = accumulate(checkpoints) if twice else accumulate(checkpoints, initial=0)
+    return max(before + size for before, size in zip(waiting, own, strict=False))
+
+
+def never_freed(starts: Sequence[int], case: Case) -> int:
+    """The same if every checkpoint stayed to the end."""
+    checkpoints, own = parts(starts, case)
+    return sum(checkpoints) + max(size - first for first, size in zip(checkpoints, own, strict=True))
+
+
+def best(case: Case) -> tuple[float, list[int]]:
+    """The smallest peak, and a plan that has it: what lies before a segment adds the same to all that lies behind."""
+    kept, inputs = case["arguments"]
+    found: dict[int, tuple[float, list[int]]] = {len(kept): (-math.inf, [])}
+    for start in reversed(range(len(kept))):
+        found[start] = min(
+            (max(sum(kept[start:end]), inputs[start] + found[end][0]), [start, *found[end][1]])
+            for end in range(start + 1, len(kept) + 1)
+        )
+    return found[0]
+
+
+def even(case: Case) -> list[int]:
+    """The best of the plans with segments of equal length: √l, all layers and one among them."""
+    layers = len(case["arguments"][0])
+    plans = (list(range(0, layers, length)) for length in range(1, layers + 1))
+    return min(plans, key=lambda plan: peak_of(plan, case))
+
+
+def filled(case: Case, bound: float) -> list[int]:
+    """Each segment as long as it may be within a bound."""
+    kept, inputs = case["arguments"]
+    starts, waiting, own = [0], 0, 0
+    for layer, size in enumerate(kept):
+        if own and waiting + own + size > bound:
+            waiting, own = waiting + inputs[starts[-1]], 0
+            starts.append(layer)
+        own += size
+    return starts
+
+
+def best_filled(case: Case) -> list[int]:
+    """The best of these plans."""
+    bounds = range(max(case["arguments"][0]), sum(case["arguments"][0]))
+    return min((filled(case, bound) for bound in bounds), key=lambda plan: peak_of(plan, case))
+
+
+def forwards(case: Case) -> list[int]:
+    """Of the first layers the plan with the smallest peak is continued, whatever it leaves waiting."""
+    kept, inputs = case["arguments"]
+    best: list[tuple[int, int, list[int]]] = [(0, 0, [])]
+    for end in range(1, len(kept) + 1):
+        plans = []
+        for start, (peak, waiting, cuts) in enumerate(best):
+            plans.append((max(peak, waiting + sum(kept[start:end])), waiting + inputs[start], [*cuts, start]))
+        best.append(min(plans))
+    return best[-1][2]
+
+
+WAYS = (even, best_filled, forwards)
 
 
 def find_peak(observed: Observed) -> Finding | None:
@@ -67,51 +154,46 @@ def best_if_never_freed(each: Observed) -> bool:
     return never_freed(answer(each)[0], each.case) <= never_freed(best(each.case)[1], each.case)
 
 
-def gave_up(failing: Sequence[Observed], passing: Sequence[Observed]) -> bool:
-    """Whether it took more time or memory than there is."""
-    troubles = [each.trouble for each in failing if each.trouble is not None]
-    return len(troubles) == len(failing) and all(t.kind == "hung" or "MemoryError" in t.text for t in troubles)
-
-
 def peak_is(theory: Callable[[Sequence[int], Case], float]) -> Sign:
     """Another peak of the returned plan."""
     return every(lambda each: bool(answer(each)[1] == theory(answer(each)[0], each.case)))
 
 
-def plan_is(theory: Callable[[Case], list[int]]) -> Sign:
-    """Another plan."""
-    return every(lambda each: answer(each)[0] == theory(each.case))
+def same_plan(observed: Observed, other: Any) -> bool:
+    """Whether the plan is that of another answer."""
+    return bool(answer(observed)[0] == other[0])
 
 
-PEAKS = {name: peak_is(theory) for name, theory in OTHER_PEAKS.items()}
-OTHER_PLANS = {
-    **{name: plan_is(theory) for name, theory in PLANS.items()},
+PEAKS = {
+    "checkpoints never freed": peak_is(never_freed),
+    "live segment forgotten": peak_is(lambda starts, case: sum(parts(starts, case)[0])),
+    "checkpoints forgotten": peak_is(lambda starts, case: max(parts(starts, case)[1])),
+    "own input twice": peak_is(lambda starts, case: peak_of(starts, case, twice=True)),
+    "everything kept": peak_is(lambda starts, case: sum(case["arguments"][0])),
+}
+PLANS: Wrong = {  # others are known by the bank's programs
     "segments of equal length": every(is_even),
     "as long as they may be": every(
         lambda each: answer(each)[0] == filled(each.case, peak_of(answer(each)[0], each.case))
     ),
     "checkpoints never freed": every(best_if_never_freed),
-    "every plan tried": Sign(gave_up),
+    "every plan tried": (NEVER_ENDS, raised("MemoryError")),
 }
 
 
 def best_plan(points: int, name: str, layers: str, where: str) -> Check:
     """The check that a plan is the best one."""
     words = f"no plan has a smaller peak, for {layers}"
-    return order(points, name, words, find_best, wrong=OTHER_PLANS, where=where, kind="memory")
+    return order(points, name, words, find_best, wrong=PLANS, where=where, kind="memory", agrees=same_plan)
 
 
 PEAK = "the peak is that of the plan that is returned with it, for up to 12 layers"
-EXERCISE = Exercise(
-    id="activations.3",
-    function="best_cuts",
-    title="Where to cut",
-    harness="paper.call",
-    draw=draw,
-    checks=(
-        own_work("best_cuts", "your own formula"),
-        order(2, "peak", PEAK, find_peak, wrong=PEAKS, where="few", kind="memory"),
-        best_plan(3, "best plan", "up to 12 layers", "few"),
-        best_plan(1, "many layers", "40 layers", "not few"),
-    ),
+EXERCISE = on_paper(
+    "activations.3",
+    "best_cuts",
+    "Where to cut",
+    draw,
+    order(2, "peak", PEAK, find_peak, wrong=PEAKS, where="few", kind="memory"),
+    best_plan(3, "best plan", "up to 12 layers", "few"),
+    best_plan(1, "many layers", "40 layers", "not few"),
 )

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from dtlib.grading import inputs, oracle
-from dtlib.grading.compare import close
 from dtlib.grading.exercise import Exercise
-from dtlib.grading.kinds import every, keeps, own_work, raised, values
-from dtlib.grading.seen import Case, Observed
-
-from ._gate import WRONG_GRADIENTS, WRONG_OUTPUTS, output, places, right
+from dtlib.grading.kinds import ROOM, Ranges, Sign, Wrong, held_at, instead, keeps, own_work, raised, some_rank, values
+from dtlib.grading.seen import Case
 
 FUNCTION = "swiglu"
-ROOM = 6 * 2**20  # what libraries keep
 RTOL, ATOL = 1e-4, 1e-5  # a few roundings of fp32 on numbers around 1; bf16 rounds by 4e-3
 SHAPES = ((13, 18), (7,), (), (3, 5, 8), (2, 1, 3, 2, 4))
 HALVES = ((9, 24), (4, 3, 10))
@@ -41,19 +38,59 @@ def handed_out(case: Case, rank: int) -> inputs.Pieces:
     return [("start", start), ("between", places(case)), ("after", None)]
 
 
-def is_rounded(each: Observed) -> bool:
-    """Off by no more than bf16 or fp16 rounds, and by more than fp32 does."""
-    return close(each.said[0]["gradients"], right(each.case)[0], 0.03, 0.1)
+def places(case: Case) -> Any:
+    """All entries; of many a few, those among them at which the gate is 0 or far from it."""
+    size = int(np.prod(case["shape"]))
+    drawn = np.random.default_rng(case["seed"]).integers(0, size, 1000)
+    return np.concatenate([drawn, inputs.special_places(case)]) if case["weighed"] else np.arange(size)
 
 
-def is_not_finite(each: Observed) -> bool:
-    """Whether a gradient has entries that are no numbers."""
-    return any(one is not None and not np.isfinite(one).all() for one in each.said[0]["gradients"])
+@oracle.remembered
+def tensors(case: Case) -> tuple[Any, Any, Any]:
+    """Gate, up and what arrives from above, where they are asked for."""
+    all_of_them = (*inputs.gate_and_up(case), inputs.noise(case, "upstream", case["shape"]))
+    gate, up, upstream = (each.reshape(-1)[places(case)].astype(np.float64) for each in all_of_them)
+    return gate, up, upstream
 
 
-def lacks_one(each: Observed) -> bool:
-    """Whether an input has no gradient, or as a half of a larger tensor one of zeros."""
-    return any(one is None or not np.any(one) for one in each.said[0]["gradients"])
+def sigma(x: Any) -> Any:
+    """The sigmoid."""
+    return 1 / (1 + np.exp(-x))
+
+
+def output(case: Case) -> Any:
+    """The result."""
+    gate, up, _ = tensors(case)
+    return [gate * sigma(gate) * up]
+
+
+def gradients(slope: Callable[[Any], Any], *, arrives: bool = True, order: int = 1) -> Callable[[Case], Any]:
+    """The gradients of gate and up, with that slope of the gate."""
+
+    def theory(case: Case) -> Any:
+        gate, up, upstream = tensors(case)
+        upstream = upstream if arrives else 1.0
+        return [[upstream * up * slope(gate), upstream * gate * sigma(gate)][::order]]
+
+    return theory
+
+
+def silu_slope(gate: Any) -> Any:
+    """The derivative of g·σ(g)."""
+    return sigma(gate) * (1 + gate * (1 - sigma(gate)))
+
+
+right = gradients(silu_slope)
+
+
+def some_gradient(holds: Callable[[Any], bool]) -> Sign:
+    """Whether ``holds(gradient)`` for that of an input."""
+    return some_rank(lambda said, case: any(map(holds, said["gradients"])))
+
+
+def names(case: Case) -> list[str]:
+    """What gradients are told of."""
+    return ["gate", "up"]
 
 
 def tensors_of(number: float) -> Callable[[Case, int], float]:
@@ -62,6 +99,31 @@ def tensors_of(number: float) -> Callable[[Case, int], float]:
 
 
 MINE = 3  # between forward and backward the harness has two inputs and the result; afterwards two gradients as well
+OUTPUTS: Wrong = {
+    "sigmoid for silu": lambda case: [sigma(tensors(case)[0]) * tensors(case)[1]],
+    "gate and up exchanged": lambda case: [np.prod(tensors(case)[:2], axis=0) * sigma(tensors(case)[1])],
+}
+GRADIENTS: Wrong = {
+    "divided to get it back": some_gradient(lambda one: one is not None and not np.isfinite(one).all()),
+    "derivative of the sigmoid alone": gradients(lambda gate: sigma(gate) * (1 - sigma(gate))),
+    "the sigmoid for its slope": gradients(sigma),
+    "gradients exchanged": gradients(silu_slope, order=-1),
+    "what arrives is ignored": gradients(silu_slope, arrives=False),
+    "rounded to save bytes": instead("gradients", right, 0.03, 0.1),
+    "no gradient": (raised("does not require grad"), some_gradient(lambda one: not np.any(one))),  # None, or zeros
+}
+KEPT: Ranges = {
+    "as autograd keeps it": (tensors_of(MINE + 2.5), tensors_of(MINE + 3)),
+    "every intermediate result": (tensors_of(MINE + 3), None),
+}
+LEFT: Ranges = {"never let go": (tensors_of(MINE + 1), None)}
+BOTH = "both gradients in full precision, where the gate is 0 or far from it as well"
+TWO, NOTHING = "two tensors kept between forward and backward", "nothing but the gradients outlives the step"
+BETWEEN = "held between forward and backward, the inputs and the result among them"
+AFTER = "held after the step, the inputs and their gradients among them"
+
+compared = partial(values, rtol=RTOL, atol=ATOL)
+kept = keeps(2, "kept", TWO, held_at("between"), tensors_of(MINE + 2), BETWEEN, wrong=KEPT)
 
 EXERCISE = Exercise(
     id="activations.4",
@@ -72,47 +134,9 @@ EXERCISE = Exercise(
     handed_out=handed_out,
     checks=(
         own_work(FUNCTION, built_in=True),
-        values(1, "value", "`gate·σ(gate)·up`", output, of="output", wrong=WRONG_OUTPUTS, rtol=RTOL, atol=ATOL),
-        values(
-            2,
-            "gradient",
-            "both gradients in full precision, where the gate is 0 or far from it as well",
-            right,
-            of="gradients",
-            kind="gradient",
-            rtol=RTOL,
-            atol=ATOL,
-            names=lambda case: ["gate", "up"],
-            wrong={
-                "divided to get it back": every(is_not_finite),
-                **WRONG_GRADIENTS,
-                "rounded to save bytes": every(is_rounded),
-                "no gradient": (raised("does not require grad"), every(lacks_one)),
-            },
-        ),
-        replace(
-            keeps(
-                2,
-                "kept",
-                "two tensors kept between forward and backward",
-                lambda seen, rank: seen.held(rank, "between"),
-                tensors_of(MINE + 2),
-                "held between forward and backward, the inputs and the result among them",
-                wrong={
-                    "as autograd keeps it": (tensors_of(MINE + 2.5), tensors_of(MINE + 3)),
-                    "every intermediate result": (tensors_of(MINE + 3), None),
-                },
-            ),
-            gate=True,
-        ),
-        keeps(
-            1,
-            "let go",
-            "nothing but the gradients outlives the step",
-            lambda seen, rank: seen.held(rank, "after"),
-            tensors_of(MINE + 1),
-            "held after the step, the inputs and their gradients among them",
-            wrong={"never let go": (tensors_of(MINE + 1), None)},
-        ),
+        compared(1, "value", "`gate·σ(gate)·up`", output, of="output", wrong=OUTPUTS),
+        compared(2, "gradient", BOTH, right, of="gradients", kind="gradient", wrong=GRADIENTS, names=names),
+        replace(kept, gate=True),
+        keeps(1, "let go", NOTHING, held_at("after"), tensors_of(MINE + 1), AFTER, wrong=LEFT),
     ),
 )

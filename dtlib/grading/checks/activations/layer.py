@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
-import numpy as np
-
-from dtlib.grading.exercise import Exercise
-from dtlib.grading.kinds import every, own_work, values
+from dtlib.grading.inputs import Cases, Rng, call
+from dtlib.grading.kinds import every, on_paper, values
 from dtlib.grading.seen import Case
 
-PARTS = {
-    "attention": (2, "what attention keeps beside the matrix"),
-    "matrix": (2, "what is kept of the attention matrix, with flash attention and without"),
-    "mlp": (1, "what the MLP keeps"),
-    "norms": (1, "what the two norms keep"),
-}
 LOG_SUM_EXP_BYTES = 4
 
 
-def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
+def draw(rng: Rng) -> Cases:
     """Elements of 2 and 4 bytes, masks as wide and narrower, without flash attention and with it."""
     cases = []
     for element, mask, flash in ((2, 1, False), (4, 1, False), (4, 4, False), (2, 1, True), (4, 2, True)):
@@ -27,13 +19,8 @@ def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
         hidden = heads * int(rng.choice([64, 80, 128]))
         seq, micro_batch = int(rng.choice([384, 640, 1536, 2560])), int(rng.choice([3, 5, 7]))
         words = f"s={seq}, b={micro_batch}, h={hidden}, a={heads}, {element} B an element, {mask} B in a mask"
-        cases.append(
-            {
-                "arguments": [seq, micro_batch, hidden, heads, element, mask, flash],
-                "words": words + (", flash" if flash else ""),
-                "is": {"flash": flash},
-            }
-        )
+        arguments = [seq, micro_batch, hidden, heads, element, mask, flash]
+        cases.append(call(words + ", flash" * flash, arguments, flash=flash))
     return cases
 
 
@@ -49,18 +36,17 @@ def right(case: Case) -> dict[str, int]:
     }
 
 
-def part(name: str, points: int, words: str) -> Any:
-    """The check of one part. Other mistakes than this are those of the bank's programs."""
-    wrong = {"a matrix in spite of flash": every(lambda each: each.case["is"]["flash"])} if name == "matrix" else {}
-    keys = f"the keys {', '.join(PARTS)}"
-    return values(points, name, words, right, part=name, parts=keys, kind="memory", wrong=wrong)
+MATRIX = "what is kept of the attention matrix, with flash attention and without"
+FLASH = {"a matrix in spite of flash": every(lambda each: each.case["is"]["flash"])}
+part = partial(values, right=right, parts="the keys attention, matrix, mlp, norms", kind="memory")
 
-
-EXERCISE = Exercise(
-    id="activations.1",
-    function="kept_by_layer",
-    title="What a layer keeps",
-    harness="paper.call",
-    draw=draw,
-    checks=(own_work("kept_by_layer", "your own formula"), *(part(name, *told) for name, told in PARTS.items())),
+EXERCISE = on_paper(
+    "activations.1",
+    "kept_by_layer",
+    "What a layer keeps",
+    draw,
+    part(2, "attention", "what attention keeps beside the matrix", part="attention"),
+    part(2, "matrix", MATRIX, part="matrix", wrong=FLASH),
+    part(1, "mlp", "what the MLP keeps", part="mlp"),
+    part(1, "norms", "what the two norms keep", part="norms"),
 )

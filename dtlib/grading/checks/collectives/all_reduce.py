@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,11 @@ from dtlib.grading import inputs
 from dtlib.grading.compare import close, mixture
 from dtlib.grading.exercise import Exercise
 from dtlib.grading.inputs import all_values
-from dtlib.grading.kinds import Sign, every, full_bytes, instead, messages_alone, own_work, sends, values
+from dtlib.grading.kinds import Sign, Wrong, every, instead, messages_alone, own_work, values
 from dtlib.grading.seen import Case, Observed
 from dtlib.theory import collectives as theory
 
-from ._ring import ATOL, cut, draw_ring, holds, one_rank_collects, ring, ring_case, sent, sent_in
+from ._ring import ATOL, cut, draw_ring, holds, ring, ring_case, traffic
 
 FUNCTION = "ring_all_reduce"
 
@@ -49,19 +50,31 @@ def chunks_right(count: Callable[[int], int]) -> Sign:
 
 
 def divided_on_the_way(each: Observed) -> bool:
-    """Whether each chunk is (…((a + b)/d + c)/d + …)/d: whoever joined earlier is divided more often."""
-    parts, n = sums(each.case, 0), each.case["world_size"]
-    for said in each.said:
-        for number, chunk in enumerate(cut(said["tensor"], n)):
-            found = mixture(chunk, [part[number] for part in parts])
-            if found is None or found.min() < 0.01:
-                return False
-            first, *rest = np.sort(found)
-            by = rest[1] / rest[0]
-            if by < 1.5 or not np.allclose(rest, first * by ** np.arange(n - 1), rtol=0.02):
-                return False
-    return True
+    """Whether each chunk has all contributions in it, those that joined early divided more often than others."""
+    n, parts = each.case["world_size"], sums(each.case, 0)
+    chunks = [cut(said["tensor"], n) for said in each.said]
+    found = [mixture(own[number], [part[number] for part in parts]) for own in chunks for number in range(n)]
+    return all(one is not None and one.min() > 0.01 and one.max() > 1.5 * one.min() for one in found)
 
+
+def is_sum(case: Case) -> bool:
+    """Whether the sum is asked for."""
+    return bool(case["op"] == "sum")
+
+
+SUM: Wrong = {
+    "returned, not in place": instead("returned", right, atol=ATOL),
+    "reduce-scatter only": chunks_right(lambda n: 1),
+    "last step missing": chunks_right(lambda n: n - 1),
+}
+MEAN: Wrong = {
+    "mean of the mean": lambda case: [row / case["world_size"] for row in right(case)],
+    "divided at every step": every(divided_on_the_way),
+}
+EQUAL = "every rank ends up with the sum, chunks of equal length"
+MEANS = 'every rank ends up with the mean where `op` is `"mean"`'
+STEPS = theory.ring_all_reduce_steps
+in_place = partial(values, right=right, of="tensor", atol=ATOL)
 
 EXERCISE = Exercise(
     id="collectives.6",
@@ -74,56 +87,10 @@ EXERCISE = Exercise(
     checks=(
         own_work(FUNCTION),
         messages_alone(1, FUNCTION),
-        values(
-            2,
-            "sum",
-            "every rank ends up with the sum, chunks of equal length",
-            right,
-            of="tensor",
-            atol=ATOL,
-            sums=sums,
-            where=lambda case: bool(case["op"] == "sum" and case["is"]["divisible"]),
-            wrong={
-                "returned, not in place": instead("returned", right, atol=ATOL),
-                "reduce-scatter only": chunks_right(lambda n: 1),
-                "last step missing": chunks_right(lambda n: n - 1),
-            },
-        ),
-        values(
-            2,
-            "any length",
-            "the sum for any length",
-            right,
-            of="tensor",
-            atol=ATOL,
-            where=lambda case: bool(case["op"] == "sum"),
-        ),
-        values(
-            1,
-            "mean",
-            'every rank ends up with the mean where `op` is `"mean"`',
-            right,
-            of="tensor",
-            atol=ATOL,
-            sums=sums,
-            where=lambda case: bool(case["op"] == "mean"),
-            wrong={
-                "mean of the mean": lambda case: [row / case["world_size"] for row in right(case)],
-                "divided at every step": every(divided_on_the_way),
-            },
-        ),
-        sends(
-            3,
-            "traffic",
-            "each rank sends 2(N−1)/N·D bytes",
-            lambda case: sent("ring_all_reduce", case),
-            where="large",
-            wrong={
-                "messages twice as long": sent_in(theory.ring_all_reduce_steps, 2.0, "ring_all_reduce"),
-                "whole buffers": lambda case: [(case["world_size"] - 1) * full_bytes(case)] * case["world_size"],
-                "one rank does the work": every(one_rank_collects),
-            },
-        ),
-        ring(2, theory.ring_all_reduce_steps, "2(N−1) messages to one neighbour, and none waits for its turn"),
+        in_place(2, "sum", EQUAL, sums=sums, wrong=SUM, where=lambda case: is_sum(case) and case["is"]["divisible"]),
+        in_place(2, "any length", "the sum for any length", where=is_sum),
+        in_place(1, "mean", MEANS, sums=sums, wrong=MEAN, where=lambda case: not is_sum(case)),
+        traffic(3, "each rank sends 2(N−1)/N·D bytes", "ring_all_reduce", STEPS),
+        ring(2, STEPS, "2(N−1) messages to one neighbour, and none waits for its turn"),
     ),
 )

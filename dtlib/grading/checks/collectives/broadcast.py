@@ -5,36 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from dtlib.grading import inputs
 from dtlib.grading.compare import close
 from dtlib.grading.exercise import Exercise, Finding
-from dtlib.grading.inputs import all_values
-from dtlib.grading.kinds import (
-    NOTHING_ELSE,
-    Sign,
-    every,
-    full_bytes,
-    instead,
-    messages_alone,
-    only_if,
-    order,
-    own_work,
-    sends,
-    values,
-)
+from dtlib.grading.inputs import Cases, Rng, all_values
+from dtlib.grading.kinds import NOTHING_ELSE, Sign, every, instead, messages_alone, order, own_work, sends, values
 from dtlib.grading.seen import Case, Observed, rounds
 from dtlib.theory import collectives as theory
 
 FUNCTION = "tree_broadcast"
 
 
-def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
-    """Every source of 3 and of 4 ranks; 2, 8 and 6 ranks with sources that are not their own mirror image.
-
-    So a wrong renumbering fails somewhere, and a tree of two each takes a round too many: with 8 ranks, and fewer not.
-    """
+def draw(rng: Rng) -> Cases:
+    """Every source of 3 and of 4 ranks; 2, 8 (where a tree of two each takes a round too many) and 6 ranks with sources
+    that are not their own mirror image: a wrong renumbering fails somewhere."""
     sources = [(2, 1), *((4, src) for src in range(4)), (8, int(rng.choice([1, 2, 3, 5, 6, 7])))]
     sources += [*((3, src) for src in range(3)), (6, int(rng.choice([1, 2, 4, 5])))]
     return [
@@ -85,9 +69,27 @@ def most_told(observed: Observed) -> int:
 
 def total(case: Case) -> int:
     """A message for each rank but one."""
-    return (int(case["world_size"]) - 1) * full_bytes(case)
+    return (int(case["world_size"]) - 1) * inputs.rank_values(case, case["src"]).nbytes
 
 
+WRONG_VALUES: dict[str, Any] = {
+    "returned, not in place": instead("returned", right),
+    "rank 0 for src": lambda case: list(all_values(case)[[0] * case["world_size"]]),
+    "right for some sources only": Sign(by_source),
+    "rounds are missing": every(some_heard),
+}
+WRONG_BYTES: dict[str, Any] = {
+    "everybody sends to everybody": lambda case: case["world_size"] * total(case),
+    "sent to ranks that know": every(lambda each: each.seen.total_bytes > total(each.case)),
+}
+WRONG_ROUNDS: dict[str, Any] = {
+    "the root sends to everybody": every(lambda each: most_told(each) == each.case["world_size"] - 1),
+    "a chain": every(lambda each: most_told(each) == 1),
+    "two each": every(lambda each: most_told(each) == 2),
+    "ranks that know stand idle": NOTHING_ELSE,
+}
+VALUES = "every rank ends up with the values of rank `src`"
+ROUNDS = "⌈log₂ N⌉ rounds, in each of which a rank sends one message"
 EXERCISE = Exercise(
     id="collectives.4",
     function=FUNCTION,
@@ -99,43 +101,8 @@ EXERCISE = Exercise(
     checks=(
         own_work(FUNCTION),
         messages_alone(1, FUNCTION),
-        values(
-            3,
-            "values",
-            "every rank ends up with the values of rank `src`",
-            right,
-            of="tensor",
-            wrong={
-                "returned, not in place": instead("returned", right),
-                "rank 0 for src": lambda case: list(all_values(case)[[0] * case["world_size"]]),
-                "right for root 0 only": only_if("root 0"),
-                "right for some sources only": Sign(by_source),
-                "rounds are missing": every(some_heard),
-            },
-        ),
-        sends(
-            1,
-            "traffic",
-            "all ranks together send (N−1)·D bytes",
-            total,
-            wrong={
-                "everybody sends to everybody": lambda case: case["world_size"] * total(case),
-                "sent to ranks that know": every(lambda each: each.seen.total_bytes > total(each.case)),
-            },
-        ),
-        order(
-            3,
-            "rounds",
-            "⌈log₂ N⌉ rounds, in each of which a rank sends one message",
-            find_rounds,
-            wrong={
-                "the root sends to everybody": every(
-                    lambda each: len(each.seen.peers(each.case["src"])) == each.case["world_size"] - 1
-                ),
-                "a chain": every(lambda each: most_told(each) == 1),
-                "two each": every(lambda each: most_told(each) == 2),
-                "ranks that know stand idle": NOTHING_ELSE,
-            },
-        ),
+        values(3, "values", VALUES, right, of="tensor", wrong=WRONG_VALUES),
+        sends(1, "traffic", "all ranks together send (N−1)·D bytes", total, wrong=WRONG_BYTES),
+        order(3, "rounds", ROUNDS, find_rounds, wrong=WRONG_ROUNDS),
     ),
 )

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
-from dtlib.grading.exercise import Exercise
-from dtlib.grading.kinds import every, own_work, values
+from dtlib.grading.inputs import Cases, Rng, call
+from dtlib.grading.kinds import every, on_paper, values
 from dtlib.grading.seen import Case, Observed
 from dtlib.theory import collectives as theory
 from dtlib.theory import units
@@ -15,7 +11,7 @@ from dtlib.theory import units
 PAIR = "sent_bytes, seconds"
 
 
-def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
+def draw(rng: Rng) -> Cases:
     """The documents' sizes, one of them on two links; 2 ranks, some that no power of two is, and 512."""
     drawn: list[tuple[int, int, float]] = [
         (64 * units.MiB, 8, 50 * units.GB),
@@ -25,12 +21,9 @@ def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
     for n in (2, int(rng.choice([3, 5, 6, 7])), int(rng.choice([24, 64, 96])), 512):
         size = int(rng.integers(3, 900)) * int(rng.choice([units.MB, units.MiB]))
         drawn.append((size, n, float(rng.integers(10, 99)) * units.GB))
+    words = "{:,} B, {} ranks, {}"
     return [
-        {
-            "arguments": [size, n, rate],
-            "words": f"{size:,} B, {n} ranks, {units.format_rate(rate)}",
-            "is": {"two ranks": n == 2},
-        }
+        call(words.format(size, n, units.format_rate(rate)), [size, n, rate], **{"two ranks": n == 2})
         for size, n, rate in drawn
     ]
 
@@ -48,15 +41,11 @@ def carried(observed: Observed) -> bool:
     return bool(abs(seconds * observed.case["arguments"][2] / sent_bytes - 1) < 1e-6)
 
 
-EXERCISE = Exercise(
-    id="collectives.2",
-    function="ring_on_paper",
-    title="What a ring sends, and how long that takes",
-    harness="paper.call",
-    draw=draw,
-    checks=(
-        own_work("ring_on_paper", "your own formula"),
-        values(3, "bytes", "bytes sent by each rank", right, part=0, parts=PAIR, kind="traffic"),
-        values(2, "seconds", "seconds on the link", right, part=1, parts=PAIR, wrong={"carried error": every(carried)}),
-    ),
+EXERCISE = on_paper(
+    "collectives.2",
+    "ring_on_paper",
+    "What a ring sends, and how long that takes",
+    draw,
+    values(3, "bytes", "bytes sent by each rank", right, part=0, parts=PAIR, kind="traffic"),
+    values(2, "seconds", "seconds on the link", right, part=1, parts=PAIR, wrong={"carried error": every(carried)}),
 )

@@ -7,11 +7,11 @@ from typing import Any
 from dtlib.grading import inputs
 from dtlib.grading.exercise import Exercise
 from dtlib.grading.inputs import all_values
-from dtlib.grading.kinds import Theory, every, full_bytes, messages_alone, own_work, sends, values
+from dtlib.grading.kinds import Theory, Wrong, every, full_bytes, messages_alone, own_work, values
 from dtlib.grading.seen import Case
 from dtlib.theory import collectives as theory
 
-from ._ring import ATOL, cut, draw_ring, holds, one_rank_collects, ring, sent, sent_in
+from ._ring import ATOL, cut, draw_ring, holds, ring, traffic
 
 FUNCTION = "ring_reduce_scatter"
 
@@ -31,6 +31,15 @@ def sums(case: Case, rank: int) -> Any:
     return [[cut(row, case["world_size"])[rank]] for row in all_values(case)]
 
 
+VALUES: Wrong = {
+    "not returned": every(lambda each: all(said["returned"] is None for said in each.said)),
+    "chunk of the neighbour": (moved(1), moved(-1)),
+    "all-reduce": lambda case: [all_values(case).sum(0)] * case["world_size"],
+}
+TWICE: Wrong = {"twice the bytes": lambda case: 2 * (case["world_size"] - 1) * full_bytes(case)}
+OWN = "rank r returns chunk r of the sum"
+STEPS = theory.ring_reduce_scatter_steps
+
 EXERCISE = Exercise(
     id="collectives.5",
     function=FUNCTION,
@@ -42,33 +51,8 @@ EXERCISE = Exercise(
     checks=(
         own_work(FUNCTION),
         messages_alone(1, FUNCTION),
-        values(
-            3,
-            "values",
-            "rank r returns chunk r of the sum",
-            chunks,
-            of="returned",
-            atol=ATOL,
-            sums=sums,
-            wrong={
-                "not returned": every(lambda each: all(said["returned"] is None for said in each.said)),
-                "chunk of the neighbour": (moved(1), moved(-1)),
-                "all-reduce": lambda case: [all_values(case).sum(0)] * case["world_size"],
-            },
-        ),
-        sends(
-            2,
-            "traffic",
-            "each rank sends (N−1)/N·D bytes",
-            lambda case: sent("ring_reduce_scatter", case),
-            where="large",
-            wrong={
-                "whole buffers": lambda case: [(case["world_size"] - 1) * full_bytes(case)] * case["world_size"],
-                "one rank does the work": every(one_rank_collects),
-                "messages twice as long": sent_in(theory.ring_reduce_scatter_steps, 2.0, "ring_reduce_scatter"),
-                "twice the bytes": lambda case: 2 * (case["world_size"] - 1) * full_bytes(case),
-            },
-        ),
-        ring(2, theory.ring_reduce_scatter_steps, "N−1 messages to one neighbour, and none waits for its turn"),
+        values(3, "values", OWN, chunks, of="returned", atol=ATOL, sums=sums, wrong=VALUES),
+        traffic(2, "each rank sends (N−1)/N·D bytes", "ring_reduce_scatter", STEPS, **TWICE),
+        ring(2, STEPS, "N−1 messages to one neighbour, and none waits for its turn"),
     ),
 )

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from dtlib.grading.compare import show
-from dtlib.grading.exercise import Check, Exercise, FormError
-from dtlib.grading.kinds import own_work, values
+from dtlib.grading.exercise import Check, FormError
+from dtlib.grading.inputs import Cases, Rng, call
+from dtlib.grading.kinds import on_paper, values
 from dtlib.grading.seen import Case, Observed
 
 Rows = np.ndarray[Any, Any]
@@ -25,14 +26,14 @@ VOCABULARY: dict[str, Callable[[Rows], list[Rows]]] = {
 }
 
 
-def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
+def draw(rng: Rng) -> Cases:
     """Each collective on 2, 3, 4 and 5 ranks, with chunks of one number and of several, all of them different."""
     cases = []
     for collective in VOCABULARY:
         for n, chunk in ((2, 1), (3, 2), (2, 3), *((n, int(rng.integers(1, 5))) for n in (4, 5))):
             rows = rng.permutation(200)[: n * n * chunk].reshape(n, n * chunk) - 50.0
             words = f"{collective} of {n} ranks, {n * chunk} numbers each"
-            cases.append({"arguments": [collective, rows], "words": words, "is": {"two ranks": n == 2}})
+            cases.append(call(words, [collective, rows], **{"two ranks": n == 2}))
     return cases
 
 
@@ -56,11 +57,4 @@ def check(name: str) -> Check:
     return values(1, name, words, right, of=held, where=lambda case: bool(case["arguments"][0] == name))
 
 
-EXERCISE = Exercise(
-    id="collectives.1",
-    function="holds_after",
-    title="Who holds what",
-    harness="paper.call",
-    draw=draw,
-    checks=(own_work("holds_after", "your own formula"), *map(check, VOCABULARY)),
-)
+EXERCISE = on_paper("collectives.1", "holds_after", "Who holds what", draw, *map(check, VOCABULARY))

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading.exercise import Exercise
-from dtlib.grading.kinds import own_work, values
+from dtlib.grading.inputs import call
+from dtlib.grading.kinds import on_paper, values
 from dtlib.grading.seen import Case
 from dtlib.theory import collectives as theory
 
@@ -28,9 +28,7 @@ def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
         (params[0], 1, 4, 10 * GBIT, micro[2], 2),
     ]
     words = "{:,} parameters of {} B, {} ranks, {:,.0f} bit/s, {} samples a micro-batch, {} of them"
-    return [
-        {"arguments": list(each), "words": words.format(*each), "is": {"two ranks": each[2] == 2}} for each in drawn
-    ]
+    return [call(words.format(*each), each, **{"two ranks": each[2] == 2}) for each in drawn]
 
 
 def right(case: Case) -> list[float]:
@@ -40,15 +38,11 @@ def right(case: Case) -> list[float]:
     return [micro_batch * n * accumulation, seconds]
 
 
-EXERCISE = Exercise(
-    id="dp.2",
-    function="bill_of_a_step",
-    title="The bill of a step",
-    harness="paper.call",
-    draw=draw,
-    checks=(
-        own_work("bill_of_a_step", "your own formula"),
-        values(2, "effective batch", "samples in one update", right, part=0, parts=PAIR),
-        values(3, "sync time", "seconds for the sync", right, part=1, parts=PAIR, kind="traffic"),
-    ),
+EXERCISE = on_paper(
+    "dp.2",
+    "bill_of_a_step",
+    "The bill of a step",
+    draw,
+    values(2, "effective batch", "samples in one update", right, part=0, parts=PAIR),
+    values(3, "sync time", "seconds for the sync", right, part=1, parts=PAIR, kind="traffic"),
 )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from dtlib.grading.exercise import Exercise
-from dtlib.grading.kinds import own_work, values
+from dtlib.grading.inputs import call
+from dtlib.grading.kinds import on_paper, values
 from dtlib.grading.seen import Case
 
 #: What is drawn: for each bucket whether the link is idle before it (i), it waits (w) or comes just when the link is
@@ -49,11 +50,9 @@ def case(rng: np.random.Generator, buckets: str, ends: str, kind: str) -> dict[s
         "after all": free + int(rng.integers(5, 20)),
     }[ends]
     told = ", ".join(f"{one}+{two}" for one, two in zip(ready, sync, strict=True))
-    return {
-        "arguments": [[each / 1024 for each in ready], [each / 1024 for each in sync], backward / 1024],
-        "words": f"{kind}: buckets ready+sync in s/1024 {told}; backward {backward}",
-        "is": {"hidden": backward >= free},
-    }
+    arguments = [[each / 1024 for each in ready], [each / 1024 for each in sync], backward / 1024]
+    words = f"{kind}: buckets ready+sync in s/1024 {told}; backward {backward}"
+    return call(words, arguments, hidden=backward >= free)
 
 
 def right(case: Case) -> float:
@@ -65,31 +64,13 @@ def right(case: Case) -> float:
     return float(max(0.0, free - backward))
 
 
-EXERCISE = Exercise(
-    id="dp.3",
-    function="exposed_seconds",
-    title="What overlap cannot hide",
-    harness="paper.call",
-    draw=draw,
-    checks=(
-        own_work("exposed_seconds", "your own formula"),
-        values(
-            4,
-            "exposed",
-            "the exposed time where the link is the last to finish",
-            right,
-            where="not hidden",
-            kind="overlap",
-            atol=1e-9,
-        ),
-        values(
-            1,
-            "hidden",
-            "nothing exposed where backward is the last to finish",
-            right,
-            where="hidden",
-            kind="overlap",
-            atol=1e-9,
-        ),
-    ),
+seconds = partial(values, right=right, kind="overlap", atol=1e-9)
+
+EXERCISE = on_paper(
+    "dp.3",
+    "exposed_seconds",
+    "What overlap cannot hide",
+    draw,
+    seconds(4, "exposed", "the exposed time where the link is the last to finish", where="not hidden"),
+    seconds(1, "hidden", "nothing exposed where backward is the last to finish", where="hidden"),
 )

@@ -11,16 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading import inputs, oracle
+from dtlib.grading import inputs, kinds, oracle
 from dtlib.grading.compare import close, show
 from dtlib.grading.exercise import Exercise, Finding
-from dtlib.grading.kinds import GATHERED, Sign, every, only_if, order, own_work, sends, values
 from dtlib.grading.seen import Case, Observed
 
-FUNCTION = "overlap_gradients"
 LAYERS, STEPS = 6, 2
 LAST_GATE, FINISHED, A_STEP = LAYERS - 2, LAYERS, LAYERS + 1  # places of questions in a step, from the first gate on
 RTOL, ATOL = 1e-3, 1e-5
+SLACK = 64  # bytes: gloo may round the pieces of an all-reduce up
 SIZES = ((2, 2.3, False), (3, 0.1, False), (2, 1.4, True), (3, 2.2, True), (3, 100.0, False))
 
 
@@ -32,17 +31,14 @@ def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
         width, use = int(rng.integers(40, 60)), list(range(LAYERS))
         while shuffled and use.index(2) < min(use.index(3), use.index(4)):
             use[1:-1] = [int(each) for each in rng.permutation(use[1:-1])]
-        case: dict[str, Any] = {
-            "world_size": n, "samples": int(rng.integers(2, 5)), "leader": int(rng.integers(0, n)),
-            "widths": [*[width] * LAYERS, 1], "use": use, "gated": True,
-            "bucket_bytes": int(of_layer * oracle.FLOAT_BYTES * width * width),
-            "seed": int(rng.integers(0, 2**31)), "weights_seed": int(rng.integers(0, 2**31)),
-        }  # fmt: skip
+        own = {"steps": STEPS, "leader": int(rng.integers(0, n)), "use": use, "gated": True}
+        own["bucket_bytes"] = int(of_layer * oracle.FLOAT_BYTES * width * width)
+        words = f"layers of {width}×{width}{', used in another order' if shuffled else ''}, buckets of "
+        case = inputs.training(rng, n, [*[width] * LAYERS, 1], words, {"in order": not shuffled}, **own)
         if not cases:
             case["bucket_bytes"] = lengths(case)[0]
-        told = ", used in another order" if shuffled else ""
-        case["words"] = f"{n} ranks, layers of {width}×{width}{told}, buckets of {case['bucket_bytes']} B"
-        case["is"] = {"two ranks": n == 2, "one bucket": len(buckets(case)) == 1, "in order": not shuffled}
+        case["words"] += f"{case['bucket_bytes']} B"
+        case["is"]["one bucket"] = len(buckets(case)) == 1
         cases.append(case)
     return cases
 
@@ -95,28 +91,22 @@ def sent(observed: Observed) -> list[int]:
     return sorted((round(size / 2 / (observed.case["world_size"] - 1)) for _, size in begun), reverse=True)
 
 
-def is_cut(observed: Observed, most: int | None = None, by: int = -1) -> bool:
-    """Whether the all-reduces are as long as these buckets: gloo may round the pieces of an all-reduce up."""
-    found, wanted = sent(observed), lengths(observed.case, most, by)
-    return len(found) == len(wanted) and all(abs(one - two) <= 64 for one, two in zip(found, wanted, strict=True))
-
-
-def cut(most: Callable[[Case], int] | None = None, by: int = -1) -> Sign:
+def cut(most: Callable[[Case], int] | None = None, by: int = -1) -> kinds.Sign:
     """The buckets are cut in another way."""
-    return every(lambda each: is_cut(each, most and most(each.case), by))
+    return kinds.instead(sent, lambda case: lengths(case, most and most(case), by), 0.0, SLACK)
 
 
 def find_buckets(observed: Observed) -> Finding | None:
     """That all-reduces are as long as the buckets."""
-    if is_cut(observed):
+    found, wanted = sent(observed), lengths(observed.case)
+    if close(found, wanted, 0.0, SLACK):
         return None
-    seen = f"all-reduces of {show(sent(observed))} B in {STEPS} steps"
-    return Finding(seen, f"{show(lengths(observed.case))} B", observed.words)
+    return Finding(f"all-reduces of {show(found)} B in {STEPS} steps", f"{show(wanted)} B", observed.words)
 
 
 def overflows(observed: Observed) -> bool:
     """Whether a bucket is longer than it may be."""
-    return sent(observed)[0] > 64 + max(observed.case["bucket_bytes"], *lengths(observed.case, 0))
+    return sent(observed)[0] > SLACK + max(observed.case["bucket_bytes"], *lengths(observed.case, 0))
 
 
 # Overlap
@@ -167,7 +157,7 @@ def find_late(observed: Observed) -> Finding | None:
     return None
 
 
-NO_WAIT = every(lambda each: True not in (found := waited(each, at_last=True)) and bool(found))
+NO_WAIT = kinds.every(lambda each: set(waited(each, at_last=True)) == {False})
 
 
 # Gradients
@@ -175,7 +165,7 @@ NO_WAIT = every(lambda each: True not in (found := waited(each, at_last=True)) a
 
 def needed(case: Case) -> float:
     """What all ranks send in all steps."""
-    return 2.0 * STEPS * (case["world_size"] - 1) * oracle.num_bytes(case)
+    return 2 * STEPS * oracle.gather_bytes(case)
 
 
 @oracle.remembered
@@ -190,77 +180,57 @@ def contributions(case: Case, rank: int) -> Any:
     return [[g for step in range(STEPS) for g in oracle.local_gradients(case, r, step)] for r in range(n)]
 
 
-def held(observed: Observed, step: int) -> set[str]:
-    """What the gradients after a step are: the ``mean``, what the rank found ``alone``, or something else ("")."""
-    found, places = set(), slice(step * 2 * LAYERS, (step + 1) * 2 * LAYERS)
-    for rank, said in enumerate(observed.said):
-        alone = oracle.local_gradients(observed.case, rank, step)
-        for seen, one, two in zip(said["gradients"][places], right(observed.case)[rank][places], alone, strict=True):
-            found.add("mean" if close(seen, one, RTOL, ATOL) else "alone" if close(seen, two, RTOL, ATOL) else "")
-    return found
-
-
 def elsewhere(observed: Observed) -> bool:
     """Whether each rank holds all numbers of the means, in other places."""
     wanted = np.sort(oracle.flat(right(observed.case)[0]))
-    return held(observed, 0) != {"mean"} and all(
-        close(np.sort(oracle.flat(said["gradients"])), wanted, RTOL, ATOL) for said in observed.said
-    )
+    return all(close(np.sort(oracle.flat(said["gradients"])), wanted, RTOL, ATOL) for said in observed.said)
 
 
-EXERCISE = Exercise(
-    id="dp.6",
-    function=FUNCTION,
-    title="Buckets that hide behind backward",
-    harness="dp.overlap",
-    draw=draw,
-    handed_out=handed_out,
-    holds=holds,
-    checks=(
-        own_work(FUNCTION, built_in=True),
-        values(
-            4, "gradient", "after `finish()` every `.grad` is the mean over the ranks, step after step", right,
-            of="gradients", kind="gradient", rtol=RTOL, atol=ATOL, sums=contributions,
-            names=lambda case: [f"step {step}, gradient of {name}" for step in (1, 2) for name in oracle.names(case)],
-            least_sent=lambda case: needed(case) / 2,
-            wrong={
-                "finish does not wait": NO_WAIT,
-                "a bucket is dropped": every(lambda each: held(each, 0) == {"mean", "alone"}),
-                "right in the first step only": every(lambda each: held(each, 0) == {"mean"} != held(each, 1)),
-                "right numbers in wrong places": every(elsewhere),
-                "right for one bucket size only": only_if("one bucket"),
-                "right for layers in order only": only_if("in order"),
-            },
-        ),
-        sends(
-            2, "traffic", "each step sends what one all-reduce of all gradients needs", needed,
-            wrong={
-                "everything twice": lambda case: 2 * needed(case),
-                "grows with the steps": every(lambda each: begun(each, 1)[-1] > begun(each, 0)[-1]),
-                "gathered, then added": GATHERED,
-            },
-        ),
-        order(
-            2, "buckets", "the buckets are cut greedily, from the last parameter to the first", find_buckets,
-            wrong={
-                "a bucket for each parameter": cut(lambda case: 0),
-                "elements for bytes": cut(lambda case: 4 * case["bucket_bytes"]),
-                "one bucket for all": cut(oracle.num_bytes),
-                "full taken for too full": cut(lambda case: case["bucket_bytes"] - 1),
-                "from the first parameter": cut(by=1),
-                "buckets that overflow": every(overflows),
-            },
-        ),
-        order(
-            3, "overlap", "each bucket leaves when its last gradient is ready, and nobody waits before backward ends",
-            find_overlap, where="not one bucket", kind="overlap",
-            wrong={
-                "blocking in the hook": every(lambda each: any(waited(each, at_last=False))),
-                "launched after backward": every(lambda each: begun(each, 0)[LAYERS - 1] == 0),
-                "one bucket for all": every(lambda each: len(sent(each)) == STEPS),
-                "finish does not wait": NO_WAIT,
-                "launched late": every(lambda each: find_late(each) is not None),
-            },
-        ),
+GRADIENT: kinds.Wrong = {
+    "finish does not wait": NO_WAIT,
+    "right in the first step only": kinds.first_step("gradients", right, RTOL, ATOL),
+    "right numbers in wrong places": kinds.every(elsewhere),
+    "right for one bucket size only": kinds.only_if("one bucket"),
+    "right for layers in order only": kinds.only_if("in order"),
+}
+TRAFFIC: kinds.Wrong = {
+    "everything twice": lambda case: 2 * needed(case),
+    "grows with the steps": kinds.every(lambda each: begun(each, 1)[-1] > begun(each, 0)[-1]),
+    "gathered, then added": kinds.GATHERED,
+}
+BUCKETS: kinds.Wrong = {
+    "a bucket for each parameter": cut(lambda case: 0),
+    "elements for bytes": cut(lambda case: 4 * case["bucket_bytes"]),
+    "one bucket for all": cut(oracle.num_bytes),
+    "full taken for too full": cut(lambda case: case["bucket_bytes"] - 1),
+    "from the first parameter": cut(by=1),
+    "buckets that overflow": kinds.every(overflows),
+}
+OVERLAP: kinds.Wrong = {
+    "blocking in the hook": kinds.every(lambda each: any(waited(each, at_last=False))),
+    "launched after backward": kinds.every(lambda each: begun(each, 0)[LAYERS - 1] == 0),
+    "one bucket for all": kinds.every(lambda each: len(sent(each)) == STEPS),
+    "finish does not wait": NO_WAIT,
+    "launched late": kinds.every(lambda each: find_late(each) is not None),
+}
+CHECKS = (
+    kinds.own_work("overlap_gradients", built_in=True),
+    kinds.values(
+        4, "gradient", "after `finish()` every `.grad` is the mean over the ranks, step after step", right,
+        of="gradients", kind="gradient", rtol=RTOL, atol=ATOL, sums=contributions, names=oracle.names_of_steps,
+        least_sent=lambda case: needed(case) / 2, wrong=GRADIENT,
     ),
+    kinds.sends(2, "traffic", "each step sends what one all-reduce of all gradients needs", needed, wrong=TRAFFIC),
+    kinds.order(
+        2, "buckets", "the buckets are cut greedily, from the last parameter to the first", find_buckets,
+        wrong=BUCKETS,
+    ),
+    kinds.order(
+        3, "overlap", "each bucket leaves when its last gradient is ready, and nobody waits before backward ends",
+        find_overlap, where="not one bucket", kind="overlap", wrong=OVERLAP,
+    ),
+)  # fmt: skip
+EXERCISE = Exercise(
+    id="dp.6", function="overlap_gradients", title="Buckets that hide behind backward", harness="dp.overlap",
+    draw=draw, handed_out=handed_out, holds=holds, checks=CHECKS,
 )  # fmt: skip

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from dtlib.grading.exercise import Exercise
-from dtlib.grading.kinds import only_if, own_work, values
+from dtlib.grading.inputs import call
+from dtlib.grading.kinds import on_paper, only_if, values
 from dtlib.grading.seen import Case
 
 PAIR = "mean_gradient, new_weights"
@@ -22,7 +23,7 @@ def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
         weights = np.round(rng.uniform(-1, 1, num_weights), 2)
         rate = float(rng.choice([0.01, 0.02, 0.05, 0.1]))
         words = f"{n} workers, {num_weights} weight{'s' if num_weights > 1 else ''}, learning rate {rate:g}"
-        cases.append({"arguments": [gradients, weights, rate], "words": words, "is": {"four workers": n == 4}})
+        cases.append(call(words, [gradients, weights, rate], **{"four workers": n == 4}))
     return cases
 
 
@@ -32,25 +33,14 @@ def right(case: Case) -> list[Any]:
     return [gradients.mean(0), weights - rate * gradients.mean(0)]
 
 
-EXERCISE = Exercise(
-    id="dp.1",
-    function="sgd_step",
-    title="One step of several workers",
-    harness="paper.call",
-    draw=draw,
-    checks=(
-        own_work("sgd_step", "your own formula"),
-        values(
-            2,
-            "mean gradient",
-            "the averaged gradient",
-            right,
-            part=0,
-            parts=PAIR,
-            kind="gradient",
-            atol=1e-12,
-            wrong={"right for four workers only": only_if("four workers")},
-        ),
-        values(2, "new weights", "the weights after the step", right, part=1, parts=PAIR, atol=1e-12),
-    ),
+FOUR = {"right for four workers only": only_if("four workers")}
+part = partial(values, right=right, parts=PAIR, atol=1e-12)
+
+EXERCISE = on_paper(
+    "dp.1",
+    "sgd_step",
+    "One step of several workers",
+    draw,
+    part(2, "mean gradient", "the averaged gradient", part=0, kind="gradient", wrong=FOUR),
+    part(2, "new weights", "the weights after the step", part=1),
 )

@@ -1,7 +1,4 @@
-"""memory.6: each weight updated, and its gradient freed, while backward goes on.
-
-Where memory is weighed, a gate stands between any two layers: whatever is held there is read while the rank waits.
-"""
+"""memory.6: each weight updated, and its gradient freed, while backward goes on; memory is weighed between layers."""
 
 from __future__ import annotations
 
@@ -12,11 +9,10 @@ import numpy as np
 
 from dtlib.grading import inputs, oracle
 from dtlib.grading.exercise import Exercise
-from dtlib.grading.kinds import NOTHING_ELSE, keeps, only_if, own_work, values
+from dtlib.grading.kinds import NOTHING_ELSE, ROOM, Theory, Wrong, keeps, only_if, own_work, values
 from dtlib.grading.seen import Case, Seen
 
-from ._alone import after_steps, late, plain, positions, told
-from ._weighed import GRADIENTS_KEPT, ROOM, at_rest, is_held, per
+from ._shared import GRADIENTS_KEPT, at_rest, is_held, names, per
 
 FUNCTION = "update_in_backward"
 WIDTH = 1024  # of a layer that is weighed
@@ -65,6 +61,52 @@ def handed_out(case: Case, rank: int) -> inputs.Pieces:
     return pieces
 
 
+def positions(case: Case) -> Any:
+    """Which elements of the weights are asked for: all, or of many a few."""
+    total = sum(oracle.sizes(case))
+    few = np.random.default_rng(case["seed"]).integers(0, total, 5000)
+    return np.unique(few) if case["gated"] else np.arange(total)
+
+
+def told(case: Case, path: list[oracle.Tensors]) -> Any:
+    """The elements asked for, after each step."""
+    return [[oracle.flat(each)[positions(case)] for each in path]]
+
+
+def after_steps(*, fresh: bool = False, summed: bool = False) -> Theory:
+    """The weights after each step; where it takes all gradients so far with `summed`, for `fresh` see the oracle."""
+
+    def theory(case: Case) -> Any:
+        so_far: list[oracle.Tensors] = []
+
+        def gradients(at: oracle.Tensors, number: int) -> oracle.Tensors:
+            so_far.append(oracle.loss_and_gradients(case, at, 0, number)[1])
+            return oracle.combined(so_far) if summed else so_far[-1]
+
+        return told(case, oracle.trajectory(case, case["steps"], gradients, fresh=fresh))
+
+    return oracle.remembered(theory)
+
+
+def late(case: Case) -> Any:
+    """Each step takes the gradients of the one before."""
+    before = [oracle.start(case)]
+
+    def gradients(at: oracle.Tensors, number: int) -> oracle.Tensors:
+        before.append(at)
+        return oracle.loss_and_gradients(case, before[-2], 0, number)[1]
+
+    return told(case, [oracle.start(case), *oracle.trajectory(case, case["steps"] - 1, gradients)])
+
+
+WEIGHTS: Wrong = {
+    "nothing happened": lambda case: told(case, [oracle.start(case)] * case["steps"]),
+    "gradients add up": after_steps(summed=True),
+    "optimizer made anew": after_steps(fresh=True),
+    "a step late": late,
+    "a frozen parameter": only_if("none frozen"),
+    "a layer that is used twice": only_if("each used once"),
+}
 HELD = {
     "gradients kept": GRADIENTS_KEPT,
     "no moments": is_held(lambda rest, peak: rest < 11),
@@ -73,6 +115,7 @@ HELD = {
     "all gradients at once": is_held(lambda rest, peak: peak > 15.5),
     "many gradients at once": NOTHING_ELSE,
 }
+ORDINARY = "the weights after all steps are those of an ordinary AdamW"
 held = partial(keeps, least=per(11), wrong=HELD)
 
 EXERCISE = Exercise(
@@ -84,25 +127,7 @@ EXERCISE = Exercise(
     handed_out=handed_out,
     checks=(
         own_work(FUNCTION),
-        values(
-            4,
-            "weights",
-            "the weights after all steps are those of an ordinary AdamW",
-            after_steps(),
-            of="weights",
-            rtol=1e-5,
-            atol=ATOL,
-            names=lambda case: [f"weights after step {step + 1}" for step in range(case["steps"])],
-            wrong={
-                "nothing happened": lambda case: told(case, [oracle.start(case)] * case["steps"]),
-                "gradients add up": after_steps(summed=True),
-                "optimizer made anew": after_steps(fresh=True),
-                "a step late": late,
-                "plain SGD": plain,
-                "a frozen parameter": only_if("none frozen"),
-                "a layer that is used twice": only_if("each used once"),
-            },
-        ),
+        values(4, "weights", ORDINARY, after_steps(), of="weights", rtol=1e-5, atol=ATOL, names=names, wrong=WEIGHTS),
         held(2, "at rest", "what is held between steps", at_rest, per(12, ROOM), "held between steps"),
         held(3, "peak", "the most that is held during backward", Seen.peak, per(12, FEW + ROOM), "at the peak"),
     ),

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from dtlib.grading.compare import show
-from dtlib.grading.exercise import Check, Exercise, Finding, FormError
-from dtlib.grading.kinds import order, own_work, some_rank, values
+from dtlib.grading.exercise import Check, Finding, FormError
+from dtlib.grading.inputs import Cases, Rng, call
+from dtlib.grading.kinds import on_paper, order, own_work, some_rank, values
 from dtlib.grading.seen import Case, Observed
 
-from ._bits import Array, upper_half
+from ._shared import Array, upper_half
 
 FUNCTION = "bf16_rows"
 SPECIAL = (
@@ -28,7 +29,7 @@ SPECIAL = (
 ORDINARY = (0x3F7FC000, 0xC07FFFFF, 0x4B7F8001, 0x3F800000, 0xC0407FFF, 0x41018001)  # three carry into the exponent
 
 
-def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
+def draw(rng: Rng) -> Cases:
     """Ordinary numbers, numbers midway, special ones, and rows that are shared in every way."""
     ties = ordinary(rng, 8, 8) >> 17 << 17 | np.arange(8) % 2 << 16 | 0x8000  # above an even last bit, above an odd one
     ties[0, :4] = 0x3F7F8000, 0xC07F8000, 0x3F808000, 0xBFFE8000  # carried into the exponent, and not
@@ -51,7 +52,7 @@ def case(what: str, bits: Array, rank: int, n: int) -> dict[str, Any]:
     """One call."""
     words = f"{len(bits)} rows of {bits.shape[1]} over {n} ranks, rank {rank}" if what == "shared" else what
     kinds = {each: each == what for each in ("ordinary", "midway", "special", "shared")}
-    return {"arguments": [bits.astype(np.uint32).view(np.float32), rank, n], "words": words, "is": kinds}
+    return call(words, [bits.astype(np.uint32).view(np.float32), rank, n], **kinds)
 
 
 def ordinary(rng: np.random.Generator, rows: int, columns: int) -> Array:
@@ -103,18 +104,16 @@ def find_shortcut(observed: Observed) -> Finding | None:
 
 SHORTCUT = {"torch's bfloat16": some_rank(lambda said, case: bool(said["shortcut"]))}
 
-EXERCISE = Exercise(
-    id="memory.4",
-    function=FUNCTION,
-    title="bf16 to the byte",
+EXERCISE = on_paper(
+    "memory.4",
+    FUNCTION,
+    "bf16 to the byte",
+    draw,
+    order(0, "own bits", "no bfloat16 of torch", find_shortcut, wrong=SHORTCUT, gate=True, is_told=True),
+    to_the_byte(2, "numbers", "ordinary numbers", "ordinary"),
+    to_the_byte(1, "ties", "numbers midway between two neighbours", "midway"),
+    to_the_byte(2, "specials", "infinities, NaNs, zeros, tiny and huge numbers", "special"),
+    to_the_byte(2, "rows", "the rows of each rank", "shared"),
+    own=own_work(FUNCTION, "your own work on the bits"),
     harness="paper.encode",
-    draw=draw,
-    checks=(
-        own_work(FUNCTION, "your own work on the bits"),
-        order(0, "own bits", "no bfloat16 of torch", find_shortcut, wrong=SHORTCUT, gate=True, is_told=True),
-        to_the_byte(2, "numbers", "ordinary numbers", "ordinary"),
-        to_the_byte(1, "ties", "numbers midway between two neighbours", "midway"),
-        to_the_byte(2, "specials", "infinities, NaNs, zeros, tiny and huge numbers", "special"),
-        to_the_byte(2, "rows", "the rows of each rank", "shared"),
-    ),
 )

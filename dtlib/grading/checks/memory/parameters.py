@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 from typing import Any
 
-import numpy as np
-
-from dtlib.grading.exercise import Exercise
-from dtlib.grading.kinds import own_work, values
+from dtlib.grading.inputs import Cases, Rng, call
+from dtlib.grading.kinds import on_paper, values
 from dtlib.grading.seen import Case
 
 PARTS = "`embedding`, `attention`, `mlp`, `norms`, `head`"
 
 
-def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
+def draw(rng: Rng) -> Cases:
     """Llama 3 8B; several heads of queries a key, tied and not; one key for each, and one for all, in one layer."""
 
     def sizes(queries: int, keys: int, tied: bool, num_layers: int = 0) -> tuple[Any, ...]:
@@ -31,20 +30,16 @@ def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
         sizes(int(rng.integers(2, 7)), 1, True, num_layers=1),
     ]
     words = "{} layers, width {}, {} heads, {} for keys and values, MLP {}, {} tokens, {}tied"
-    return [{"arguments": list(each), "words": words.format(*each[:-1], "" if each[-1] else "not ")} for each in drawn]
+    return [call(words.format(*each[:-1], "" if each[-1] else "not "), each) for each in drawn]
 
 
 def right(case: Case) -> dict[str, int]:
     """The parameters of each part: the elements of all its tensors, with nothing summed or simplified before."""
     num_layers, hidden, num_heads, num_kv_heads, ffn_hidden, vocab, tied = case["arguments"]
     head_dim = hidden // num_heads
+    queries, keys = (num_heads * head_dim, hidden), (num_kv_heads * head_dim, hidden)
     layer = {
-        "attention": [
-            (num_heads * head_dim, hidden),  # queries
-            (num_kv_heads * head_dim, hidden),  # keys
-            (num_kv_heads * head_dim, hidden),  # values
-            (hidden, num_heads * head_dim),  # output
-        ],
+        "attention": [queries, keys, keys, queries[::-1]],  # queries, keys, values, output
         "mlp": [(ffn_hidden, hidden), (ffn_hidden, hidden), (hidden, ffn_hidden)],  # gate, up, down
         "norms": [(hidden,), (hidden,)],  # before attention, before the MLP
     }
@@ -54,22 +49,15 @@ def right(case: Case) -> dict[str, int]:
     return {part: sum(map(prod, tensors)) for part, tensors in whole.items()}
 
 
-EXERCISE = Exercise(
-    id="memory.1",
-    function="llama_parameters",
-    title="Every parameter of a Llama",
-    harness="paper.call",
-    draw=draw,
-    checks=(
-        own_work("llama_parameters", "your own formula"),
-        *(
-            values(points, name, words, right, part=part, parts=PARTS, rtol=1e-14)
-            for points, name, words, part in (
-                (2, "attention", "the attention of all layers", "attention"),
-                (1, "mlp", "the MLP of all layers", "mlp"),
-                (1, "norms", "all norms", "norms"),
-                (1, "vocabulary", "the embedding and the head", ("embedding", "head")),
-            )
-        ),
-    ),
+part = partial(values, right=right, parts=PARTS, rtol=1e-14)
+
+EXERCISE = on_paper(
+    "memory.1",
+    "llama_parameters",
+    "Every parameter of a Llama",
+    draw,
+    part(2, "attention", "the attention of all layers", part="attention"),
+    part(1, "mlp", "the MLP of all layers", part="mlp"),
+    part(1, "norms", "all norms", part="norms"),
+    part(1, "vocabulary", "the embedding and the head", part=("embedding", "head")),
 )

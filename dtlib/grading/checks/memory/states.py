@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-import numpy as np
-
-from dtlib.grading.exercise import Exercise
-from dtlib.grading.kinds import own_work, values
+from dtlib.grading.inputs import Cases, Rng, call
+from dtlib.grading.kinds import on_paper, values
 from dtlib.grading.seen import Case
 
 PARTS = "`weights`, `gradients`, `master_weights`, `main_gradients`, `moments`"
@@ -29,7 +28,7 @@ def recipe(
     }
 
 
-def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
+def draw(rng: Rng) -> Cases:
     """The known recipes; every format; moments of 8 bits where blocks divide, where they do not, where one is short."""
     block, odd = int(rng.choice([64, 256, 2048])), int(rng.integers(10, 100)) * 2 + 1
     count = int(rng.integers(10**5, 10**11)) // LONGEST * LONGEST
@@ -45,10 +44,7 @@ def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
         (f"moments of 8 bits in blocks of {odd}, the last one full but for one", 40 * odd - 1, recipe(block=odd)),
         ("moments of 8 bits in one block", LONGEST - block // 2, recipe("fp8", "fp8", True, True, block=LONGEST)),
     ]
-    return [
-        {"arguments": [number, each], "words": f"{number:,} parameters, {name}", "is": {"8 bits": bool(each["block"])}}
-        for name, number, each in drawn
-    ]
+    return [call(f"{number:,} parameters, {name}", [number, each]) for name, number, each in drawn]
 
 
 def right(case: Case) -> dict[str, int]:
@@ -64,21 +60,14 @@ def right(case: Case) -> dict[str, int]:
     }
 
 
-EXERCISE = Exercise(
-    id="memory.2",
-    function="state_bytes",
-    title="The bill of a recipe",
-    harness="paper.call",
-    draw=draw,
-    checks=(
-        own_work("state_bytes", "your own formula"),
-        *(
-            values(points, name, words, right, part=part, parts=PARTS, rtol=1e-14)
-            for points, name, words, part in (
-                (1, "weights and gradients", "the weights and the gradients", ("weights", "gradients")),
-                (2, "copies", "the fp32 copies of weights and gradients", ("master_weights", "main_gradients")),
-                (2, "moments", "Adam's moments, scales included", "moments"),
-            )
-        ),
-    ),
+part = partial(values, right=right, parts=PARTS, rtol=1e-14)
+
+EXERCISE = on_paper(
+    "memory.2",
+    "state_bytes",
+    "The bill of a recipe",
+    draw,
+    part(1, "weights and gradients", "the weights and the gradients", part=("weights", "gradients")),
+    part(2, "copies", "the fp32 copies of weights and gradients", part=("master_weights", "main_gradients")),
+    part(2, "moments", "Adam's moments, scales included", part="moments"),
 )

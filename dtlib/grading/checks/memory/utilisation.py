@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading.exercise import Exercise
-from dtlib.grading.kinds import own_work, values
+from dtlib.grading.inputs import Cases, Rng, call
+from dtlib.grading.kinds import on_paper, values
 from dtlib.grading.seen import Case
 
 PAIR = "mfu, hfu"
 
 
-def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
+def draw(rng: Rng) -> Cases:
     """A published run, and one for each kind of recompute."""
 
     def job(recompute: str) -> tuple[Any, ...]:
@@ -31,7 +31,7 @@ def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
         job("full"),
     ]
     words = "{:,} parameters, {} layers of width {}, {} tokens a sequence, recompute {}, {:,} tokens/s on {} GPUs"
-    return [{"arguments": list(each), "words": words.format(*each)} for each in drawn]
+    return [call(words.format(*each), each) for each in drawn]
 
 
 def right(case: Case) -> list[float]:
@@ -43,15 +43,11 @@ def right(case: Case) -> list[float]:
     return [float(each) for each in passes @ forward * tokens_per_s / (num_gpus * peak)]
 
 
-EXERCISE = Exercise(
-    id="memory.3",
-    function="utilisations",
-    title="Two utilisations",
-    harness="paper.call",
-    draw=draw,
-    checks=(
-        own_work("utilisations", "your own formula"),
-        values(2, "mfu", "the model FLOPs utilisation", right, part=0, parts=PAIR),
-        values(3, "hfu", "the hardware FLOPs utilisation", right, part=1, parts=PAIR),
-    ),
+EXERCISE = on_paper(
+    "memory.3",
+    "utilisations",
+    "Two utilisations",
+    draw,
+    values(2, "mfu", "the model FLOPs utilisation", right, part=0, parts=PAIR),
+    values(3, "hfu", "the hardware FLOPs utilisation", right, part=1, parts=PAIR),
 )

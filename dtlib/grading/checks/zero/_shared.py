@@ -11,24 +11,23 @@ from dtlib.grading.kinds import Theory
 from dtlib.grading.oracle import FLOAT_BYTES, remembered, sizes
 from dtlib.grading.seen import Case, Observed
 
-ROOM = 6 * 2**20  # batches, activations of a few samples, what libraries keep
-
 
 def each_rank(theory: Callable[[Case, int], Any]) -> Theory:
     """What ``theory(case, rank)`` says of every rank."""
     return remembered(lambda case: [theory(case, rank) for rank in range(case["world_size"])])
 
 
-def share_bytes(case: Case, rank: int) -> int:
-    """The bytes of a rank's shares, each parameter that takes a gradient split by itself."""
-    n = case["world_size"]
-    return FLOAT_BYTES * sum(size // n + (rank < size % n) for size in sizes(case, trained=True))
+def share_bytes(case: Case, rank: int, *, flat: bool = False) -> int:
+    """The bytes of a rank's shares: each parameter that takes a gradient is split by itself, or with `flat` all at
+    once."""
+    n, lengths = case["world_size"], sizes(case, trained=True)
+    return FLOAT_BYTES * sum(size // n + (rank < size % n) for size in ([sum(lengths)] if flat else lengths))
 
 
 def positions(case: Case, total: int) -> Any:
     """Which of `total` elements a rank is asked for: of many a few."""
-    rng = np.random.default_rng(case["seed"])
-    return np.sort(rng.choice(total, 5000, replace=False)) if case["weighed"] else np.arange(total)
+    few = min(5000, total // 2)
+    return np.sort(np.random.default_rng(case["seed"]).choice(total, few, replace=False))
 
 
 def sent_before(observed: Observed, label: str, number: int) -> float:

@@ -11,26 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading import inputs, oracle
-from dtlib.grading.compare import close
+from dtlib.grading import inputs, kinds, oracle
 from dtlib.grading.exercise import Exercise
-from dtlib.grading.kinds import (
-    NOTHING_ELSE,
-    Ranges,
-    Sign,
-    Theory,
-    Wrong,
-    every,
-    heard,
-    keeps,
-    only_if,
-    own_work,
-    sends,
-    values,
-)
 from dtlib.grading.seen import Case, Observed
 
-from ._shared import ROOM, each_rank, positions, sent_before, share_bytes
+from ._shared import each_rank, positions, sent_before, share_bytes
 
 RTOL, ATOL = 1e-3, 1e-6
 LAYERS_IN_FLIGHT = 6  # a gradient, what is sent and received of it, and the same of one that is still under way
@@ -49,29 +34,14 @@ def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
         (2, 2, 0, (), False, True),
     ):
         width = 1000 if weighed else n * int(rng.integers(40, 60) // n) + odd
-        last = width if weighed or shuffled or not odd else 1
-        widths = [*[width] * (20 if weighed else 6), last]
-        use = list(range(len(widths) - 1))
-        cases.append(
-            {
-                "world_size": n,
-                "steps": steps,
-                "samples": int(rng.integers(2, 5)),
-                "widths": widths,
-                "use": [*use[2:], *use[:2]] if shuffled else use,
-                "frozen": list(frozen),
-                "biases": not weighed,
-                "gated": True,
-                "weighed": weighed,
-                "leader": int(rng.integers(n)),
-                "seed": int(rng.integers(2**31)),
-                "weights_seed": int(rng.integers(2**31)),
-                "words": f"{n} ranks, {len(use)} layers of {width}×{width}"
-                f"{', used in another order' if shuffled else ''}, "
-                f"{steps} backward{'s' if steps > 1 else ''}{', some parameters frozen' if frozen else ''}",
-                "is": {"two ranks": n == 2, "divisible": not odd, "none frozen": not frozen, "in order": not shuffled},
-            }
-        )
+        widths = [*[width] * (20 if weighed else 6), width if weighed or shuffled or not odd else 1]
+        use = [*range(2, len(widths) - 1), 0, 1] if shuffled else list(range(len(widths) - 1))
+        words = f"{len(use)} layers of {width}×{width}{', used in another order' if shuffled else ''}, "
+        words += f"{steps} backward{'s' if steps > 1 else ''}{', some parameters frozen' if frozen else ''}"
+        properties = {"divisible": not odd, "none frozen": not frozen, "in order": not shuffled}
+        own = {"steps": steps, "use": use, "frozen": list(frozen), "biases": not weighed, "weighed": weighed}
+        own |= {"gated": True, "leader": int(rng.integers(n))}
+        cases.append(inputs.training(rng, n, widths, words, properties, **own))
     return cases
 
 
@@ -95,15 +65,19 @@ def asked_for(case: Case, rank: int) -> Any:
     return positions(case, share_bytes(case, rank) // oracle.FLOAT_BYTES)
 
 
-def told(case: Case, rank: int, entries: Callable[[int], Any]) -> list[Any]:
-    """What a rank tells that holds ``entries(step)`` after each backward, and no `.grad`."""
-    found = []
-    for step in range(case["steps"]):
-        own = entries(step)
-        if case["weighed"]:
-            own = [oracle.flat([each for each in own if each is not None])[asked_for(case, rank)]]
-        found += [*own, 0]
-    return found
+def told(entries: Callable[[Case, int, int], Any]) -> kinds.Theory:
+    """What each rank tells that holds ``entries(case, rank, step)`` after each backward, and no `.grad`."""
+
+    def of_rank(case: Case, rank: int) -> Any:
+        found = []
+        for step in range(case["steps"]):
+            own = entries(case, rank, step)
+            if case["weighed"]:
+                own = [oracle.flat([each for each in own if each is not None])[asked_for(case, rank)]]
+            found += [*own, 0]
+        return found
+
+    return each_rank(of_rank)
 
 
 @oracle.remembered
@@ -112,42 +86,31 @@ def means(case: Case) -> Any:
     return [oracle.mean_gradients(case, [step]) for step in range(case["steps"])]
 
 
-def shares(since: Callable[[int], int] = lambda step: 0, ahead: int = 0) -> Theory:
-    """The shares of each rank, or of one some numbers ahead, added up since a backward."""
-
-    def of_rank(case: Case, rank: int) -> Any:
-        of = (rank + ahead) % case["world_size"]
-        return told(
-            case, rank, lambda step: oracle.shares(case, of, oracle.combined(means(case)[since(step) : step + 1]))
-        )
-
-    return each_rank(of_rank)
+def shares(case: Case, rank: int, step: int, since: int = 0) -> Any:
+    """The shares of a rank, added up since a backward."""
+    return oracle.shares(case, rank % case["world_size"], oracle.combined(means(case)[since : step + 1]))
 
 
-def whole(case: Case, rank: int) -> Any:
+def whole(case: Case, rank: int, step: int) -> Any:
     """The mean gradients in full."""
-    added = [oracle.combined(means(case)[: step + 1]) for step in range(case["steps"])]
-    return told(case, rank, lambda step: [None if each is None else each.reshape(-1) for each in added[step]])
+    return [None if each is None else each.reshape(-1) for each in oracle.combined(means(case)[: step + 1])]
 
 
 @oracle.remembered
 def contributions(case: Case) -> Any:
-    """For each rank, what each of all contributes to its shares."""
-    ranks, steps = range(case["world_size"]), range(case["steps"])
-    local = [[oracle.local_gradients(case, source, step) for step in steps] for source in ranks]
+    """What each rank contributes to the shares of every rank."""
 
-    def shared(rank: int, of: list[Any]) -> list[Any]:
-        return told(case, rank, lambda step: oracle.shares(case, rank, oracle.combined(of[: step + 1])))
+    def of(source: int) -> Any:
+        local = [oracle.local_gradients(case, source, step) for step in range(case["steps"])]
+        return told(lambda case, rank, step: oracle.shares(case, rank, oracle.combined(local[: step + 1])))(case)
 
-    return [[shared(rank, of) for of in local] for rank in ranks]
+    return [of(source) for source in range(case["world_size"])]
 
 
 def said(observed: Observed) -> Any:
     """What each rank told after each backward, and how many parameters had a `.grad`."""
-    return [
-        [each for shares, left in zip(said["shares"], said["left"], strict=True) for each in [*shares, left]]
-        for said in observed.said
-    ]
+    steps = [zip(said["shares"], said["left"], strict=True) for said in observed.said]
+    return [[each for shares, left in rank for each in [*shares, left]] for rank in steps]
 
 
 def names(case: Case) -> list[str]:
@@ -157,77 +120,64 @@ def names(case: Case) -> list[str]:
     return [f"{name} after backward {step}" for step in steps for name in [*entries, "parameters with a `.grad`"]]
 
 
-def right_first(observed: Observed) -> bool:
-    """Whether all is right after the first backward."""
-    wanted = shares()(observed.case)
-    first = len(names(observed.case)) // observed.case["steps"]
-    return all(close(one[:first], two[:first], RTOL, ATOL) for one, two in zip(said(observed), wanted, strict=True))
-
-
 def let_go_early(observed: Observed) -> bool:
     """Whether the leader's backward ended while the others stood at their last gates."""
-    case = observed.case
-    last = {(rank, piece) for rank, piece, _, _ in holds(case)}
+    last = {(rank, piece) for rank, piece, _, _ in holds(observed.case)}
     return any(each.why != "quiet" for each in observed.seen.asks if (each.rank, each.number) in last)
 
 
 def most(case: Case, rank: int) -> float:
     """The weights, the shares, and some layers."""
     own = share_bytes(case, rank) + LAYERS_IN_FLIGHT * oracle.FLOAT_BYTES * max(oracle.sizes(case))
-    return oracle.num_bytes(case) + own + ROOM
+    return oracle.num_bytes(case) + own + kinds.ROOM
 
 
 def needed(case: Case) -> float:
     """What all ranks send for a reduce-scatter of all gradients in each backward."""
-    return float(case["steps"] * (case["world_size"] - 1) * oracle.num_bytes(case, trained=True))
+    return case["steps"] * oracle.gather_bytes(case, trained=True)
 
 
-GRADIENT: Wrong = {
-    "the gradient stays": every(lambda each: any(any(said["left"]) for said in each.said)),
-    "the last one is not waited for": Sign(lambda failing, passing: any(map(let_go_early, failing))),
-    "whole gradients": each_rank(whole),
-    "a share of another rank": shares(ahead=1),
-    "only the last backward": shares(since=lambda step: step),
-    "the second backward counts otherwise": every(right_first),
-    "a frozen parameter": only_if("none frozen"),
-    "right for layers in order only": only_if("in order"),
+right = told(shares)
+GRADIENT: kinds.Wrong = {
+    "the gradient stays": kinds.some_rank(lambda said, case: any(said["left"])),
+    "the last one is not waited for": kinds.Sign(lambda failing, passing: any(map(let_go_early, failing))),
+    "whole gradients": told(whole),
+    "a share of another rank": told(lambda case, rank, step: shares(case, rank + 1, step)),
+    "only the last backward": told(lambda case, rank, step: shares(case, rank, step, since=step)),
+    "the second backward counts otherwise": kinds.first_step(said, right, RTOL, ATOL),
+    "a frozen parameter": kinds.only_if("none frozen"),
+    "right for layers in order only": kinds.only_if("in order"),
 }
-MEMORY: Ranges = {
-    "reduced after backward": every(lambda each: sent_before(each, "gate", len(each.case["widths"]) - 3) < 0.25),
-    "gradients never freed": every(
-        lambda each: max(each.seen.held(0, "backward ended"), 0) > 1.9 * oracle.num_bytes(each.case)
+MEMORY: kinds.Ranges = {
+    "reduced after backward": kinds.every(lambda each: sent_before(each, "gate", len(each.case["widths"]) - 3) < 0.25),
+    "gradients never freed": kinds.every(
+        lambda each: each.seen.held(0, "backward ended") > 1.9 * oracle.num_bytes(each.case)
     ),
-    "many in flight": NOTHING_ELSE,
+    "many in flight": kinds.NOTHING_ELSE,
 }
-TRAFFIC: Wrong = {
+TRAFFIC: kinds.Wrong = {
     "all-reduce": lambda case: 2 * needed(case),
     "everything gathered": lambda case: case["world_size"] * needed(case),
 }
 CHECKS = (
-    own_work("shard_gradients", built_in=True),
-    heard("shard_gradients", lambda case: needed(case) / 4),
-    values(
+    kinds.own_work("shard_gradients", built_in=True),
+    kinds.heard("shard_gradients", lambda case: needed(case) / 4),
+    kinds.values(
         3, "gradient",
         "each entry is this rank's share of the mean gradient, added up over backwards, and every `.grad` is None",
-        shares(), of=said, rtol=RTOL, atol=ATOL, names=names, wrong=GRADIENT, kind="gradient",
-        sums=lambda case, rank: contributions(case)[rank],
+        right, of=said, rtol=RTOL, atol=ATOL, names=names, wrong=GRADIENT, kind="gradient",
+        sums=lambda case, rank: [found[rank] for found in contributions(case)],
     ),
-    keeps(
+    kinds.keeps(
         4, "memory", "at no moment of backward does a rank hold more than its shares and the gradients of a few layers",
         lambda seen, rank: seen.peak(rank), most, "at the peak, the weights among them", wrong=MEMORY,
     ),
-    sends(
+    kinds.sends(
         2, "traffic", "each backward sends one reduce-scatter of all gradients", needed, where="not weighed",
         wrong=TRAFFIC,
     ),
 )  # fmt: skip
 EXERCISE = Exercise(
-    id="zero.5",
-    function="shard_gradients",
-    title="Gradients that go as they come",
-    harness="zero.gradients",
-    draw=draw,
-    handed_out=handed_out,
-    holds=holds,
-    checks=CHECKS,
-)
+    id="zero.5", function="shard_gradients", title="Gradients that go as they come", harness="zero.gradients",
+    draw=draw, handed_out=handed_out, holds=holds, checks=CHECKS,
+)  # fmt: skip

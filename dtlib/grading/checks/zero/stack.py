@@ -6,33 +6,18 @@ what was sent by then is seen from outside. A gradient that goes back between tw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from dtlib.grading import inputs, oracle
-from dtlib.grading.compare import close, show_bytes
+from dtlib.grading import inputs, kinds, oracle
+from dtlib.grading.compare import show_bytes
 from dtlib.grading.exercise import Exercise, Finding
-from dtlib.grading.kinds import (
-    NOTHING_ELSE,
-    Sign,
-    Theory,
-    Wrong,
-    every,
-    heard,
-    needed_bytes,
-    order,
-    own_work,
-    sends,
-    some_rank,
-    values,
-)
 from dtlib.grading.seen import Case, Observed
 
-from ._shared import ROOM, share_bytes
+from ._shared import positions, share_bytes
 
 RATE = 0.02
 RTOL, ATOL = 1e-3, 1e-5
@@ -49,21 +34,10 @@ def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
         (3, 1100, True),
     ):
         widths = [*[width] * 18, width - n * int(rng.integers(1, 4)), 1]
-        cases.append(
-            {
-                "world_size": n,
-                "steps": 1 if weighed else 2,
-                "samples": int(rng.integers(2, 5)),
-                "widths": widths,
-                "biases": False,
-                "weighed": weighed,
-                "gates": list(range(1, 19)) if weighed else [1],
-                "seed": int(rng.integers(2**31)),
-                "weights_seed": int(rng.integers(2**31)),
-                "words": f"{n} ranks, 17 layers of {width}×{width} and two smaller ones",
-                "is": {"two ranks": n == 2, "divisible": n == 2},
-            }
-        )
+        words = f"17 layers of {width}×{width} and two smaller ones"
+        own = {"steps": 1, "gates": list(range(1, 19))} if weighed else {"steps": 2, "gates": [1]}
+        own |= {"biases": False, "weighed": weighed}
+        cases.append(inputs.training(rng, n, widths, words, {"divisible": n == 2}, **own))
     return cases
 
 
@@ -79,18 +53,14 @@ def handed_out(case: Case, rank: int) -> inputs.Pieces:
 
 def named(case: Case, rank: int) -> dict[str, Any]:
     """At the gates between two layers, nothing in forward and a key on the way back."""
-    found: dict[str, Any] = {}
-    for step in range(case["steps"]):
-        for layer in case["gates"]:
-            key = inputs.keys(case, rank, step)[-layer]
-            found |= {f"forward {step}, layer {layer}": None, f"back {step}, layer {layer}": key}
-    return found
+    gates = [(step, layer) for step in range(case["steps"]) for layer in case["gates"]]
+    keys = {f"back {step}, layer {layer}": inputs.keys(case, rank, step)[-layer] for step, layer in gates}
+    return {f"forward {step}, layer {layer}": None for step, layer in gates} | keys
 
 
 def places(case: Case) -> Any:
     """Which elements of each gradient are told: of many a few, which the shortest has too."""
-    least = min(oracle.sizes(case)) // case["world_size"]
-    return np.sort(np.random.default_rng(case["seed"]).choice(least, 200, replace=False)) if case["weighed"] else None
+    return positions(case, min(oracle.sizes(case)) // case["world_size"]) if case["weighed"] else None
 
 
 # What it should compute
@@ -98,79 +68,43 @@ def places(case: Case) -> Any:
 
 def share(case: Case, parts: Any, rank: int) -> Any:
     """This rank's share of the mean of what the ranks have found."""
-    return inputs.shard(sum(parts) / len(parts), case["world_size"], rank)
+    return inputs.shard(parts.mean(0), case["world_size"], rank)
 
 
-def steps(kept: Callable[[Case, Any, int], Any] = share, back: Callable[[Any], Any] = lambda g: g) -> Theory:
+def steps(
+    kept: Callable[[Case, Any, int], Any] = share,
+    back: Callable[[Any], Any] = lambda gradient: gradient,
+    told: Callable[[Case], bool] = lambda case: case["is"]["divisible"],
+) -> kinds.Theory:
     """What each rank tells that keeps ``kept(case, each rank's gradient, rank)`` of a layer's gradient, and gives the
-    layer before ``back(gradients of all ranks)``."""
+    layer before ``back(gradients of all ranks)``.
+
+    What is wrong is told where N divides all layers: elsewhere a share may have any length.
+    """
 
     def theory(case: Case) -> Any:
-        weights, told = oracle.start(case), []
-        for step in range(case["steps"]):
+        weights, found = oracle.start(case), []
+        ranks = range(case["world_size"])
+        for step in range(case["steps"] if told(case) else 0):
             shares: list[Any] = []
-            for parts in backward(case, weights, *forward(case, weights, step), step, back):
-                found = [kept(case, parts, rank) for rank in range(len(parts))]
-                shares.insert(0, found if places(case) is None else [each[places(case)] for each in found])
-            told += shares
+            for _, (parts,) in oracle.backward(case, weights, ranks, step, back):
+                each = [kept(case, parts, rank) for rank in ranks]
+                shares.insert(0, each if places(case) is None else [one[places(case)] for one in each])
+            found += shares
             if step + 1 < case["steps"]:
                 moved = zip(weights, map(np.concatenate, shares), strict=True)
-                weights = [weight - RATE * each.reshape(weight.shape) for weight, each in moved]
-        return [list(each) for each in zip(*told, strict=True)]
+                weights = [weight - RATE * gradient.reshape(weight.shape) for weight, gradient in moved]
+        return [list(each) for each in zip(*found, strict=True)] or None
 
     return oracle.remembered(theory)
 
 
-def forward(case: Case, weights: Any, step: int) -> tuple[list[Any], Any]:
-    """The inputs of each layer [ranks, samples, in], and the error of the outputs."""
-    batches = [inputs.batch(case, rank, step) for rank in range(case["world_size"])]
-    first, targets = (np.stack(each).astype(np.float64) for each in zip(*batches, strict=True))
-    found = [first]
-    for weight in weights[:-1]:
-        found.append(np.tanh(found[-1] @ weight.T))
-    return found, found[-1] @ weights[-1].T - targets
-
-
-def backward(
-    case: Case, weights: Any, found: list[Any], error: Any, step: int, back: Callable[[Any], Any]
-) -> Iterator[Any]:
-    """What each rank finds for each layer, from the last one on: [ranks, out, in]."""
-    gradient = 2 * error / error[0].size
-    for layer in reversed(range(len(weights))):
-        x = found[layer]
-        yield np.einsum("rso,rsi->roi", gradient, x)
-        gradient = back(gradient @ weights[layer]) * (1 - x**2)
-        if layer in case["gates"]:
-            gradient *= np.stack([inputs.keys(case, rank, step)[-layer] for rank in range(len(x))])[:, None]
+right = steps(told=lambda case: True)
 
 
 def losses(case: Case) -> Any:
     """The loss of each rank in the first step."""
-    return (forward(case, oracle.start(case), 0)[1] ** 2).mean((1, 2)).tolist()
-
-
-def names(case: Case) -> list[str]:
-    """Of the gradients that a rank tells."""
-    layers = range(len(case["widths"]) - 1)
-    return [f"layer {layer}, step {step + 1}" for step in range(case["steps"]) for layer in layers]
-
-
-right = steps()
-
-
-def wrongly(kept: Callable[[Case, Any, int], Any] = share, back: Callable[[Any], Any] = lambda g: g) -> Theory:
-    """The same in a wrong way, told where N divides all layers: elsewhere a share may have any length."""
-    theory = steps(kept, back)
-    return lambda case: theory(case) if case["is"]["divisible"] else None
-
-
-def right_first(observed: Observed) -> bool:
-    """Whether the gradients of the first step are right."""
-    first, wanted = len(observed.case["widths"]) - 1, right(observed.case)
-    return all(
-        close(said["gradients"][:first], rank[:first], RTOL, ATOL)
-        for said, rank in zip(observed.said, wanted, strict=True)
-    )
+    return (oracle.forward(case, oracle.start(case), range(case["world_size"]), 0)[1] ** 2).mean((1, 2)).tolist()
 
 
 def last_alone(said: Any, case: Case) -> bool:
@@ -182,56 +116,43 @@ def last_alone(said: Any, case: Case) -> bool:
 # What it should hold and send
 
 
-def held(times: float, part: float = 0.0, layers: int = 0) -> Callable[[Case, int], float]:
-    """The bytes of so many times a rank's shards, of such a part of all weights, and of so many layers."""
-    return lambda case, rank: (
-        times * share_bytes(case, rank)
-        + part * oracle.num_bytes(case)
-        + layers * oracle.FLOAT_BYTES * max(oracle.sizes(case))
-    )
-
-
 def find_held(observed: Observed) -> Finding | None:
     """That no rank holds more than its shards, in backward their gradients too, and some layers."""
     for rank in range(len(observed.said)):
         for name, label, times in (("forward", "forward", 1), ("backward", "back", 2)):
             asks = (each for each in observed.seen.asks if each.rank == rank and each.label.startswith(label))
-            seen = max(each.peak_bytes for each in asks)
-            most = held(times, layers=LAYERS_IN_USE)(observed.case, rank) + ROOM
+            seen, layer = max(each.peak_bytes for each in asks), oracle.FLOAT_BYTES * max(oracle.sizes(observed.case))
+            most = times * share_bytes(observed.case, rank) + LAYERS_IN_USE * layer + kinds.ROOM
             if seen > most:
                 where = f"the shards among them, on rank {rank}; {observed.words}"
                 return Finding(f"{show_bytes(seen)} at the peak of {name}", f"at most {show_bytes(most)}", where)
     return None
 
 
-def at_rest(label: str) -> Sign:
+def at_rest(label: str) -> kinds.Sign:
     """Whether a rank holds, beside its shards, as much as all weights when it asks for `label`."""
-    return every(lambda each: each.seen.held(0, label) > held(1, 0.9)(each.case, 0))
+    return kinds.every(
+        lambda each: each.seen.held(0, label) > share_bytes(each.case, 0) + 0.9 * oracle.num_bytes(each.case)
+    )
 
 
 def needed(case: Case) -> float:
     """What all ranks send for two gathers and a reduce-scatter of all layers in each step."""
-    return 3.0 * case["steps"] * unit(case)
-
-
-def unit(case: Case) -> float:
-    """What all ranks send for a gather of all layers."""
-    return float((case["world_size"] - 1) * oracle.num_bytes(case))
+    return 3 * case["steps"] * oracle.gather_bytes(case)
 
 
 def moved(observed: Observed) -> list[tuple[float, float, float]]:
     """For each step, how often all weights were moved before the second layer, in forward and in backward."""
-    case, seen = observed.case, observed.seen
+    seen, n, found = observed.seen, observed.case["world_size"], []
 
-    def at(label: str, number: int) -> int:
-        return max(seen.asked(rank, label)[number].position for rank in range(case["world_size"]))
+    def sent_by(label: str, number: int) -> float:
+        position = max(seen.asked(rank, label)[number].position for rank in range(n))
+        return kinds.needed_bytes(replace(seen, log=seen.log[:position]), n) / oracle.gather_bytes(observed.case)
 
-    found = []
-    for step in range(case["steps"]):
-        labels = (("step", step), (f"forward {step}, layer 1", 0), ("forward ended", step), ("backward ended", step))
-        marks = [at(*each) for each in labels]
-        sent = [needed_bytes(replace(seen, log=seen.log[a:b]), case["world_size"]) for a, b in pairwise(marks)]
-        found.append((sent[0] / unit(case), (sent[0] + sent[1]) / unit(case), sent[2] / unit(case)))
+    for step in range(observed.case["steps"]):
+        start, forward = sent_by("step", step), sent_by("forward ended", step)
+        first = sent_by(f"forward {step}, layer 1", 0)
+        found.append((first - start, forward - start, sent_by("backward ended", step) - forward))
     return found
 
 
@@ -246,68 +167,57 @@ def find_order(observed: Observed) -> Finding | None:
     return None
 
 
-def some_step(holds: Callable[[float, float, float], bool]) -> Sign:
+def some_step(holds: Callable[[float, float, float], bool]) -> kinds.Sign:
     """In every failing case some step moved the weights so often: before the second layer, in forward, in backward."""
-    return every(lambda each: any(holds(*step) for step in moved(each)))
+    return kinds.every(lambda each: any(holds(*step) for step in moved(each)))
 
 
-GRADIENT: Wrong = {
-    "sum for mean": wrongly(lambda case, parts, rank: share(case, parts * len(parts), rank)),
-    "divided twice": wrongly(lambda case, parts, rank: share(case, parts / len(parts), rank)),
-    "no sync": wrongly(lambda case, parts, rank: share(case, parts[rank : rank + 1], rank)),
-    "a share of another rank": wrongly(lambda case, parts, rank: share(case, parts, (rank + 1) % len(parts))),
-    "transposed": wrongly(lambda case, parts, rank: share(case, parts.swapaxes(1, 2), rank)),
+GRADIENT: kinds.Wrong = {
+    "sum for mean": steps(lambda case, parts, rank: share(case, parts * len(parts), rank)),
+    "divided twice": steps(lambda case, parts, rank: share(case, parts / len(parts), rank)),
+    "no sync": steps(lambda case, parts, rank: share(case, parts[rank : rank + 1], rank)),
+    "a share of another rank": steps(lambda case, parts, rank: share(case, parts, (rank + 1) % len(parts))),
+    "transposed": steps(lambda case, parts, rank: share(case, parts.swapaxes(1, 2), rank)),
     "inputs averaged": (
-        wrongly(back=lambda gradient: 0 * gradient + gradient.mean(0)),
-        wrongly(back=lambda gradient: gradient / len(gradient)),
+        steps(back=lambda gradient: 0 * gradient + gradient.mean(0)),
+        steps(back=lambda gradient: gradient / len(gradient)),
     ),
-    "nothing flows through": some_rank(last_alone),
-    "right in the first step only": every(right_first),
+    "nothing flows through": kinds.some_rank(last_alone),
+    "right in the first step only": kinds.first_step("gradients", right, RTOL, ATOL),
 }
-MEMORY: Wrong = {
+MEMORY: kinds.Wrong = {
     "full parameters kept after forward": at_rest("forward ended"),
     "full gradients kept": at_rest("backward ended"),
-    "many layers at a time": NOTHING_ELSE,
+    "many layers at a time": kinds.NOTHING_ELSE,
 }
-ORDER: Wrong = {
+ORDER: kinds.Wrong = {
     "all layers at once": some_step(lambda first, forward, back: first > 0.5),
     "gathered more than once": some_step(lambda first, forward, back: forward > 1.5),
     "not gathered again": some_step(lambda first, forward, back: back < 1.5),
     "all-reduce for reduce-scatter": some_step(lambda first, forward, back: 2.5 < back < 3.5),
 }
-TRAFFIC: Wrong = {
-    "not gathered again": lambda case: needed(case) * 2 / 3,
-    "all-reduce for reduce-scatter": lambda case: needed(case) * 4 / 3,
-    "gathered more than once": lambda case: needed(case) * 5 / 3,
-}
 CHECKS = (
-    own_work("sharded_linear", built_in=True),
-    heard("sharded_linear", lambda case: needed(case) / 4),
-    values(
+    kinds.own_work("sharded_linear", built_in=True),
+    kinds.heard("sharded_linear", lambda case: needed(case) / 4),
+    kinds.values(
         1, "outputs", "the loss of the first step is that of whole weights", losses,
         of=lambda observed: [said["losses"][0] for said in observed.said], rtol=1e-4,
     ),
-    values(
+    kinds.values(
         3, "gradient", "each shard's `.grad` is this rank's share of the mean gradient, step after step", right,
-        of="gradients", names=names, rtol=RTOL, atol=ATOL, wrong=GRADIENT, kind="gradient",
+        of="gradients", names=oracle.names_of_steps, rtol=RTOL, atol=ATOL, wrong=GRADIENT, kind="gradient",
     ),
-    order(
+    kinds.order(
         5, "memory", "at no moment does a rank hold more than its shards and the weights of a few layers", find_held,
         wrong=MEMORY, where="weighed", kind="memory",
     ),
-    order(
+    kinds.order(
         2, "order", "forward gathers each layer once; backward gathers it again and reduces its gradient", find_order,
         wrong=ORDER, where="not weighed",
     ),
-    sends(1, "traffic", "a step sends 3 (N−1)/N of the weights", needed, wrong=TRAFFIC, where="not weighed"),
+    kinds.sends(1, "traffic", "a step sends 3 (N−1)/N of the weights", needed, wrong=ORDER, where="not weighed"),
 )  # fmt: skip
 EXERCISE = Exercise(
-    id="zero.6",
-    function="sharded_linear",
-    title="A layer that is whole only while it is used",
-    harness="zero.stack",
-    draw=draw,
-    handed_out=handed_out,
-    named=named,
-    checks=CHECKS,
-)
+    id="zero.6", function="sharded_linear", title="A layer that is whole only while it is used", harness="zero.stack",
+    draw=draw, handed_out=handed_out, named=named, checks=CHECKS,
+)  # fmt: skip

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from dtlib.grading.exercise import Exercise
-from dtlib.grading.kinds import own_work, values
+from dtlib.grading.inputs import call
+from dtlib.grading.kinds import on_paper, values
 from dtlib.grading.seen import Case
 
 PARTS = "weights, gradients, optimizer"
@@ -31,11 +32,8 @@ def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
 def case(sizes: list[int], n: int, stage: int, rank: int, recipe: tuple[int, int, int]) -> dict[str, Any]:
     """One call."""
     words = f"parameters of {', '.join(map(str, sizes))} elements, {n} ranks, stage {stage}, rank {rank}"
-    return {
-        "arguments": [sizes, n, stage, rank, *recipe],
-        "words": f"{words}, {' + '.join(map(str, recipe))} B",
-        "is": {"even": all(size % n == 0 for size in sizes)},
-    }
+    even = all(size % n == 0 for size in sizes)
+    return call(f"{words}, {' + '.join(map(str, recipe))} B", [sizes, n, stage, rank, *recipe], even=even)
 
 
 def right(case: Case) -> list[int]:
@@ -48,26 +46,15 @@ def right(case: Case) -> list[int]:
     ]
 
 
-EXERCISE = Exercise(
-    id="zero.1",
-    function="bytes_on_rank",
-    title="What one rank keeps",
-    harness="paper.call",
-    draw=draw,
-    checks=(
-        own_work("bytes_on_rank", "your own formula"),
-        *(
-            values(1, *words, right, part=part, parts=PARTS, where="even", kind="memory")
-            for part, words in enumerate(
-                (
-                    ("weights", "bytes of the weights, where N divides"),
-                    ("gradients", "bytes of the gradients, where N divides"),
-                    ("optimizer", "bytes of the optimizer's part, where N divides"),
-                )
-            )
-        ),
-        values(
-            2, "uneven shares", "exact where N does not divide", right, parts=PARTS, where="not even", kind="memory"
-        ),
-    ),
+part = partial(values, right=right, parts=PARTS, kind="memory")
+
+EXERCISE = on_paper(
+    "zero.1",
+    "bytes_on_rank",
+    "What one rank keeps",
+    draw,
+    part(1, "weights", "bytes of the weights, where N divides", part=0, where="even"),
+    part(1, "gradients", "bytes of the gradients, where N divides", part=1, where="even"),
+    part(1, "optimizer", "bytes of the optimizer's part, where N divides", part=2, where="even"),
+    part(2, "uneven shares", "exact where N does not divide", where="not even"),
 )

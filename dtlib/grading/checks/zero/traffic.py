@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading.exercise import Exercise
-from dtlib.grading.kinds import own_work, values
+from dtlib.grading.inputs import call
+from dtlib.grading.kinds import on_paper, values
 from dtlib.grading.seen import Case
 
 PAIR = "gradient_bytes, weight_bytes"
@@ -28,7 +28,7 @@ def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
 def case(*arguments: int) -> dict[str, Any]:
     """One call."""
     words = "{:,} parameters, {} ranks, stage {}, {} micro-batches, gradients of {} B, weights of {} B"
-    return {"arguments": list(arguments), "words": words.format(*arguments)}
+    return call(words.format(*arguments), arguments)
 
 
 def right(case: Case) -> list[float]:
@@ -39,15 +39,11 @@ def right(case: Case) -> list[float]:
     return [(n - 1) / n * times * num_params * width for times, width in zip((reduces, gathers), widths, strict=True)]
 
 
-EXERCISE = Exercise(
-    id="zero.2",
-    function="sent_bytes",
-    title="What a stage sends",
-    harness="paper.call",
-    draw=draw,
-    checks=(
-        own_work("sent_bytes", "your own formula"),
-        values(3, "gradients", "bytes of gradients that a rank sends", right, part=0, parts=PAIR, kind="traffic"),
-        values(3, "weights", "bytes of weights that a rank sends", right, part=1, parts=PAIR, kind="traffic"),
-    ),
+EXERCISE = on_paper(
+    "zero.2",
+    "sent_bytes",
+    "What a stage sends",
+    draw,
+    values(3, "gradients", "bytes of gradients that a rank sends", right, part=0, parts=PAIR, kind="traffic"),
+    values(3, "weights", "bytes of weights that a rank sends", right, part=1, parts=PAIR, kind="traffic"),
 )
