@@ -1,6 +1,7 @@
 """Every program of every bank: right answers earn all points, each wrong one is refused by its check for its mistake.
 
-Each program runs once. Behind walls go a few of each exercise (`test_sandbox`), and what the walls are about.
+Each program runs once; of those that are weighed, in processes of their own, the first of each check: `make soak` has
+them all. Behind walls go a few (`test_sandbox`), and what the walls are about.
 """
 
 from __future__ import annotations

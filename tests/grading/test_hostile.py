@@ -97,7 +97,7 @@ def lowered(sandbox: Sandbox, wall: str) -> Iterator[Sandbox]:
 def grade(sandbox: Sandbox, folder: Path, exercise: str, learner: str = "mallory", few: int = FEW_CASES) -> Record:
     """What the grader says about an exercise of a learner, by the same steps as `dtlib grade` takes."""
     asked = all_exercises()[exercise]
-    draw = (lambda rng: asked.draw(rng)[:few]) if exercise in ON_RANKS else asked.draw
+    draw = (lambda rng: asked.draw(rng)[:few]) if exercise in ON_RANKS or few == 1 else asked.draw
     return grade_exercise(sandbox, replace(asked, draw=draw), submission(folder, learner), SEED)
 
 
@@ -134,7 +134,8 @@ class TestBehindWalls:
         results = outside.fingerprints(world.results)
         children = set(psutil.Process().children(recursive=True))
 
-        graded = grade(sandbox, tmp_path, hostile.exercise)
+        # What never ends costs its whole time in each case: one is enough.
+        graded = grade(sandbox, tmp_path, hostile.exercise, few=1 if hostile.wall == "clock" else FEW_CASES)
         message = "\n".join([graded["reason"], *(check["message"] for check in graded["checks"])])
         assert graded["points"] == 0, message
         assert graded["status"] == ("fail" if hostile.handed_in != "linked folder" else "not attempted")

@@ -14,7 +14,7 @@ import pytest
 from dtlib.grading.checks import all_exercises
 from dtlib.grading.sandbox import Sandbox
 
-from .answers import ROOT, SEED, Tried, answer, open_sandbox, programs, try_all
+from .answers import ROOT, SEED, Tried, answer, is_of_memory, open_sandbox, programs, try_all
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 
@@ -38,14 +38,21 @@ def sandbox() -> Iterator[Sandbox]:
 
 
 @pytest.mark.parametrize("name", EXERCISES)
+def test_every_right_program_earns_all_points_where_it_is_weighed_too(name: str, sandbox: Sandbox):
+    exercise = all_exercises()[name]
+    if any(case.get("weighed") for case in exercise.cases(SEED)):
+        right = [Tried(exercise, program, SEED) for program in programs(name) if not program.check]
+        assert not [each.complaint() for each in try_all(sandbox, right)]
+
+
+@pytest.mark.parametrize("name", EXERCISES)
 def test_every_wrong_program_is_refused_for_every_seed(name: str, sandbox: Sandbox):
     exercise = all_exercises()[name]
-    kinds = {check.name: check.kind for check in exercise.checks}
     wrong = [program for program in programs(name) if program.check]
     tries, named, accepted = 0, 0, Counter[str]()
     for program in wrong:
-        seeds = WEIGHED_SEEDS if kinds[program.check] == "memory" else SEEDS
-        tried = [Tried(exercise, program, seed) for seed in seeds]
+        weighs = is_of_memory(exercise, program)
+        tried = [Tried(exercise, program, seed, weighs) for seed in (WEIGHED_SEEDS if weighs else SEEDS)]
         try_all(sandbox, tried, again=False)
         verdicts = [{check.name: check for check in each.result.checks}[program.check] for each in tried]
         tries += len(tried)
