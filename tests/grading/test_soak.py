@@ -5,7 +5,8 @@ Each test adds a line to a table in ``_build/soak``.
 
 from __future__ import annotations
 
-import multiprocessing
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 
@@ -63,29 +64,23 @@ def test_every_wrong_program_is_refused_for_every_seed(name: str, sandbox: Sandb
     assert not accepted
 
 
-def _work_without_end() -> None:
-    while True:
-        pass
-
-
-@pytest.fixture(scope="class")
+@pytest.fixture(scope="module")
 def load() -> Iterator[None]:
-    busy = [multiprocessing.get_context("spawn").Process(target=_work_without_end, daemon=True) for _ in range(BUSY)]
-    for each in busy:
-        each.start()
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(BUSY)]
     yield
+    assert all(each.poll() is None for each in busy), "the machine was not as busy as it should have been"
     for each in busy:
         each.kill()
-        each.join()
+        each.wait()
 
 
-@pytest.mark.usefixtures("load")
+@pytest.fixture(scope="module")
+def walled(load: None) -> Iterator[Sandbox]:
+    with Sandbox() as one:
+        yield one
+
+
 class TestBusyMachine:
-    @pytest.fixture(scope="class")
-    def walled(self) -> Iterator[Sandbox]:
-        with Sandbox() as one:
-            yield one
-
     @pytest.mark.parametrize("name", EXERCISES)
     def test_the_reference_earns_all_points(self, name: str, walled: Sandbox):
         exercise = all_exercises()[name]
