@@ -191,5 +191,6 @@ def tried_on(exercise: str, seed: int = SEED) -> list[Tried]:
 
 
 def is_of_memory(exercise: Exercise, program: Program) -> bool:
-    """Whether a program is refused for what it holds."""
-    return any(check.name == program.check and check.kind == "memory" for check in exercise.checks)
+    """Whether a program is refused for what it holds, in cases that are weighed."""
+    is_weighed = any(case.get("weighed") for case in _drawn(exercise.id, SEED))
+    return is_weighed and any(check.name == program.check and check.kind == "memory" for check in exercise.checks)
