@@ -31,7 +31,10 @@ GRADER = """
 import json, sys
 from pathlib import Path
 from dtlib.grading.grader import grade
-from dtlib.grading.walls.vitals import highest_resident_bytes as peak  # getrusage includes the parent's memory
+
+def peak():  # getrusage includes the memory of the parent
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 
 early, learners = [], []
 

@@ -110,13 +110,6 @@ class Sandbox:
         """The walls that stand."""
         return [wall for wall, why_not in self.walls.items() if not why_not]
 
-    @property
-    def metered(self) -> str:
-        """How traffic is counted here."""
-        if not self.walls["network"]:
-            return "packets on the private loopback device, read outside of the submission's processes"
-        return f"the submission's own processes, since there is no private network ({self.walls['network']})"
-
     def run(
         self,
         exercise: Exercise,

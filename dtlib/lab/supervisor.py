@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass, field
 
 from dtlib.processes.channel import anonymous_file, open_fd, recv_frame, send_frame
-from dtlib.processes.namespace import adopt_orphans, enter_private_network
+from dtlib.processes.namespace import adopt_orphans, enter_private_network, family
 
 from . import context
 from .worker import Failure, Job, RankFiles, run_rank
@@ -80,6 +80,7 @@ class Crew:
         self.job, self.control, self.fork = job, control, fork
         self.ranks: list[Rank] = []
         self.network_error = ""
+        self._deadline = self._next_look = 0.0
         self.store_path, self.store_fd, self.store_directory = "", -1, ""
 
     def start(self) -> None:
@@ -146,14 +147,13 @@ class Crew:
 
     def watch(self) -> Report:
         """Serve the ranks until all are done, one has failed, or the time is up."""
-        deadline = time.monotonic() + self.job.timeout_s
-        next_look = 0.0
+        self._deadline = time.monotonic() + self.job.timeout_s
         with selectors.DefaultSelector() as selector:
             selector.register(self.control, selectors.EVENT_READ, None)
             for number, rank in enumerate(self.ranks):
                 selector.register(rank.sock, selectors.EVENT_READ, number)
             while any(rank.state == "running" for rank in self.ranks):
-                ready = selector.select(min(_POLL_SECONDS, max(0.0, deadline - time.monotonic())))
+                ready = selector.select(self.pause())
                 for key, _ in ready:
                     if key.data is None:
                         raise EOFError("the parent left")  # it never speaks: readable means closed
@@ -161,14 +161,11 @@ class Crew:
                         selector.unregister(key.fileobj)
                 if not ready or any(rank.state != "running" for rank in self.ranks):
                     self._notice_deaths()
+                time_is_up = self.tend()
                 if any(rank.state in ("raised", "died") for rank in self.ranks):
                     return self._failed(selector)
-                if time.monotonic() >= deadline:
+                if time_is_up:
                     return self._timed_out()
-                if time.monotonic() >= next_look:
-                    self.look_after()
-                    next_look = time.monotonic() + _POLL_SECONDS
-        self.all_done()
         for rank in self.ranks:
             _tell(rank, b"go")
         return Report([rank.state for rank in self.ranks], network_error=self.network_error)
@@ -184,7 +181,6 @@ class Crew:
         if kind == b"X":
             rank.waiting = payload
             if all(other.waiting is not None for other in self.ranks):
-                self.all_meet([other.waiting or b"" for other in self.ranks])
                 answer = context.join([other.waiting or b"" for other in self.ranks])
                 for other in self.ranks:
                     other.waiting = None
@@ -238,18 +234,20 @@ class Crew:
         time.sleep(0.2)
         return self._report(timed_out=True)
 
-    def look_after(self) -> None:
-        """Called every now and then while the ranks run: end a rank that prints without end."""
-        for rank in self.ranks:
-            if os.fstat(rank.files.output).st_size > MAX_OUTPUT_BYTES:
-                rank.state = "raised"
-                rank.failure = Failure(f"printed more than {MAX_OUTPUT_BYTES // 2**20} MiB and was stopped")
+    def pause(self) -> float:
+        """For how many seconds to wait for word of the ranks, before they are looked after again."""
+        return min(_POLL_SECONDS, max(0.0, self._deadline - time.monotonic()))
 
-    def all_meet(self, said: list[bytes]) -> None:
-        """Called when all ranks have come to an exchange, before they are told what the others `said`."""
-
-    def all_done(self) -> None:
-        """Called when all ranks have returned and none has left yet."""
+    def tend(self) -> bool:
+        """Look after the ranks: end one that prints without end. Whether their time is up."""
+        now = time.monotonic()
+        if now >= self._next_look:
+            self._next_look = now + _POLL_SECONDS
+            for rank in self.ranks:
+                if os.fstat(rank.files.output).st_size > MAX_OUTPUT_BYTES:
+                    rank.state = "raised"
+                    rank.failure = Failure(f"printed more than {MAX_OUTPUT_BYTES // 2**20} MiB and was stopped")
+        return now >= self._deadline
 
     def _report(self, first: int | None = None, timed_out: bool = False) -> Report:
         failures = {number: rank.failure for number, rank in enumerate(self.ranks) if rank.failure is not None}
@@ -318,26 +316,7 @@ def _kill_descendants() -> None:
                 pass
         except ChildProcessError:
             return
-        for pid in _descendants(os.getpid()):
+        for pid in family(os.getpid())[1:]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.001)
-
-
-def _descendants(root: int) -> list[int]:
-    parents: dict[int, int] = {}
-    for name in os.listdir("/proc") if os.path.isdir("/proc/self") else ():
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat") as file:
-                    parents[int(name)] = int(file.read().rpartition(")")[2].split()[1])
-            except (OSError, ValueError, IndexError):
-                continue
-    found: list[int] = []
-    for pid in parents:
-        ancestor = parents.get(pid)
-        while ancestor not in (None, 0, root):
-            ancestor = parents.get(ancestor or 0)
-        if ancestor == root:
-            found.append(pid)
-    return found

@@ -1,7 +1,11 @@
-"""A private network for the ranks of one run: a Linux network namespace that holds nothing but a loopback device."""
+"""A private network for the ranks of one run, and what keeps their processes together (Linux).
+
+The network is a namespace that holds nothing but a loopback device.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -65,6 +69,17 @@ def die_with_parent() -> None:
 def adopt_orphans() -> None:
     """Become the parent of descendants whose own parent dies, so that they can be found (Linux)."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def family(pid: int) -> list[int]:
+    """A process, and all that descend from it and still live."""
+    found = [pid]
+    for each in found:
+        with contextlib.suppress(OSError):
+            for thread in os.listdir(f"/proc/{each}/task"):
+                with contextlib.suppress(OSError), open(f"/proc/{each}/task/{thread}/children") as file:
+                    found += map(int, file.read().split())
+    return found
 
 
 def _unshare(flags: int) -> None:

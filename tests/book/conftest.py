@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +42,10 @@ def ledger_file(html: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
+def browser(lacking: Callable[[str], None]) -> Iterator[Any]:
     """Debian's Chromium, headless. Without it these tests cannot run, and say so."""
     if CHROMIUM is None:
-        pytest.skip("Chromium is not installed (apt-get install chromium)")
+        lacking("Chromium is not installed (apt-get install chromium)")
     from playwright.sync_api import sync_playwright
 
     arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]

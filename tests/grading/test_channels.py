@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import pytest
 
 from dtlib.grading.sandbox import Sandbox
@@ -89,17 +91,21 @@ def through(sandbox: Sandbox) -> list[set[str]]:
     return [set(eval(line.partition("] ")[2])) for line in printed.splitlines()]
 
 
-def test_no_way_but_the_network_is_open():
-    with Sandbox() as sandbox:
-        if any(sandbox.walls.values()):
-            pytest.skip(f"walls are missing: {sandbox.walls}")
-        assert through(sandbox) == [set(), set()]
+@pytest.fixture(scope="module")
+def sandbox(lacking: Callable[[str], None]) -> Iterator[Sandbox]:
+    with Sandbox() as walled:
+        if any(walled.walls.values()):
+            lacking(f"walls are missing: {walled.walls}")
+        yield walled
 
 
+def test_no_way_but_the_network_is_open(sandbox: Sandbox):
+    assert through(sandbox) == [set(), set()]
+
+
+@pytest.mark.usefixtures("sandbox")  # all walls can stand here
 def test_where_the_kernel_is_not_told_to_refuse_they_are():
     with Sandbox(without=("syscalls", "processes")) as sandbox:
-        if set(sandbox.walls.values()) - {"", "left out"}:
-            pytest.skip(f"walls are missing: {sandbox.walls}")
         for found in through(sandbox):
             assert {"a lock on a shared file (flock)", "a socket", "a pair of sockets", "a nameless file"} <= found
             assert {"a larger pipe", "a watch on a shared file", "a thread that was there before"} <= found
@@ -111,10 +117,9 @@ MEETING = (
 )
 
 
-def test_ranks_that_meet_are_told_nothing_of_each_other():
-    with Sandbox() as sandbox:
-        outcome = run(sandbox, on_ranks(2), MEETING.format("b'secret'"))
-        assert outcome.printed.splitlines() == ["[rank 0] [b'', b'']", "[rank 1] [b'', b'']"]
-        told = run(sandbox, on_ranks(2), MEETING.format("b'a secret of more than one frame' * 9")).observed[0].trouble
-        assert told is not None
-        assert told.kind == "tampered"
+def test_ranks_that_meet_are_told_nothing_of_each_other(sandbox: Sandbox):
+    outcome = run(sandbox, on_ranks(2), MEETING.format("b'secret'"))
+    assert outcome.printed.splitlines() == ["[rank 0] [b'', b'']", "[rank 1] [b'', b'']"]
+    told = run(sandbox, on_ranks(2), MEETING.format("b'a secret of more than one frame' * 9")).observed[0].trouble
+    assert told is not None
+    assert told.kind == "tampered"

@@ -1,81 +1,30 @@
-import csv
+"""Reports for people: nothing that a learner wrote becomes structure, everything is told, all is bounded."""
+
+from __future__ import annotations
+
 import json
 import re
-import threading
 from dataclasses import replace
-from pathlib import Path
-from xml.etree import ElementTree
 
-import jsonschema
 import pytest
 from bs4 import BeautifulSoup
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from dtlib.grading import report
 from dtlib.grading.checks import STEMS, all_exercises
-from dtlib.grading.grader import grade
-from dtlib.grading.report import exports, folder, pages, record, results, text
-from dtlib.grading.seals import Key
+from dtlib.grading.report import exports, pages, record, results, text
 from dtlib.grading.walls import WALLS
 
-from .classroom import HALF, NONE, PAPER, SEED, FakeSandbox, hand_in, load, reference, troubled
+from .classroom import PAPER, SEED, load
+from .records import EVIL, exercise, graded, junit_of, learner
 
-EVIL = (
-    "</p><script>alert(1)</script>",
-    "<img src=x onerror=alert(1)>",
-    "<!-- ",
-    "# a heading",
-    "[a link](https://evil.example)",
-    "![a picture](https://evil.example/x.png)",
-    "[ref]: https://evil.example",
-    "[ref][ref] [^1]",
-    "https://evil.example www.evil.example ftp://evil.example a@evil.example",
-    "`code` ``more`` ```",
-    "```\n# out of the fence\n```",
-    "~~~\n# out of the fence\n~~~",
-    "| a | b |\n|---|---|\n| c | d |",
-    "**bold** __bold__ *it* _it_ ~~no~~",
-    "$x$ $$y$$ \\(z\\)",
-    "@somebody #1 :tada:",
-    "&lt;b&gt; &#60;b&#62;",
-    "\\`not code\\`",
-    "line\nbreak\r\nand\rmore\u2028lines",
-    "\x00\x07\x1b[31mred\x1b[0m\x1b]0;title\x07 \ud800 \ufffe \u202eback",
-    "a`b<b>c</b>`d`",
-    "x" * 100_000,
-)
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
-    """Where the key of this machine lies meanwhile."""
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+pytestmark = pytest.mark.usefixtures("home")
 
 
 def rendered(markdown):
     html = MarkdownIt("gfm-like", {"linkify": False}).render(markdown)
     return BeautifulSoup(html, "html.parser")
-
-
-def exercise(hidden=()):
-    """collectives.6 with some of its checks hidden."""
-    found = all_exercises()["collectives.6"]
-    return replace(found, checks=tuple(replace(each, visible=each.name not in hidden) for each in found.checks))
-
-
-def graded(definition, message="Saw this; expected that.", mistake="", printed="", **more):
-    """A verdict in which the last check of an exercise fails."""
-    checks = [each.result("pass") for each in definition.checks]
-    checks[-1] = definition.checks[-1].result("fail", message=message, mistake=mistake)
-    measured = {"printed": printed, "seconds": 1.5, "peak_bytes": 2**20}
-    return record.entry_of(definition, "partly right", checks, measured=measured, **more)
-
-
-def learner(name="anna", message="Saw this; expected that.", printed="", notes=(), hidden=(), **options):
-    entries = [graded(exercise(hidden), message, printed=printed, **options)]
-    return record.learner_record(name, entries, notes, seed=SEED, walls=dict.fromkeys(WALLS, ""))
 
 
 def waiting(name, file="file"):
@@ -90,64 +39,6 @@ def class_report(learners, **options):
     odd = group.pop("odd", ())
     results.summarise(group)
     return tuple(pages.class_reports(group, everything, odd).values())
-
-
-@pytest.fixture(scope="module")
-def out(tmp_path_factory):
-    """The results of a small class."""
-    base = tmp_path_factory.mktemp("class")
-    handed_in = base / "submissions"
-    hand_in(handed_in, "anna", reference(*PAPER))
-    hand_in(handed_in, "bob", {**reference("collectives.1"), "collectives-2": "# print: Hello\n" + HALF})
-    hand_in(handed_in, "=cleo()", {**reference("collectives.1"), "collectives-2": HALF})
-    hand_in(handed_in, "dan")
-    hand_in(handed_in, "eve", {"collectives-2": NONE, **troubled("collectives.1", "limit", "1 GB printed")})
-    hand_in(handed_in, "fay", troubled("collectives.1", "fault", "we fell over"))
-    hand_in(handed_in, "gus", troubled("collectives.1", "hung", "nothing moved"))
-    hand_in(
-        handed_in,
-        "Gus",
-        {**troubled("collectives.1", "died", "it was killed"), **troubled("collectives.2", "not known", "too slow")},
-    )
-    walls = {**dict.fromkeys(WALLS, ""), "network": "the kernel <refuses>"}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_DATA_HOME", str(base / "data"))
-        grade(handed_in, base / "out", exercises=PAPER, seed=SEED, sandbox=FakeSandbox(walls), jobs=1)
-    return base / "out"
-
-
-# JSON
-
-
-def test_the_json_is_what_its_schema_says(out):
-    for name in ("results", "learner"):
-        jsonschema.Draft202012Validator.check_schema(results.schema(name))
-    jsonschema.validate(load(out / "results.json"), results.schema())
-    learners = list((out / "learners").glob("*.json"))
-    assert len(learners) == 8
-    for path in learners:
-        jsonschema.validate(load(path), results.schema("learner"))
-
-
-def test_the_schema_refuses_other_data(out):
-    data = load(out / "results.json")
-    for change in ({"schema": "dtlib-grade/1"}, {"state": "done"}, {"learners": [{}]}, {"more": 1}, {"seed": -1}):
-        with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate({**data, **change}, results.schema())
-
-
-def test_every_field_of_the_schema_is_explained():
-    def look(schema, path=""):
-        for name, each in schema.get("properties", {}).items():
-            assert each.get("description"), f"{path}/{name}"
-            look(each, f"{path}/{name}")
-            look(each.get("items", {}), f"{path}/{name}")
-
-    for name in ("results", "learner"):
-        look(results.schema(name), name)
-
-
-# Texts of learners
 
 
 @pytest.mark.parametrize("evil", EVIL)
@@ -262,67 +153,6 @@ def test_a_check_behind_a_gate_is_marked_as_not_counted():
 # For other programs
 
 
-def test_gradescope_gets_its_format(out):
-    for path in (out / "gradescope").iterdir():
-        data = load(path)
-        assert data["score"] == sum(test["score"] for test in data["tests"])
-        assert data["max_score"] == sum(test["max_score"] for test in data["tests"]) == 15
-        assert data["visibility"] == "visible"
-        assert data["stdout_visibility"] == "hidden"
-        assert isinstance(data["execution_time"], int)
-        for test in data["tests"]:
-            assert set(test) == {"score", "max_score", "status", "name", "number", "output", "visibility"}
-            assert test["status"] in ("passed", "failed")
-            assert 0 <= test["score"] <= test["max_score"]
-    bob = {test["number"]: test for test in load(out / "gradescope" / "bob.json")["tests"]}
-    assert bob["2.1"]["name"].startswith("collectives.2 bytes: ")
-    assert bob["2.2"]["status"] == "failed"
-    assert bob["2.2"]["output"].startswith("Saw 0")
-
-
-def junit_of(records):
-    document = exports.JUNIT[0] + "".join(map(exports.suite, records)) + exports.JUNIT[1]
-    return ElementTree.fromstring(document.encode("utf-8"))
-
-
-def test_junit_has_a_suite_a_learner_and_a_case_a_check(out):
-    root = ElementTree.parse(out / "junit.xml").getroot()
-    suites = {suite.get("name"): suite for suite in root}
-    assert set(suites) == {"=cleo()", "Gus", "anna", "bob", "dan", "eve", "fay", "gus (2)"}
-    num_checks = sum(len(all_exercises()[name].checks) for name in PAPER)
-    assert {int(suite.get("tests")) for suite in suites.values()} == {num_checks}
-    failures = {
-        name: (suite.get("failures"), suite.get("skipped"), suite.get("errors")) for name, suite in suites.items()
-    }
-    assert failures["anna"] == ("0", "0", "0")
-    assert failures["bob"] == ("1", "3", "0")
-    assert failures["dan"] == ("0", str(num_checks), "0")
-    assert failures["fay"][2] == str(len(all_exercises()["collectives.1"].checks))
-    (case,) = [case for case in suites["bob"] if case.find("failure") is not None]
-    assert (case.get("classname"), case.get("name")) == ("collectives.2", "seconds (value)")
-
-
-@pytest.mark.parametrize("evil", EVIL)
-def test_junit_is_xml_whatever_a_learner_writes(evil):
-    root = junit_of([learner(evil, evil, evil)])
-    assert len(root) == 1
-
-
-def test_the_tables_are_for_spreadsheets_and_no_cell_is_a_formula(out):
-    with (out / "scores.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    assert [row["learner"] for row in rows] == ["'=cleo()", "Gus", "anna", "bob", "dan", "eve", "fay", "gus (2)"]
-    assert rows[3] == {
-        **{"learner": "bob", "status": "graded", "points": "8", "max_points": "15", "percent": "53.3"},
-        **{"collectives.1": "5", "collectives.2": "3", "collectives.3": "0"},
-    }
-    assert text.cell("+1") == "'+1"
-    assert text.cell("\t=1") == "'=1"
-
-
-# For the instructor
-
-
 def test_the_report_of_the_class_tells_everything(out):
     said = (out / "report.md").read_text()
     soup = rendered(said)
@@ -364,8 +194,8 @@ def test_statistics_name_hung_and_died_and_count_what_is_partly_right(out):
     assert (second["attempted"], second["passed"], second["partly_right"], second["not_known"]) == (4, 1, 2, 1)
     assert second["distribution"] == [4, 0, 0, 2, 0, 1]
     assert second["commonest_failure"]["check"] == "seconds"
-    for exercise, told in (("hung", "hung"), ("died", "died")):
-        entry = graded(all_exercises()["collectives.4"], trouble=exercise, no_result=["rounds"], mistake="")
+    for trouble, told in (("hung", "hung"), ("died", "died")):
+        entry = graded(all_exercises()["collectives.4"], trouble=trouble, no_result=["rounds"], mistake="")
         counts = results.Counts([all_exercises()["collectives.4"]])
         counts.add(record.learner_record("x", [entry]))
         assert counts.rows()[0]["commonest_failure"]["mistake"].startswith(told)
@@ -443,56 +273,6 @@ def test_statistics_name_the_commonest_failure():
 
 
 # How files are written
-
-
-def test_a_file_is_whole_or_as_it_was_before(tmp_path):
-    with folder.Folder(tmp_path / "out", Key()) as place:
-        path = place.path / "results.json"
-        place.write_json(path, {"points": 1})
-        seen = set()
-        stop = threading.Event()
-
-        def read():
-            while not stop.is_set():
-                seen.add(json.loads(path.read_text())["points"])
-
-        reader = threading.Thread(target=read)
-        reader.start()
-        for number in range(2, 60):
-            place.write_json(path, {"points": number, "more": "x" * 100_000})
-        stop.set()
-        reader.join()
-        assert seen <= set(range(1, 60))
-        with pytest.raises(ZeroDivisionError), place.writing(path) as file:
-            file.write(f"half of {1 / 0}")
-        assert load(path)["points"] == 59
-        assert sorted(each.name for each in place.path.iterdir()) == [
-            folder.LOCK,
-            "gradescope",
-            "learners",
-            "reports",
-            "results.json",
-        ]
-
-
-def test_every_file_is_synced_before_it_takes_its_name(tmp_path, monkeypatch):
-    happened = []
-    fsync, rename = folder.os.fsync, Path.replace
-    monkeypatch.setattr(folder.os, "fsync", lambda fd: (happened.append("sync"), fsync(fd)))
-    monkeypatch.setattr(Path, "replace", lambda self, to: (happened.append("replace"), rename(self, to))[1])
-    with folder.Folder(tmp_path / "out", Key()) as place:
-        report.write_learner(place, "anna", learner())
-    assert happened == ["sync", "replace"] * 3
-
-
-def test_a_seal_covers_every_byte():
-    key = Key()
-    sealed = key.sealed(learner()).encode()
-    assert key.opened(sealed) == learner()
-    for at in range(0, len(sealed), 97):
-        assert key.opened(sealed[:at] + bytes([sealed[at] ^ 1]) + sealed[at + 1 :]) is None
-    for wrong in (b"", b"{}", sealed[:-1], sealed + b"\n", sealed[1:]):
-        assert key.opened(wrong) is None
 
 
 def test_points_are_rounded_down():

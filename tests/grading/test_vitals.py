@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from dtlib.grading.walls import vitals
+from dtlib.processes.namespace import family
 
 pytestmark = pytest.mark.skipif(not vitals.can_be_read(), reason="this system tells nothing of a process")
 MiB = 2**20
@@ -63,6 +64,34 @@ def test_memory_is_seen_however_it_is_held(work: Callable[[], object]):
     assert 30 * MiB <= grown <= 34 * MiB
 
 
+def test_what_a_child_shares_with_its_parent_counts_with_its_part_alone():
+    with child(lambda: private()) as parent:
+        alone = vitals.held_bytes(parent)
+
+    def fork() -> object:
+        kept = private()
+        if os.fork() == 0:
+            signal.pause()
+        return kept
+
+    with child(fork) as parent:
+        first, *others = family(parent)
+        try:
+            together = vitals.held_bytes(first) + sum(map(vitals.apportioned_bytes, others))
+        finally:
+            for each in others:
+                os.kill(each, signal.SIGKILL)
+    assert len(others) == 1
+    assert alone - MiB <= together <= 1.5 * alone + MiB
+
+
+def test_what_a_child_alone_holds_counts_in_full():
+    with child(lambda: None) as parent:
+        before = vitals.apportioned_bytes(parent)
+    with child(private) as parent:
+        assert vitals.apportioned_bytes(parent) - before >= 29 * MiB
+
+
 def test_a_process_that_waits_is_told_from_one_that_works():
     with child(lambda: None) as pid:
         first = vitals.pulse([pid])
@@ -88,5 +117,5 @@ def test_what_is_gone_holds_nothing():
     assert vitals.held_bytes(2**22 - 1) == 0
     assert vitals.pulse([2**22 - 1]) == vitals.Pulse()
     assert vitals.scratch_bytes(2**22 - 1, "/") == 0
-    assert vitals.family(2**22 - 1) == [2**22 - 1]
-    assert os.getpid() in vitals.family(os.getppid())
+    assert family(2**22 - 1) == [2**22 - 1]
+    assert os.getpid() in family(os.getppid())

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _HELD = ("RssAnon:", "RssShmem:", "VmSwap:")
+_PARTS = ("Pss_Anon:", "Pss_Shmem:", "SwapPss:")
 _AWAKE = frozenset("RD")  # running, or waiting for a processor or a disk
 
 
@@ -31,13 +32,18 @@ def held_bytes(pid: int | str) -> int:
     return held
 
 
-def highest_resident_bytes() -> int:
-    """The highest resident memory of this process so far."""
-    with contextlib.suppress(OSError, ValueError), open("/proc/self/status") as file:
-        for line in file:
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    return 0
+def apportioned_bytes(pid: int) -> int:
+    """The same, where a page that several processes share counts for each with its part; 0 of one that is gone.
+
+    A process that forks shares all its pages with its child until one of them writes.
+    """
+    try:
+        with open(f"/proc/{pid}/smaps_rollup") as file:
+            return 1024 * sum(int(line.split()[1]) for line in file if line.startswith(_PARTS))
+    except PermissionError:
+        return held_bytes(pid)
+    except (OSError, ValueError):
+        return 0
 
 
 @dataclass(frozen=True)
@@ -70,17 +76,6 @@ def pulse(pids: Iterable[int]) -> Pulse:
 def _stat(path: str) -> list[str]:
     with open(path) as file:
         return file.read().rpartition(")")[2].split()
-
-
-def family(pid: int) -> list[int]:
-    """A process, and all that descend from it and still live."""
-    found = [pid]
-    for each in found:
-        with contextlib.suppress(OSError):
-            for thread in os.listdir(f"/proc/{each}/task"):
-                with contextlib.suppress(OSError), open(f"/proc/{each}/task/{thread}/children") as file:
-                    found += map(int, file.read().split())
-    return found
 
 
 def scratch_bytes(pid: int, folder: str) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import selectors
 import socket
 import time
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from dtlib.lab.context import join
 from dtlib.lab.supervisor import Crew, Rank, Report
 from dtlib.lab.worker import Failure, Job
 from dtlib.processes.channel import send_frame
+from dtlib.processes.namespace import family
 
 from . import vitals
 from .limits import Limits
@@ -82,7 +82,7 @@ class Ward(Crew):
         self.limits = Limits(**task["limits"])
         self.tap: Tap | None = None
         self.jobs_done: list[dict[str, Any]] = []
-        self.broken_limit = ""
+        self.broken_limit = self.late = ""
         self.sees = vitals.can_be_read()
         self._frames = 0
         self._begun_frame: dict[int, float] = {}
@@ -152,33 +152,15 @@ class Ward(Crew):
 
     def watch(self) -> Report:
         """Serve the ranks until all jobs are done, or one of them has failed."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.control, selectors.EVENT_READ, None)
-            for number, rank in enumerate(self.ranks):
-                selector.register(rank.sock, selectors.EVENT_READ, number)
-            while any(rank.state == "running" for rank in self.ranks):
-                ready = selector.select(self._pause())
-                for key, _ in ready:
-                    if key.data is None:
-                        raise EOFError("the grader left")  # it never speaks: readable means closed
-                    if not self._serve(key.data):
-                        selector.unregister(key.fileobj)
-                if not ready or any(rank.state != "running" for rank in self.ranks):
-                    self._notice_deaths()
-                late = self._tend()
-                if any(rank.state in ("raised", "died") for rank in self.ranks):
-                    report = self._failed(selector)
-                    self.close_job("limit" if self.broken_limit else self.ranks[report.first or 0].state)
-                    return report
-                if late:
-                    report = self._timed_out()
-                    self.close_job(late)
-                    return report
-        for rank in self.ranks:
-            send_frame(rank.sock, b"go")
-        return Report([rank.state for rank in self.ranks])
+        report = super().watch()
+        if report.timed_out:
+            self.close_job(self.late)
+        elif report.first is not None:
+            self.close_job("limit" if self.broken_limit else self.ranks[report.first].state)
+        return report
 
-    def _pause(self) -> float:
+    def pause(self) -> float:
+        """Short where somebody asks, or is weighed."""
         asking = any(map(self.desks.is_asking, range(len(self.ranks))))
         pause = _QUICK if asking or (self.plan is not None and self.plan["weigh"]) else _SLOW
         return max(pause, self._look_seconds)  # on a busy machine looking takes long, and others need the time too
@@ -226,13 +208,13 @@ class Ward(Crew):
 
     # looking after them
 
-    def _tend(self) -> str:
-        """Hand out what may be handed out; why the job must end now, "" if it need not."""
+    def tend(self) -> bool:
+        """Hand out what may be handed out; whether the job must end now, and why (`late`)."""
         if self.tap is not None:
             self.tap.read(at_most=2000)
         self._look()
         if self.plan is None:
-            return ""
+            return False
         busy = [rank for rank in range(len(self.ranks)) if not self.through[rank]]
         asking = [rank for rank in busy if self.desks.is_asking(rank)]
         if not self.has_begun and len(asking) == len(self.ranks):
@@ -244,7 +226,8 @@ class Ward(Crew):
                 self._answer(asking, "quiet")
             else:
                 self._answer(free, "")
-        return self._why_late(busy, asking)
+        self.late = self._why_late(busy, asking)
+        return bool(self.late)
 
     def _rests(self, rank: int) -> bool:
         """Whether a rank does not move, or asks again and again whether something has come that does not come."""
@@ -330,7 +313,7 @@ class Ward(Crew):
     def _count(self, now: float) -> None:
         """Find the processes of each rank, and hold them to their limits."""
         self._next_count = now + 0.05
-        self._own = [vitals.family(rank.pid) for rank in self.ranks]
+        self._own = [family(rank.pid) for rank in self.ranks]
         self._weigh()
         if not self.task["bounded"]:
             return
@@ -344,7 +327,8 @@ class Ward(Crew):
 
     def _weigh(self) -> None:
         for number, rank in enumerate(self.ranks):
-            held = sum(vitals.held_bytes(pid) for pid in self._own[number])
+            first, *others = self._own[number]
+            held = vitals.held_bytes(first) + sum(map(vitals.apportioned_bytes, others))
             held += sum(os.fstat(fd).st_size for fd in (rank.files.result, rank.files.output, rank.files.stack))
             if self.task["bounded"]:
                 held += vitals.scratch_bytes(rank.pid, HOME)
