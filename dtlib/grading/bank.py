@@ -26,7 +26,7 @@ from .exercise import Check, Exercise, Mistake
 from .seen import Case, Observed
 
 CHECKS = Path(__file__).parent / "checks"
-SHIPPED = CHECKS / "programs.json"
+SHIPPED = CHECKS / "shipped.json"
 _RIGHT = "# Right in another way"
 _FENCE = re.compile(r"^```(?P<kind>python|diff)(?P<base>[^\n]*)\n(?P<text>.*?)^```$", re.M | re.S)
 
@@ -143,18 +143,16 @@ def reference(cell: str) -> str:
 # Feedback and replay: what makes an exercise of checks and bank
 
 
-def equipped(exercise: Exercise, bank: Bank, shared: Bank, shipped: Sequence[Program]) -> Exercise:
+def equipped(exercise: Exercise, bank: Bank, shared: Bank) -> Exercise:
     """`exercise`, each of its checks with the mistakes of its bank, in the bank's order and with their feedback.
 
-    A mistake of `shared` counts for every check that can recognise it. On paper the programs of the bank are replayed:
-    a mistake is recognised by an answer that is the same as theirs in every case.
+    A mistake of `shared` counts for every check that can recognise it. On paper the programs of the bank, which must be
+    whole, are replayed: a mistake is recognised by an answer that is the same as theirs in every case.
     """
-    return replace(
-        exercise, checks=tuple(_equipped(exercise, check, bank, shared, shipped) for check in exercise.checks)
-    )
+    return replace(exercise, checks=tuple(_equipped(exercise, check, bank, shared) for check in exercise.checks))
 
 
-def _equipped(exercise: Exercise, check: Check, bank: Bank, shared: Bank, shipped: Sequence[Program]) -> Check:
+def _equipped(exercise: Exercise, check: Check, bank: Bank, shared: Bank) -> Check:
     common = {section.mistake: section.feedback for section in shared.wrong}
     known = {mistake.name: mistake for mistake in reversed(check.mistakes)}  # an exercise's own sign counts first
     mistakes = []
@@ -167,8 +165,8 @@ def _equipped(exercise: Exercise, check: Check, bank: Bank, shared: Bank, shippe
             raise BankError(f"{exercise.id}, {section.heading!r} has no feedback, here or among the shared ones")
         if name in known:
             mistakes.append(replace(known[name], feedback=feedback))
-        elif exercise.harness.startswith("paper.") and check.agrees is not None:
-            programs = [each.source for each in shipped if (each.check, each.mistake) == (section.checks[0], name)]
+        elif is_on_paper(exercise) and check.agrees is not None:
+            programs = [text for _, _, text in section.programs]
             mistakes.append(Mistake(name, _same_as(programs, exercise.function, check.agrees), feedback))
         else:
             raise BankError(f"{exercise.id}: nothing recognises {section.heading!r}")
@@ -217,23 +215,54 @@ def _copied(arguments: Sequence[Any]) -> list[Any]:
     return list(plain.unpack(plain.pack(list(arguments))))
 
 
-# Shipping: learners get whole programs, and need no solutions
+# Shipping: what learners get of the banks. They need no solutions, and get no right answer.
 
 
-def ship(exercises: Mapping[str, Exercise], references: Mapping[str, str], banks: Mapping[str, Bank]) -> str:
-    """The programs of all exercises on paper, as the text of `SHIPPED`."""
+def is_on_paper(exercise: Exercise) -> bool:
+    """Whether an answer to it is numbers alone, so that programs of its bank can be replayed."""
+    return exercise.harness.startswith("paper.")
+
+
+def shortened(exercise: Exercise, bank: Bank, reference: str) -> Bank:
+    """What ships of a bank: the wrong sections, and of an exercise on paper their programs, as wholes."""
+    programs = bank.programs(reference)  # raises for one that cannot be put together, of any exercise
+    return Bank(
+        tuple(
+            replace(
+                section,
+                programs=tuple(
+                    ("python", "", each.source)
+                    for each in programs
+                    if is_on_paper(exercise) and (each.check, each.mistake) == (section.checks[0], section.mistake)
+                ),
+            )
+            for section in bank.wrong
+        )
+    )
+
+
+def ship(banks: Mapping[str, Bank]) -> str:
+    """Shortened banks, as the text of `SHIPPED`."""
     told = {
-        name: [[each.check, each.mistake, each.source] for each in banks[name].programs(references[name]) if each.check]
-        for name, exercise in exercises.items()
-        if exercise.harness.startswith("paper.")
+        name: [
+            [list(each.checks), each.mistake, each.feedback, *(text for *_, text in each.programs)]
+            for each in bank.wrong
+        ]
+        for name, bank in banks.items()
     }
     return json.dumps(told, indent=0, ensure_ascii=False) + "\n"
 
 
 @cache
-def shipped() -> dict[str, list[Program]]:
-    """The programs that are shipped, by exercise."""
-    if not SHIPPED.exists():
-        return {}
+def shipped() -> dict[str, Bank]:
+    """The shortened banks, by exercise; under ``"shared"`` the mistakes of all."""
     told = json.loads(SHIPPED.read_text("utf-8"))
-    return {name: [Program(*each) for each in programs] for name, programs in told.items()}
+    return {
+        name: Bank(
+            tuple(
+                Section(tuple(checks), mistake, feedback, tuple(("python", "", text) for text in programs))
+                for checks, mistake, feedback, *programs in sections
+            )
+        )
+        for name, sections in told.items()
+    }

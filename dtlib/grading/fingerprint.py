@@ -12,7 +12,7 @@ from typing import Any
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 _NO_JUDGES = ("figures",)  # they draw
-_KINDS = (".py", ".md", ".json")  # code, feedback, programs that ship and recorded costs
+_KINDS = (".py", ".json")  # code, what ships of the banks, and recorded costs
 
 
 @cache

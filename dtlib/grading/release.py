@@ -1,4 +1,4 @@
-"""`dtlib release`: makes from the solutions the notebooks that learners get, and the programs that ship.
+"""`dtlib release`: makes from the solutions the notebooks that learners get, and what ships of the banks.
 
 The markers and the cell metadata are nbgrader's, so that its users can take the solutions as their source notebooks:
 
@@ -9,8 +9,8 @@ The markers and the cell metadata are nbgrader's, so that its users can take the
 Outputs, execution counts and the versions of a kernel are dropped. Cell ids stay, so that an exercise can be found in
 a notebook that a learner has changed. The same solutions always give the same bytes.
 
-From the course's own solutions come also the programs of the banks, as wholes (see `dtlib.grading.bank`): what runs
-when a learner calls `grading.check` needs no solution.
+From the course's own solutions and the banks comes also what `grading.check` says of mistakes (`dtlib.grading.bank`),
+so that a learner needs neither: both hold right answers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ReleaseError(ValueError):
 def release(solutions_dir: Path | str, exercises_dir: Path | str, check: bool = False) -> list[Path]:
     """Make ``exercises_dir/<stem>.ipynb`` from every ``solutions_dir/<stem>.ipynb``; return the paths written.
 
-    From the course's own solutions, the programs that ship are made too. Files that are as they should be are left
+    From the course's own solutions, what ships of the banks is made too. Files that are as they should be are left
     alone. With `check` nothing is written: `ReleaseError` names what differs, what is missing, and what stands in
     `exercises_dir` without a solution. The same for a notebook that cannot be read or whose markers do not pair, and
     where `solutions_dir` has no notebook; then nothing is written.
@@ -49,7 +49,7 @@ def release(solutions_dir: Path | str, exercises_dir: Path | str, check: bool = 
     wanted = {exercises / source.name: exercise_text(source) for source in sources}
     orphans = sorted(set(exercises.glob("*.ipynb")) - set(wanted))
     if solutions.resolve() == COURSE:
-        wanted[bank.SHIPPED] = programs(solutions)
+        wanted[bank.SHIPPED] = banks(solutions)
     changed = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     if check and (changed or orphans):
         parts = {"not what the solutions give": changed, "no solutions for": orphans}
@@ -79,16 +79,19 @@ def exercise_text(source: Path) -> str:
     return json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
 
 
-def programs(solutions: Path) -> str:
-    """The text of `bank.SHIPPED` that the solutions and the banks give."""
+def banks(solutions: Path) -> str:
+    """The text of `bank.SHIPPED` that the solutions and the banks give; each must fit its exercise."""
     sources = {name: "".join(cell["source"]) for stem in checks.STEMS for name, cell in _cells(solutions, stem).items()}
     try:
-        known = {name: each for name, each in checks.all_exercises().items() if name.replace(".", "-") in sources}
-        references = {name: bank.reference(sources[name.replace(".", "-")]) for name in known}
-        banks = {name: bank.read(checks.files()[name].with_suffix(".md")) for name in known}
-        return bank.ship(known, references, banks)
+        told = {"shared": bank.read(bank.CHECKS / "shared.md")}
+        for name, (path, exercise) in checks.bare().items():
+            if (cell := sources.get(name.replace(".", "-"))) is not None:
+                whole = bank.read(path.with_suffix(".md"))
+                told[name] = bank.shortened(exercise, whole, bank.reference(cell))
+                bank.equipped(exercise, told[name], told["shared"])
+        return bank.ship(told)
     except bank.BankError as error:
-        raise ReleaseError(f"the programs that ship cannot be made: {error}") from error
+        raise ReleaseError(f"what ships of the banks cannot be made: {error}") from error
 
 
 def strip(text: str, where: str, blank: str = BLANK_CODE) -> str:

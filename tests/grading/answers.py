@@ -14,7 +14,7 @@ from typing import Any
 
 from dtlib.grading import bank
 from dtlib.grading.bank import Program
-from dtlib.grading.checks import all_exercises, files
+from dtlib.grading.checks import all_exercises, bare
 from dtlib.grading.exercise import Exercise
 from dtlib.grading.reports import read_start
 from dtlib.grading.result import Result
@@ -55,7 +55,7 @@ def reference_namespace(stem: str) -> dict[str, Any]:
 def programs(exercise: str) -> tuple[Program, ...]:
     """The reference, and every program of the exercise's bank."""
     cell = cells(exercise.partition(".")[0])[exercise.replace(".", "-")]
-    own = bank.read(files()[exercise].with_suffix(".md"))
+    own = bank.read(bare()[exercise][0].with_suffix(".md"))
     return (Program("", "", cell), *own.programs(bank.reference(cell)))
 
 

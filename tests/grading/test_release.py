@@ -10,7 +10,7 @@ import pytest
 
 from dtlib.grading import bank
 from dtlib.grading.checks import STEMS, all_exercises
-from dtlib.grading.release import COURSE, ReleaseError, exercise_text, programs, release, strip
+from dtlib.grading.release import COURSE, ReleaseError, banks, exercise_text, release, strip
 
 from .answers import ROOT
 
@@ -158,35 +158,35 @@ class TestRelease:
             exercise_text(notebook(tmp_path, code("x = 1"), code("y = 1")))
 
 
-class TestPrograms:
-    def test_those_on_paper_ship_whole(self, tmp_path, monkeypatch):
+class TestBanks:
+    def test_what_ships_is_made_and_held_against(self, tmp_path, monkeypatch):
         assert COURSE == ROOT / "solutions"
-        monkeypatch.setattr(bank, "SHIPPED", tmp_path / "checks" / "programs.json")
+        monkeypatch.setattr(bank, "SHIPPED", tmp_path / "checks" / "shipped.json")
         written = release(COURSE, tmp_path / "e")
         assert bank.SHIPPED in written
         shipped = json.loads(bank.SHIPPED.read_text("utf-8"))
-        on_paper = {name for name, each in all_exercises().items() if each.harness.startswith("paper.")}
-        assert shipped.keys() == on_paper
-        check, mistake, source = shipped["collectives.2"][0]
-        assert check in {each.name for each in all_exercises()["collectives.2"].checks}
+        assert shipped.keys() == {"shared", *all_exercises()}
+        (checks, mistake, feedback, *programs) = shipped["collectives.2"][0]
+        assert set(checks) <= {each.name for each in all_exercises()["collectives.2"].checks}
         assert mistake
-        compile(source, "program", "exec")
+        assert isinstance(feedback, str)
+        compile(programs[0], "program", "exec")
         assert "### BEGIN" not in bank.SHIPPED.read_text("utf-8")
         assert release(COURSE, tmp_path / "e", check=True) == []
         bank.SHIPPED.write_text(bank.SHIPPED.read_text("utf-8") + " ")
-        with pytest.raises(match=r"programs\.json"):
+        with pytest.raises(match=r"shipped\.json"):
             release(COURSE, tmp_path / "e", check=True)
 
-    def test_other_solutions_leave_them_alone(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(bank, "SHIPPED", tmp_path / "programs.json")
+    def test_other_solutions_leave_it_alone(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(bank, "SHIPPED", tmp_path / "shipped.json")
         notebook(tmp_path / "s", code(ANSWER))
         release(tmp_path / "s", tmp_path / "e")
         assert not bank.SHIPPED.exists()
 
     def test_a_difference_that_fits_no_more_is_told(self, monkeypatch):
         monkeypatch.setattr(bank, "reference", lambda cell: "def other():\n    pass\n")
-        with pytest.raises(ReleaseError, match="the programs that ship cannot be made"):
-            programs(COURSE)
+        with pytest.raises(ReleaseError, match="what ships of the banks cannot be made"):
+            banks(COURSE)
 
 
 class TestCommittedNotebooks:

@@ -1,7 +1,8 @@
 """The exercises of every chapter, as data. Nothing here is needed, or should be seen, where submissions run.
 
 An exercise is ``<stem>/<exercise>.py``, which has an ``EXERCISE``, and its bank ``<exercise>.md`` beside it; its three
-cells (task, answer, check) stand in ``solutions/<stem>.ipynb``. A new chapter also stands in `STEMS`.
+cells (task, answer, check) stand in ``solutions/<stem>.ipynb``. A new chapter also stands in `STEMS`. The banks hold
+right answers too: of them ``dtlib release`` ships to learners the feedback, and on paper the wrong programs.
 """
 
 from __future__ import annotations
@@ -17,24 +18,31 @@ STEMS = ("memory", "collectives", "dp", "zero", "activations")
 
 
 @cache
-def files() -> dict[str, Path]:
-    """Where each exercise stands, without the suffix, by its id and in the order of the chapters."""
-    found: dict[str, Path] = {}
+def bare() -> dict[str, tuple[Path, Exercise]]:
+    """Of each exercise by its id, in the order of the chapters, where it stands (without the suffix), and itself.
+
+    It knows no mistake of its bank yet.
+    """
+    found: dict[str, tuple[Path, Exercise]] = {}
     for stem in STEMS:
-        paths = (path for path in (bank.CHECKS / stem).glob("*.py") if not path.name.startswith("_"))
-        modules = {path: importlib.import_module(f"{__name__}.{stem}.{path.stem}") for path in paths}
-        mine = {module.EXERCISE.id: path.with_suffix("") for path, module in modules.items()}
-        found |= dict(sorted(mine.items(), key=lambda pair: int(pair[0].partition(".")[2])))
+        mine = []
+        for path in (bank.CHECKS / stem).glob("*.py"):
+            if not path.name.startswith("_"):
+                module = importlib.import_module(f"{__name__}.{stem}.{path.stem}")
+                mine.append((path.with_suffix(""), module.EXERCISE))
+        mine.sort(key=lambda pair: int(pair[1].id.partition(".")[2]))
+        found |= {exercise.id: (path, exercise) for path, exercise in mine}
     return found
 
 
 @cache
 def all_exercises() -> dict[str, Exercise]:
-    """Every exercise by its id, in the order of the chapters."""
-    shared, shipped = bank.read(bank.CHECKS / "shared.md"), bank.shipped()
-    found = {}
-    for name, path in files().items():
-        module = importlib.import_module(f"{__name__}.{path.parent.name}.{path.name}")
-        own = bank.read(path.with_suffix(".md"))
-        found[name] = bank.equipped(module.EXERCISE, own, shared, shipped.get(name, ()))
-    return found
+    """Every exercise by its id, in the order of the chapters, with what ``dtlib release`` shipped of its bank.
+
+    Raises `BankError` where that does not fit the exercise any more.
+    """
+    banks = bank.shipped()
+    empty = bank.Bank(())
+    return {
+        name: bank.equipped(exercise, banks.get(name, empty), banks["shared"]) for name, (_, exercise) in bare().items()
+    }

@@ -50,11 +50,18 @@ def chunks_right(count: Callable[[int], int]) -> Sign:
 
 
 def divided_on_the_way(each: Observed) -> bool:
-    """Whether each chunk has all contributions in it, those that joined early divided more often than others."""
+    """Whether each chunk is (…((a + b)/d + c)/d + …)/d: whoever joined earlier is divided more often."""
     n, parts = each.case["world_size"], sums(each.case, 0)
     chunks = [cut(said["tensor"], n) for said in each.said]
     found = [mixture(own[number], [part[number] for part in parts]) for own in chunks for number in range(n)]
-    return all(one is not None and one.min() > 0.01 and one.max() > 1.5 * one.min() for one in found)
+    for one in found:
+        if n < 3 or one is None or one.min() < 0.01:
+            return False
+        _, *rest = np.sort(one)
+        by = rest[1] / rest[0]
+        if by < 1.5 or not np.allclose(rest, rest[0] * by ** np.arange(n - 1), rtol=0.02):
+            return False
+    return True
 
 
 def is_sum(case: Case) -> bool:
