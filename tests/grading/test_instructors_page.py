@@ -9,6 +9,7 @@ import pytest
 from dtlib.cli import main
 from dtlib.grading.checks import STEMS
 from dtlib.grading.walls import MEANING, WALLS
+from dtlib.grading.walls.ward import ROOM_BYTES
 
 from .answers import ROOT, cells
 
@@ -38,6 +39,12 @@ def test_every_wall_is_explained():
     assert set(MEANING) == set(WALLS)
     assert all(MEANING.values())
     assert "MEANING[name]" in PAGE
+
+
+def test_what_a_rank_may_hold_unseen_is_told():
+    told = f"{ROOM_BYTES // 2**20} MiB for imports"
+    assert told in PAGE
+    assert told in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_cells_are_short():

@@ -25,7 +25,7 @@ _TICK_SECONDS, _TICK_SHARE = 150e-6, 0.02  # gloo's own thread looks around ever
 _BUSY_SECONDS = 0.3  # of computing while nothing crosses and another rank is held back: it waits actively
 _STILL_SHARE = 0.1  # of the time: ranks that compute, or wait for a processor, no more than that are stuck
 _LONGEST_SETTLE_SECONDS = 2.0  # for threads that never rest
-_ROOM_BYTES = 16 * 2**20  # what a rank may hold when its first piece is handed out: imports, caches of libraries
+ROOM_BYTES = 16 * 2**20  # what a rank may hold when its first piece is handed out: imports, caches of libraries
 _SLOW, _QUICK = 0.02, 0.002
 
 
@@ -117,7 +117,7 @@ class Ward(Crew):
         self.has_begun = True
         if self.tap is not None:
             self.tap.begin()
-        self._base = [min(max(held, self._at_fork), self._at_fork + _ROOM_BYTES) for held in self._held]
+        self._base = [min(max(held, self._at_fork), self._at_fork + ROOM_BYTES) for held in self._held]
         self._peak = list(self._held)
 
     def close_job(self, how: str) -> None:
