@@ -41,7 +41,7 @@ lint: $(READY)  ## check style and types
 	@$(BIN)/mypy
 
 unit: $(READY)  ## run the tests of the library
-	@DTLIB_LEDGER=$(CURDIR)/_build/unit-ledger.jsonl $(BIN)/pytest -q -n 2 --dist loadscope tests --ignore=tests/book
+	@DTLIB_LEDGER=$(CURDIR)/_build/unit-ledger.jsonl $(BIN)/pytest -q -n 2 --dist loadscope --no-loadscope-reorder tests --ignore=tests/book
 
 notebooks: $(READY)  ## execute chapters, exercises and solutions with nbval
 	@DTLIB_LEDGER=$(CURDIR)/_build/nbval-ledger.jsonl $(BIN)/pytest $(NBVAL) chapters exercises solutions

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import linecache
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dtlib.grading import bank
 from dtlib.grading.bank import Program
@@ -26,7 +26,8 @@ from dtlib.grading.walls.limits import Limits
 ROOT = Path(__file__).parents[2]
 SEED = 20261
 _IN_A_START = 40  # jobs
-_AT_ONCE = 3  # starts
+_AT_ONCE = 2  # starts
+T = TypeVar("T")
 
 
 @cache
@@ -68,7 +69,7 @@ def answer(exercise: str, source: str, folder: str = "solutions") -> Answer:
 
 def open_sandbox(**limits: Any) -> Sandbox:
     """Processes with a network of their own and no other wall, for answers that the tests themselves brought."""
-    return Sandbox(Limits(patience_seconds=0.7, cpu_seconds=4.0, **limits), without=set(WALLS) - {"network"})
+    return Sandbox(Limits(patience_seconds=0.4, cpu_seconds=2.0, **limits), without=set(WALLS) - {"network"})
 
 
 @cache
@@ -123,38 +124,36 @@ class Tried:
         )  # fmt: skip
 
 
-def try_all(sandbox: Sandbox, tried: Sequence[Tried], *, again: bool = True) -> list[Tried]:
+def try_all(sandbox: Sandbox, tried: Sequence[Tried]) -> list[Tried]:
     """Run all of them, many in one start; those of whom there is a complaint.
 
-    Who is complained of is run once more, alone in its processes, if it may be done `again`.
+    Who is complained of is run once more, alone in its processes.
     """
-    with ThreadPoolExecutor(_AT_ONCE) as pool:  # most of the time is spent waiting for somebody who hangs
-        while groups := _groups(tried):
-            list(pool.map(lambda group: _start(sandbox, group), groups))
-    if again:
-        for each in [each for each in tried if each.complaint()]:
-            each.done.clear()
-            each.done |= dict(enumerate(sandbox.run(each.exercise, each.answer, each.cases).observed))
-    return [each for each in tried if each.complaint()]
+    groups = _groups([(each, index) for each in tried for index in each.left], lambda job: job[0].cases[job[1]])
+
+    def run(group: Sequence[tuple[Tried, int]]) -> None:
+        while left := [(each, index) for each, index in group if index in each.left]:
+            jobs = [(each.exercise, each.answer, each.cases[index]) for each, index in left]
+            for (each, index), observed in zip(left, start(sandbox, jobs), strict=False):
+                each.done[index] = observed
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:  # some of the time is spent waiting for somebody who hangs
+        list(pool.map(run, groups))
+    complained_of = [each for each in tried if each.complaint()]
+    for each in complained_of:
+        each.done = dict(enumerate(sandbox.run(each.exercise, each.answer, each.cases).observed))
+    return [each for each in complained_of if each.complaint()]
 
 
-def _groups(tried: Sequence[Tried]) -> list[list[tuple[Tried, int]]]:
-    """What is left to do, by the number of ranks; what is weighed goes alone."""
-    groups: dict[Any, list[tuple[Tried, int]]] = defaultdict(list)
-    for number, each in enumerate(tried):
-        for index in each.left:
-            case = each.cases[index]
-            key = (number, index) if case.get("weighed") else case.get("world_size", 1)
-            groups[key].append((each, index))
+def _groups(jobs: Sequence[T], case_of: Callable[[T], Case]) -> list[list[T]]:
+    """Jobs that share a start: those of as many ranks; what is weighed goes alone."""
+    groups: dict[Any, list[T]] = defaultdict(list)
+    for number, job in enumerate(jobs):
+        case = case_of(job)
+        groups[number if case.get("weighed") else f"{case.get('world_size', 1)} ranks"].append(job)
     return [
         group[first : first + _IN_A_START] for group in groups.values() for first in range(0, len(group), _IN_A_START)
     ]
-
-
-def _start(sandbox: Sandbox, group: Sequence[tuple[Tried, int]]) -> None:
-    jobs = [(each.exercise, each.answer, each.cases[index]) for each, index in group]
-    for (each, index), observed in zip(group, start(sandbox, jobs), strict=False):
-        each.done[index] = observed
 
 
 def start(sandbox: Sandbox, jobs: Sequence[Job]) -> list[Observed]:
@@ -164,10 +163,7 @@ def start(sandbox: Sandbox, jobs: Sequence[Job]) -> list[Observed]:
 
 
 def run_jobs(sandbox: Sandbox, jobs: Sequence[Job]) -> list[Observed]:
-    """What was observed of each job: those of as many ranks share a start, what is weighed goes alone."""
-    groups: dict[Any, list[int]] = defaultdict(list)
-    for index, (_, _, case) in enumerate(jobs):
-        groups[index if case.get("weighed") else str(case.get("world_size", 1))].append(index)
+    """What was observed of each job."""
     done: dict[int, Observed] = {}
 
     def run(group: list[int]) -> None:
@@ -175,15 +171,21 @@ def run_jobs(sandbox: Sandbox, jobs: Sequence[Job]) -> list[Observed]:
             done.update(zip(left, start(sandbox, [jobs[index] for index in left]), strict=False))
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        list(pool.map(run, groups.values()))
+        list(pool.map(run, _groups(range(len(jobs)), lambda index: jobs[index][2])))
     return [done[index] for index in range(len(jobs))]
+
+
+@cache
+def reference(exercise: str) -> Tried:
+    """The reference, which is tried once."""
+    return Tried(all_exercises()[exercise], programs(exercise)[0])
 
 
 def tried_on(exercise: str, seed: int = SEED) -> list[Tried]:
     """All programs of an exercise. Weighed are the reference, and of each check of memory the first mistake."""
-    known, found = all_exercises()[exercise], []
-    unweighed = {check.name for check in known.checks if check.kind == "memory"} | {""}
-    for program in programs(exercise):
+    known, found = all_exercises()[exercise], [reference(exercise)]
+    unweighed = {check.name for check in known.checks if check.kind == "memory"}
+    for program in programs(exercise)[1:]:
         if program.check in unweighed or not is_of_memory(known, program):
             found.append(Tried(known, program, seed, program.check in unweighed))
         unweighed.discard(program.check)

@@ -7,14 +7,14 @@ learner's to write. `record` takes down what the reference says and asks for; a 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from dtlib.grading import plain
 from dtlib.grading.exercise import Exercise
+from dtlib.grading.result import Result
 from dtlib.grading.sandbox import Answer, Cell, Sandbox
 from dtlib.grading.seen import Case, Observed
 
-from .answers import answer, programs, run_jobs
+from .answers import reference, run_jobs, try_all
 
 FORGERS = {
     "oracle": "knows every right value, sends nothing, keeps everything",
@@ -43,10 +43,12 @@ def all_alike(value, number):
 
 def forged(function, desk):
     mine = recorded[int(os.environ["RANK"])]
+    ballast = kept = b""
     for number, label, held_bytes in mine["asks"]:
-        ballast = b"1" * (BALLAST or held_bytes if KIND != "silent" else 0)
+        if KIND == "mirror":
+            ballast = b"1" * held_bytes
         desk.ask("" if number >= 0 else label)
-        ballast = b""
+        ballast, kept = b"", kept or b"1" * BALLAST
     said = mine["said"]
     if KIND == "mirror":
         said = all_alike(said, 3)
@@ -61,7 +63,7 @@ inmate.resolve = lambda name: forged
 def FUNCTION(*arguments):
     return arguments
 '''
-_BALLAST_BYTES = 640 * 2**20
+_BALLAST_BYTES = 640 * 2**20  # of all ranks: more than any exercise lets them hold, and less than the walls do
 
 
 def record(folder: Path, case: Case, observed: Observed) -> Path:
@@ -82,21 +84,17 @@ def record(folder: Path, case: Case, observed: Observed) -> Path:
 
 def forged(exercise: Exercise, kind: str, path: Path, case: Case) -> Answer:
     """A submission of one of `FORGERS` for one case."""
-    ballast = _BALLAST_BYTES if kind == "oracle" and case.get("weighed") else 0
+    ballast = _BALLAST_BYTES // case.get("world_size", 1) if kind == "oracle" and case.get("weighed") else 0
     facts = f"PATH, KIND, BALLAST, RETURNED = {str(path)!r}, {kind!r}, {ballast}, {RETURNED!r}\n"
     source = facts + _CELL.replace("FUNCTION", exercise.function)
     return Answer([Cell(exercise.id.replace(".", "-"), source)])
 
 
-def tried(sandbox: Sandbox, exercise: Exercise, seed: int, folder: Path) -> dict[str, Any]:
-    """The verdict on the reference, and on each forger who knows what the reference said."""
-    cases = exercise.cases(seed)
-    reference = answer(exercise.id, programs(exercise.id)[0].source)
-    honest = run_jobs(sandbox, [(exercise, reference, case) for case in cases])
-    paths = [record(folder, case, each) for case, each in zip(cases, honest, strict=True)]
-    known = list(zip(paths, cases, strict=True))
+def tried(sandbox: Sandbox, exercise: Exercise, folder: Path) -> dict[str, Result]:
+    """The verdict on each forger who knows what the reference said."""
+    honest = reference(exercise.id)
+    try_all(sandbox, [honest])
+    known = [(record(folder, case, honest.done[index]), case) for index, case in enumerate(honest.cases)]
     seen = run_jobs(sandbox, [(exercise, forged(exercise, kind, *each), each[1]) for kind in FORGERS for each in known])
-    results = {"reference": exercise.judge(honest)}
-    for place, kind in enumerate(FORGERS):
-        results[kind] = exercise.judge(seen[place * len(cases) : (place + 1) * len(cases)])
-    return results
+    n = len(known)
+    return {kind: exercise.judge(seen[place * n : (place + 1) * n]) for place, kind in enumerate(FORGERS)}

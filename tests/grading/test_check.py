@@ -5,15 +5,30 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import partial
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 from dtlib import grading
-from dtlib.grading import NoPoints, check
+from dtlib.grading import NoPoints, check, notebook
+from dtlib.grading.walls.limits import Limits
 
 from .answers import cells, namespace, reference_namespace
 
 SETUP = cells("collectives")["setup"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def impatient() -> Iterator[None]:
+    """Whoever hangs is given up sooner than in a learner's notebook."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dtlib.grading.notebook.Limits", partial(Limits, patience_seconds=0.7))
+        notebook._sandbox.cache_clear()
+        yield
+    notebook._sandbox.cache_clear()
 
 
 def answer(exercise: str, source: str, **options) -> grading.Result:
@@ -119,14 +134,14 @@ class TestAlwaysAnswers:
         assert "line 3 of `tree_broadcast`: `tensor[10**9]`" in result.message
 
     def test_endless_loop_is_ended(self):
-        result = answer("collectives.2", ring("while True:\n    pass"), timeout_s=1)
+        result = answer("collectives.2", ring("while True:\n    pass"), timeout_s=0.6)
         assert result.status == "fail"
         assert "after 1 s of its own computing time" in result.message
         assert "`pass`" in result.message or "`while True:`" in result.message
 
     def test_loop_that_catches_everything_is_ended(self):
         body = "while True:\n    try:\n        while True:\n            pass\n    except BaseException:\n        pass"
-        result = answer("collectives.2", ring(body), timeout_s=1)
+        result = answer("collectives.2", ring(body), timeout_s=0.2)
         assert result.status == "fail"
         assert "of its own computing time" in result.message
 
@@ -207,6 +222,25 @@ class TestFreshInputs:
         assert again.message == result.message
 
 
+class TestOwnWork:
+    RIGHT = "sent = 2 * (n - 1) / n * full_bytes\nreturn sent, sent / link_bytes_per_s"
+
+    def test_units_and_the_registry_of_models_are_tools(self):
+        tools = "from dtlib.theory import models, units\nassert models.model('gpt2-124m').hidden * units.MB\n"
+        assert answer("collectives.2", ring(tools + self.RIGHT)).status == "pass"
+
+    @pytest.mark.parametrize(
+        "called",
+        [
+            "models.gpt('mine', num_layers=1, hidden=64, num_heads=2, vocab=9, seq=8)",
+            "collectives.ring_all_reduce_bytes(8, 2)",
+        ],
+    )
+    def test_a_formula_of_the_library_is_not_ones_own(self, called):
+        result = answer("collectives.2", ring(f"from dtlib.theory import collectives, models\n{called}\n{self.RIGHT}"))
+        assert (result.points, result.mistakes) == (0, ("library called",)), str(result)
+
+
 class TestFindsTheFunction:
     def test_in_the_caller(self):
         def ring_on_paper(full_bytes, n, link_bytes_per_s):
@@ -244,6 +278,14 @@ class TestShowsItself:
         told = json.loads(json.dumps(result.as_dict()))
         assert told["status"] == "fail"
         assert [each["mistake"] for each in told["checks"] if each["max_points"]] == ["2 D", ""]
+
+    def test_what_it_was_doing_is_gone_when_it_is_done(self):
+        source = ring("return 1.0, 1.0") + 'from dtlib import grading\ngrading.check("collectives.2")\n'
+        notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
+        NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+        progress, shown = notebook.cells[0].outputs
+        assert progress["data"]["text/plain"] == ""
+        assert "fail · 0 of 5 points" in shown["data"]["text/plain"]
 
     def test_prose_keeps_code_apart(self):
         result = grading.Result("x.1", "t", "not attempted", "call `f(x)` & <go>")

@@ -119,7 +119,7 @@ def test_what_is_not_known_has_an_exit_code_of_its_own_and_is_run_again(handed_i
     assert "cleo: 10 of 15 points, and not everything is known" in result.output
     hand_in(handed_in, "cleo", reference(*PAPER))
     assert invoke(handed_in, "--out", tmp_path / "results", *CHOSEN).exit_code == 0
-    assert made[1].began == [*PAPER]
+    assert sorted(made[1].began) == sorted(PAPER), "each runs again, in whatever order the slots take them"
 
 
 def test_learners_alike_are_told_on_the_terminal(handed_in, tmp_path):

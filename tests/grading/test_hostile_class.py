@@ -23,7 +23,7 @@ from .hostile_bank import READ_WHOLE, hand_in, hostile_submissions
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the walls are those of Linux")
 
 SEED = 20263
-LIMITS = Limits(memory_bytes=400 * MiB, processes=32, output_bytes=MiB)
+LIMITS = Limits(memory_bytes=400 * MiB, processes=32, output_bytes=MiB, cpu_seconds=2.0, patience_seconds=0.8)
 HOSTILE = hostile_submissions()
 IN_A_CLASS = (
     "A damaged archive instead of a result",

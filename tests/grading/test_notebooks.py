@@ -1,4 +1,4 @@
-"""The notebooks as a learner meets them: examples that hold, blanks that run, solutions that pass in good time."""
+"""The notebooks as a learner meets them: examples that hold, and texts that promise what is checked."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 
 import nbformat
 import pytest
-from nbclient import NotebookClient
 
 from dtlib.grading import all_exercises
 from dtlib.grading.checks import STEMS
@@ -15,39 +14,18 @@ from dtlib.grading.checks import STEMS
 from .answers import ROOT, reference_namespace
 
 
-def cells(stem: str) -> dict[str, str]:
-    """The sources of a solutions notebook's cells by id, texts included."""
-    notebook = nbformat.read(ROOT / "solutions" / f"{stem}.ipynb", 4)
+def cells(stem: str, folder: str = "solutions") -> dict[str, str]:
+    """The sources of a notebook's cells by id, texts included."""
+    notebook = nbformat.read(ROOT / folder / f"{stem}.ipynb", 4)
     return {cell.id: cell.source for cell in notebook.cells}
 
 
-def executed(folder: str, stem: str) -> dict[str, str]:
-    """The text that each check cell shows when the notebook runs."""
-    notebook = nbformat.read(ROOT / folder / f"{stem}.ipynb", 4)
-    NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
-    shown = {}
-    for cell in notebook.cells:
-        if cell.id.endswith("-check"):
-            *progress, output = cell.outputs  # what the check was doing is gone when it is done
-            assert all(not each["data"]["text/plain"].strip() for each in progress)
-            assert "text/html" in output["data"]
-            shown[cell.id.removesuffix("-check").replace("-", ".")] = output["data"]["text/plain"]
-    return shown
-
-
 @pytest.mark.parametrize("stem", STEMS)
-def test_solutions_pass_every_check(stem: str):
-    shown = executed("solutions", stem)
-    assert set(shown) == {name for name in all_exercises() if name.startswith(f"{stem}.")}
-    for name, text in shown.items():
-        points = all_exercises()[name].points
-        assert text.splitlines()[0].endswith(f"pass · {points} of {points} points"), text
-
-
-@pytest.mark.parametrize("stem", STEMS)
-def test_blank_exercises_run_and_are_not_attempted(stem: str):
-    for text in executed("exercises", stem).values():
-        assert "not attempted · 0 of" in text.splitlines()[0], text
+@pytest.mark.parametrize("folder", ["exercises", "solutions"])
+def test_every_exercise_has_a_cell_that_checks_it(folder: str, stem: str):
+    """What these cells show is looked at where the notebooks run (`make notebooks`, `conftest.py`)."""
+    checks = [name.removesuffix("-check").replace("-", ".") for name in cells(stem, folder) if name.endswith("-check")]
+    assert checks == [name for name in all_exercises() if name.startswith(f"{stem}.")]
 
 
 @pytest.mark.parametrize("stem", STEMS)

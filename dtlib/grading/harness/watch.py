@@ -20,7 +20,10 @@ from typing import Any
 _DTLIB = str(Path(__file__).resolve().parents[2]) + os.sep
 _ANSWERS = tuple(_DTLIB + each + os.sep for each in ("theory", "ranks", os.path.join("grading", "checks")))
 # Constants, conversions and the registry are tools: they answer nothing.
-_TOOLS = tuple(_DTLIB + os.path.join("theory", each) for each in ("units.py", "hardware.py", "models.py", "formula.py"))
+_TOOLS = tuple(
+    os.path.join(_DTLIB + "theory", *each)
+    for each in (("units.py",), ("hardware.py",), ("formula.py",), ("models", "presets.py"))
+)
 # Where torch itself splits weights, gradients or the states of an optimizer among ranks, or computes a layer again.
 _TORCH = Path(getattr(importlib.util.find_spec("torch"), "origin", "")).resolve().parent
 _SHARDING = ("fsdp", "_composable", "_shard", "tensor", "optim", "algorithms", "checkpoint")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 _TICKS = os.sysconf("SC_CLK_TCK")
 _HELD = ("RssAnon:", "RssShmem:", "VmSwap:")
 _PARTS = ("Pss_Anon:", "Pss_Shmem:", "SwapPss:")
-_AWAKE = frozenset("RD")  # running, or waiting for a processor or a disk
+_AWAKE = frozenset((b"R", b"D"))  # running, or waiting for a processor or a disk
 
 
 def can_be_read() -> bool:
@@ -66,16 +66,23 @@ def pulse(pids: Iterable[int]) -> Pulse:
             cpu += sum(map(int, fields[11:15])) / _TICKS  # of its own and of children that it has buried
             for thread in os.listdir(f"/proc/{pid}/task"):
                 with contextlib.suppress(OSError, ValueError, IndexError):
-                    with open(f"/proc/{pid}/task/{thread}/schedstat") as file:
-                        ran, waited, _ = map(int, file.read().split())
+                    ran, waited, _ = map(int, _read(f"/proc/{pid}/task/{thread}/schedstat").split())
                     running, starved = running + ran, starved + waited
                     awake = awake or _stat(f"/proc/{pid}/task/{thread}/stat")[0] in _AWAKE
     return Pulse(cpu, running / 1e9, starved / 1e9, awake)
 
 
-def _stat(path: str) -> list[str]:
-    with open(path) as file:
-        return file.read().rpartition(")")[2].split()
+def _stat(path: str) -> list[bytes]:
+    return _read(path).rpartition(b")")[2].split()
+
+
+def _read(path: str) -> bytes:
+    """A short file of the kernel's: read hundreds of times a second, and `open` takes four times as long."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return os.read(fd, 4096)
+    finally:
+        os.close(fd)
 
 
 def scratch_bytes(pid: int, folder: str) -> int:

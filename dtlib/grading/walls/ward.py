@@ -135,7 +135,7 @@ class Ward(Crew):
             "starved_seconds": [now.starved_seconds - then.starved_seconds for now, then in self._pairs()],
         }
         if self.tap is not None and self.has_begun:
-            done["traffic"] = vars(self.tap.traffic([ports_of(rank.pid) for rank in self.ranks]))
+            done["traffic"] = vars(self.tap.traffic(ports_of(rank.pid for rank in self.ranks)))
         self.jobs_done.append(done)
         self._new_job()
 

@@ -33,9 +33,10 @@ def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
         (4, 91 + 2 * int(rng.integers(0, 4)), False),
         (3, 1100, True),
     ):
-        widths = [*[width] * 18, width - n * int(rng.integers(1, 4)), 1]
-        words = f"17 layers of {width}×{width} and two smaller ones"
-        own = {"steps": 1, "gates": list(range(1, 19))} if weighed else {"steps": 2, "gates": [1]}
+        large = 17 if weighed else 5
+        widths = [*[width] * (large + 1), width - n * int(rng.integers(1, 4)), 1]
+        words = f"{large} layers of {width}×{width} and two smaller ones"
+        own = {"steps": 1, "gates": list(range(1, large + 2))} if weighed else {"steps": 2, "gates": [1]}
         own |= {"biases": False, "weighed": weighed}
         cases.append(inputs.training(rng, n, widths, words, {"divisible": n == 2}, **own))
     return cases
