@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TypeVar
 
-from dtlib.theory.collectives._valid import amount
+from dtlib.theory.valid import amount
 
 Self = TypeVar("Self", bound="Breakdown")
 
@@ -49,7 +49,7 @@ class Breakdown:
 
     def scaled(self: Self, factor: float) -> Self:
         """Every part `factor` times, for example the states of Ψ parameters from the bytes of one."""
-        amount("factor", factor)
+        factor = amount("factor", factor)
         return type(self)(**{name: value * factor for name, value in self.parts.items()})
 
     def __add__(self: Self, other: Self) -> Self:

@@ -250,7 +250,7 @@ LINK = (1e6, 4, 1e-5, 1e9)
         (lambda: dp.token_weighted_gradient([[1.0], [2.0]], [3]), "num_tokens must hold one number"),
         (lambda: dp.token_weighted_gradient([[1.0], [2.0]], [0, 0]), "above 0 on some rank"),
         (lambda: dp.token_weighted_gradient([[1.0], [2.0]], [-1, 2]), "num_tokens must be"),
-        (lambda: dp.sent_bytes_per_step(-1, 4), "full_bytes must be"),
+        (lambda: dp.sent_bytes_per_step(-1, 4), "grad_bytes must be"),
         (lambda: dp.sent_bytes_per_step(1, 4, syncs=-1), "syncs must be at least 0, not -1"),
         (lambda: dp.plan_buckets([4], 0), "bucket_bytes must be at least 1, not 0"),
         (lambda: dp.plan_buckets([4], 8, kinds=[]), "kinds must hold one label for each of 1 sizes, not 0"),

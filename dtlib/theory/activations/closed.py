@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dtlib.theory.collectives._valid import amount, whole
+import numpy as np
+
 from dtlib.theory.formula import formula
 from dtlib.theory.memory.flops import checked_recompute
+from dtlib.theory.valid import amount, at_most, whole
 
 
 @formula(
@@ -80,8 +82,8 @@ def checkpointed_bytes(num_layers: int, every: int, layer_bytes: float, input_by
     recompute layer by layer. `every` is at most `num_layers`. ``ValueError`` for sizes out of range.
     """
     l, k = whole("num_layers", num_layers, 1), whole("every", every, 1)
-    amount("layer_bytes", layer_bytes)
-    amount("input_bytes", input_bytes)
+    layer_bytes = amount("layer_bytes", layer_bytes)
+    input_bytes = amount("input_bytes", input_bytes)
     if k > l:
         raise ValueError(f"every must be at most num_layers={l}, not {k}")
     segments = math.ceil(l / k)
@@ -99,13 +101,19 @@ def optimal_every(num_layers: int, layer_bytes: float, input_bytes: float) -> in
     """The distance of checkpoints with the smallest peak.
 
     k* = √(l i/A), or √l where a layer keeps no more than its input; the whole number with the smallest
-    `checkpointed_bytes`, of equals the one nearest to the root. ``ValueError`` unless both sizes are positive.
+    `checkpointed_bytes`, of equals the one nearest to the root. ``ValueError`` unless both sizes are positive, and for
+    more than ten million layers.
     """
     l = whole("num_layers", num_layers, 1)
-    amount("layer_bytes", layer_bytes, positive=True)
-    amount("input_bytes", input_bytes, positive=True)
-    root = math.sqrt(l * input_bytes / layer_bytes)
-    return min(range(1, l + 1), key=lambda k: (checkpointed_bytes(l, k, layer_bytes, input_bytes), abs(k - root)))
+    layer_bytes = amount("layer_bytes", layer_bytes, positive=True)
+    input_bytes = amount("input_bytes", input_bytes, positive=True)
+    every = np.arange(1, at_most("num_layers", l, 10**7) + 1)
+    segments = -(-l // every)
+    last = (segments - 1) * input_bytes + (l - every * (segments - 1)) * layer_bytes
+    before = np.where(l % every == 0, 0, (segments - 2) * input_bytes + every * layer_bytes)
+    peaks = np.maximum(last, before)  # `checkpointed_bytes` of each
+    best = every[peaks == peaks.min()]
+    return int(best[np.argmin(np.abs(best - math.sqrt(l * input_bytes / layer_bytes)))])
 
 
 @dataclass(frozen=True)
@@ -123,12 +131,14 @@ def checkpoint_walk(num_layers: int, every: int | None, layer_bytes: float, inpu
     Forward, the first layer of each segment adds its input. Backward, from the last segment on, each segment is
     computed again, which adds A a layer (the first has its input already), and each layer's backward pass takes it away
     again. Without `every` nothing is computed again: A a layer forward, and away backward. Errors as
-    `checkpointed_bytes`, which is the largest number of this walk.
+    `checkpointed_bytes`, which is the largest number of this walk, and for more than 100,000 layers.
     """
-    l = whole("num_layers", num_layers, 1)
+    l = at_most("num_layers", whole("num_layers", num_layers, 1), 10**5)
+    layer_bytes, input_bytes = amount("layer_bytes", layer_bytes), amount("input_bytes", input_bytes)
     if every is None:
         up = [Moment("forward", layer, (layer + 1) * layer_bytes) for layer in range(l)]
         return (*up, *(Moment("backward", layer, layer * layer_bytes) for layer in reversed(range(l))))
+    every = whole("every", every, 1)
     checkpointed_bytes(l, every, layer_bytes, input_bytes)  # its errors
     walk = [Moment("forward", layer, (layer // every + 1) * input_bytes) for layer in range(l)]
     for start in reversed(range(0, l, every)):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dtlib.theory.formula import formula
+from dtlib.theory.valid import Size, amount, ranks, sized, timed
 
-from ._valid import Size, amount, ranks, sized, timed
 from .chunks import ceil_log2
 
 
@@ -19,7 +19,7 @@ def all_reduce_lower_bound_bytes(full_bytes: Size, n: int) -> Size:
 
     Holds when a word on the wire says something about one element only (no coding across elements).
     """
-    n = sized(full_bytes, n)
+    full_bytes, n = sized(full_bytes, n)
     return 2 * (n - 1) * full_bytes / n
 
 
@@ -31,7 +31,7 @@ def all_reduce_lower_bound_bytes(full_bytes: Size, n: int) -> Size:
 )
 def half_lower_bound_bytes(full_bytes: Size, n: int) -> Size:
     """Reduce-scatter or all-gather, the fewest bytes of the busiest rank."""
-    n = sized(full_bytes, n)
+    full_bytes, n = sized(full_bytes, n)
     return (n - 1) * full_bytes / n
 
 
@@ -55,7 +55,7 @@ def all_reduce_lower_bound_seconds(full_bytes: float, n: int, alpha_seconds: flo
 
     Neither term can be avoided.
     """
-    n = timed(full_bytes, n, alpha_seconds, link_bytes_per_s)
+    full_bytes, n, alpha_seconds, link_bytes_per_s = timed(full_bytes, n, alpha_seconds, link_bytes_per_s)
     return max(ceil_log2(n) * alpha_seconds, 2 * (n - 1) * full_bytes / n / link_bytes_per_s)
 
 
@@ -71,7 +71,7 @@ def ring_tree_crossover_bytes(n: int, alpha_seconds: float, link_bytes_per_s: fl
     Below it the binomial tree is faster, above it the ring. 0 for up to three ranks, where the ring is never
     slower.
     """
-    n = timed(0, n, alpha_seconds, link_bytes_per_s)
+    _, n, alpha_seconds, link_bytes_per_s = timed(0, n, alpha_seconds, link_bytes_per_s)
     if n == 1:
         return 0.0
     levels = ceil_log2(n)
@@ -84,8 +84,8 @@ def algbw_bytes_per_s(full_bytes: Size, seconds: Size) -> Size:
 
     The buffer over the time, as the caller sees it.
     """
-    amount("full_bytes", full_bytes)
-    amount("seconds", seconds, positive=True)
+    full_bytes = amount("full_bytes", full_bytes)
+    seconds = amount("seconds", seconds, positive=True)
     return full_bytes / seconds
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import _valid
+from dtlib.theory import valid
 
 
 def chunk_bounds(num_elements: int, n: int) -> list[int]:
@@ -12,14 +12,19 @@ def chunk_bounds(num_elements: int, n: int) -> list[int]:
     longer than the rest, as ``numpy.array_split`` and ``torch.tensor_split`` cut; chunks are empty when there
     are fewer elements than ranks. Raises ``ValueError`` for a negative length or n below 1.
     """
-    num_elements, n = _valid.whole("num_elements", num_elements, 0), _valid.ranks(n)
+    num_elements, n = valid.whole("num_elements", num_elements, 0), valid.ranks(n)
+    return [chunk_start(num_elements, n, i) for i in range(n + 1)]
+
+
+def chunk_start(num_elements: int, n: int, index: int) -> int:
+    """Where chunk `index` of `n` starts; chunk n would start at the end."""
     size, longer = divmod(num_elements, n)
-    return [i * size + min(i, longer) for i in range(n + 1)]
+    return index * size + min(index, longer)
 
 
 def chunk_elements(num_elements: int, n: int, index: int) -> int:
     """The number of elements in chunk `index` (taken modulo n) of a buffer cut as `chunk_bounds` cuts."""
-    num_elements, n = _valid.whole("num_elements", num_elements, 0), _valid.ranks(n)
+    num_elements, n = valid.whole("num_elements", num_elements, 0), valid.ranks(n)
     size, longer = divmod(num_elements, n)
     return size + (index % n < longer)
 

@@ -8,8 +8,8 @@ the package.
 from __future__ import annotations
 
 from dtlib.theory.formula import formula
+from dtlib.theory.valid import Size, ranks, sized, timed
 
-from ._valid import Size, ranks, sized, timed
 from .chunks import ceil_log2, floor_log2, is_power_of_two
 
 
@@ -24,7 +24,7 @@ def recursive_doubling_all_reduce_bytes(full_bytes: Size, n: int) -> Size:
 
     All ranks send as much when N is a power of two.
     """
-    n = sized(full_bytes, n)
+    full_bytes, n = sized(full_bytes, n)
     return ceil_log2(n) * full_bytes
 
 
@@ -56,7 +56,7 @@ def recursive_doubling_all_reduce_seconds(
 
     The fewest steps there can be, each with the full buffer.
     """
-    n = timed(full_bytes, n, alpha_seconds, link_bytes_per_s)
+    full_bytes, n, alpha_seconds, link_bytes_per_s = timed(full_bytes, n, alpha_seconds, link_bytes_per_s)
     return recursive_doubling_all_reduce_steps(n) * (alpha_seconds + full_bytes / link_bytes_per_s)
 
 
@@ -71,7 +71,7 @@ def halving_doubling_all_reduce_bytes(full_bytes: Size, n: int) -> Size:
 
     The algorithm is Rabenseifner's.
     """
-    n = sized(full_bytes, n)
+    full_bytes, n = sized(full_bytes, n)
     power = 1 << floor_log2(n)
     return 2 * (power - 1) * full_bytes / power + (not is_power_of_two(n)) * full_bytes
 
@@ -104,7 +104,7 @@ def halving_doubling_all_reduce_seconds(
 
     A tree's steps with a ring's bytes, if N is a power of two.
     """
-    n = timed(full_bytes, n, alpha_seconds, link_bytes_per_s)
+    full_bytes, n, alpha_seconds, link_bytes_per_s = timed(full_bytes, n, alpha_seconds, link_bytes_per_s)
     power = 1 << floor_log2(n)
     crossings = 2 * (power - 1) / power + 2 * (not is_power_of_two(n))
     return halving_doubling_all_reduce_steps(n) * alpha_seconds + crossings * full_bytes / link_bytes_per_s

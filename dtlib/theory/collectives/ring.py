@@ -6,8 +6,7 @@ What ``_bytes``, ``_steps`` and ``_seconds`` mean, the letters and the errors: s
 from __future__ import annotations
 
 from dtlib.theory.formula import formula
-
-from ._valid import Size, ranks, sized, timed
+from dtlib.theory.valid import Size, ranks, sized, timed
 
 
 @formula("collectives.naive_all_reduce_bytes", source="chan2007", chapter="collectives", equation=r"(N-1)\,D")
@@ -16,7 +15,7 @@ def naive_all_reduce_bytes(full_bytes: Size, n: int) -> Size:
 
     Every other rank sends D.
     """
-    n = sized(full_bytes, n)
+    full_bytes, n = sized(full_bytes, n)
     return (n - 1) * full_bytes
 
 
@@ -40,7 +39,7 @@ def naive_all_reduce_seconds(full_bytes: Size, n: int, alpha_seconds: float, lin
 
     Rank 0's link carries the full buffer 2(N−1) times.
     """
-    n = timed(full_bytes, n, alpha_seconds, link_bytes_per_s)
+    full_bytes, n, alpha_seconds, link_bytes_per_s = timed(full_bytes, n, alpha_seconds, link_bytes_per_s)
     return 2 * (n - 1) * (alpha_seconds + full_bytes / link_bytes_per_s)
 
 
@@ -55,7 +54,7 @@ def ring_reduce_scatter_bytes(full_bytes: Size, n: int) -> Size:
 
     Every chunk but the one it keeps.
     """
-    n = sized(full_bytes, n)
+    full_bytes, n = sized(full_bytes, n)
     return (n - 1) * full_bytes / n
 
 
@@ -79,7 +78,7 @@ def ring_reduce_scatter_seconds(full_bytes: Size, n: int, alpha_seconds: float, 
 
     N−1 steps of one chunk each.
     """
-    n = timed(full_bytes, n, alpha_seconds, link_bytes_per_s)
+    full_bytes, n, alpha_seconds, link_bytes_per_s = timed(full_bytes, n, alpha_seconds, link_bytes_per_s)
     return (n - 1) * (alpha_seconds + full_bytes / n / link_bytes_per_s)
 
 
@@ -94,7 +93,7 @@ def ring_all_gather_bytes(full_bytes: Size, n: int) -> Size:
 
     D is the gathered buffer, not the shard.
     """
-    n = sized(full_bytes, n)
+    full_bytes, n = sized(full_bytes, n)
     return (n - 1) * full_bytes / n
 
 
@@ -118,7 +117,7 @@ def ring_all_gather_seconds(full_bytes: Size, n: int, alpha_seconds: float, link
 
     N−1 steps of one chunk each.
     """
-    n = timed(full_bytes, n, alpha_seconds, link_bytes_per_s)
+    full_bytes, n, alpha_seconds, link_bytes_per_s = timed(full_bytes, n, alpha_seconds, link_bytes_per_s)
     return (n - 1) * (alpha_seconds + full_bytes / n / link_bytes_per_s)
 
 
@@ -133,7 +132,7 @@ def ring_all_reduce_bytes(full_bytes: Size, n: int) -> Size:
 
     A reduce-scatter, then an all-gather.
     """
-    n = sized(full_bytes, n)
+    full_bytes, n = sized(full_bytes, n)
     return 2 * (n - 1) * full_bytes / n
 
 
@@ -157,7 +156,7 @@ def ring_all_reduce_seconds(full_bytes: Size, n: int, alpha_seconds: float, link
 
     The α term grows with N, the D/B term stops growing.
     """
-    n = timed(full_bytes, n, alpha_seconds, link_bytes_per_s)
+    full_bytes, n, alpha_seconds, link_bytes_per_s = timed(full_bytes, n, alpha_seconds, link_bytes_per_s)
     return 2 * (n - 1) * (alpha_seconds + full_bytes / n / link_bytes_per_s)
 
 
@@ -172,7 +171,7 @@ def pairwise_all_to_all_bytes(full_bytes: Size, n: int) -> Size:
 
     All it holds but the chunk for itself.
     """
-    n = sized(full_bytes, n)
+    full_bytes, n = sized(full_bytes, n)
     return (n - 1) * full_bytes / n
 
 
@@ -196,5 +195,5 @@ def pairwise_all_to_all_seconds(full_bytes: Size, n: int, alpha_seconds: float, 
 
     N−1 steps of one chunk each.
     """
-    n = timed(full_bytes, n, alpha_seconds, link_bytes_per_s)
+    full_bytes, n, alpha_seconds, link_bytes_per_s = timed(full_bytes, n, alpha_seconds, link_bytes_per_s)
     return (n - 1) * (alpha_seconds + full_bytes / n / link_bytes_per_s)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from . import _valid
+from dtlib.theory import valid
+
 from .chunks import chunk_bounds, floor_log2
 
 
@@ -52,15 +53,19 @@ ALGORITHMS = (
 ROOTED = ("tree_broadcast", "tree_reduce")
 """Those of them that take a `src` rank: where the broadcast starts, or where the reduced buffer ends."""
 
+MOST_RANKS = 512
+"""A ring's schedule grows with the square of the ranks: half a million messages here."""
+
 
 def schedule(algorithm: str, num_elements: int, n: int, *, ranks_per_node: int | None = None, src: int = 0) -> Schedule:
     """The rounds of `algorithm` on `n` ranks for a full buffer of `num_elements`, without messages of length zero.
 
     `ranks_per_node` belongs to ``two_level_all_reduce`` alone, `src` to ``tree_broadcast`` and
     ``tree_reduce`` (their root). Raises ``ValueError`` for an unknown name, an option that does not belong,
-    or a number out of range.
+    a number out of range, or more than `MOST_RANKS` ranks: `traffic` counts for more.
     """
     num_elements, n, options = checked(algorithm, num_elements, n, ranks_per_node, src)
+    valid.at_most("n", n, MOST_RANKS)
     rounds = _BUILDERS[algorithm](num_elements, n, **options)
     kept = (tuple(t for t in transfers if t.start < t.stop) for transfers in rounds)
     return tuple(transfers for transfers in kept if transfers)
@@ -72,13 +77,13 @@ def checked(
     """The same arguments, validated: the two numbers as ints, and the options that `algorithm` takes."""
     if algorithm not in _BUILDERS:
         raise ValueError(f"algorithm must be one of {', '.join(ALGORITHMS)}, not {algorithm!r}")
-    num_elements, n = _valid.whole("num_elements", num_elements, 0), _valid.ranks(n)
+    num_elements, n = valid.whole("num_elements", num_elements, 0), valid.ranks(n)
     if (algorithm == "two_level_all_reduce") != (ranks_per_node is not None):
         raise ValueError(f"ranks_per_node is for two_level_all_reduce: {ranks_per_node!r} with {algorithm}")
-    src = _valid.rank_of("src", src, n)
+    src = valid.rank_of("src", src, n)
     if src and algorithm not in ROOTED:
         raise ValueError(f"src is for {' and '.join(ROOTED)}: {src} with {algorithm}")
-    options = {} if ranks_per_node is None else {"ranks_per_node": _valid.node_size(n, ranks_per_node)}
+    options = {} if ranks_per_node is None else {"ranks_per_node": valid.node_size(n, ranks_per_node)}
     return num_elements, n, options | ({"src": src} if algorithm in ROOTED else {})
 
 

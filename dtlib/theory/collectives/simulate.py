@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from . import _valid
+from dtlib.theory import valid
+
 from .chunks import chunk_bounds
 from .schedule import Round, Schedule, schedule
 
@@ -34,7 +35,7 @@ class Simulation:
 
     def seconds(self, alpha_seconds: float, link_bytes_per_s: float) -> float:
         """The α–β clock: each round takes α plus its longest message over B."""
-        _valid.timed(0, 1, alpha_seconds, link_bytes_per_s)
+        valid.timed(0, 1, alpha_seconds, link_bytes_per_s)
         return sum(alpha_seconds + size / link_bytes_per_s for size in self.longest_bytes)
 
 

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from . import _valid, doubling, ring, tree, two_level
-from .chunks import chunk_bounds, chunk_elements, floor_log2
+from dtlib.theory import valid
+
+from . import doubling, ring, tree, two_level
+from .chunks import chunk_elements, chunk_start, floor_log2
 from .schedule import checked
+
+MOST_RANKS = 65_536
+"""`traffic` counts rank by rank, and answers in a second up to here."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +51,12 @@ def traffic(
     """What `algorithm` sends for a full buffer of `num_elements` of `itemsize` bytes on `n` ranks: exact integers.
 
     Chunks are cut as `chunk_bounds` cuts. For ``ring_all_gather`` the full buffer is the gathered one; for
-    ``pairwise_all_to_all`` it is what one rank holds before. Raises ``ValueError`` as `schedule` does.
+    ``pairwise_all_to_all`` it is what one rank holds before. Raises ``ValueError`` as `schedule` does, and for
+    more than `MOST_RANKS` ranks.
     """
     num_elements, n, options = checked(algorithm, num_elements, n, ranks_per_node, src)
-    itemsize = _valid.whole("itemsize", itemsize, 1)
+    valid.at_most("n", n, MOST_RANKS)
+    itemsize = valid.whole("itemsize", itemsize, 1)
     sent = tuple(itemsize * _SENT_ELEMENTS[algorithm](num_elements, n, rank, **options) for rank in range(n))
     steps = _STEPS[algorithm](n, **{k: v for k, v in options.items() if k != "src"}) if num_elements else 0
     return Traffic(sent, steps)
@@ -56,8 +64,8 @@ def traffic(
 
 def sent_bytes(algorithm: str, num_elements: int, itemsize: int, n: int, rank: int, **options: int) -> int:
     """The payload bytes that rank `rank` alone sends; arguments and errors as for `traffic`."""
-    n = _valid.ranks(n)
-    rank = _valid.rank_of("rank", rank, n)
+    n = valid.ranks(n)
+    rank = valid.rank_of("rank", rank, n)
     return traffic(algorithm, num_elements, itemsize, n, **options).sent_bytes[rank]
 
 
@@ -110,10 +118,10 @@ def _halving_doubling(elements: int, n: int, rank: int) -> int:
     levels = floor_log2(n)
     if rank >= 1 << levels:
         return _fold(elements, n, rank)
-    bounds = chunk_bounds(elements, 1 << levels)
-    halving = elements - (bounds[rank + 1] - bounds[rank])
-    firsts = [(rank >> level << level, 1 << level) for level in range(levels)]
-    doubling = sum(bounds[first + size] - bounds[first] for first, size in firsts)
+    start = partial(chunk_start, elements, 1 << levels)
+    halving = elements - chunk_elements(elements, 1 << levels, rank)
+    blocks = [(rank >> level << level, 1 << level) for level in range(levels)]
+    doubling = sum(start(first + size) - start(first) for first, size in blocks)
     return _fold(elements, n, rank) + halving + doubling
 
 

@@ -6,8 +6,8 @@ What ``_bytes``, ``_steps`` and ``_seconds`` mean, the letters and the errors: s
 from __future__ import annotations
 
 from dtlib.theory.formula import formula
+from dtlib.theory.valid import Size, ranks, sized, timed
 
-from ._valid import Size, ranks, sized, timed
 from .chunks import ceil_log2
 
 
@@ -19,7 +19,7 @@ from .chunks import ceil_log2
 )
 def tree_broadcast_bytes(full_bytes: Size, n: int) -> Size:
     """Binomial-tree broadcast, bytes sent by the root, the busiest."""
-    n = sized(full_bytes, n)
+    full_bytes, n = sized(full_bytes, n)
     return ceil_log2(n) * full_bytes
 
 
@@ -48,7 +48,7 @@ def tree_broadcast_seconds(full_bytes: Size, n: int, alpha_seconds: float, link_
 
     Each step carries the full buffer.
     """
-    n = timed(full_bytes, n, alpha_seconds, link_bytes_per_s)
+    full_bytes, n, alpha_seconds, link_bytes_per_s = timed(full_bytes, n, alpha_seconds, link_bytes_per_s)
     return ceil_log2(n) * (alpha_seconds + full_bytes / link_bytes_per_s)
 
 
@@ -58,7 +58,7 @@ def tree_reduce_bytes(full_bytes: Size, n: int) -> Size:
 
     The root sends nothing.
     """
-    n = sized(full_bytes, n)
+    full_bytes, n = sized(full_bytes, n)
     return (n > 1) * full_bytes
 
 
@@ -93,7 +93,7 @@ def tree_reduce_seconds(full_bytes: Size, n: int, alpha_seconds: float, link_byt
 )
 def tree_all_reduce_bytes(full_bytes: Size, n: int) -> Size:
     """Binomial-tree all-reduce, bytes sent by the root, the busiest."""
-    n = sized(full_bytes, n)
+    full_bytes, n = sized(full_bytes, n)
     return ceil_log2(n) * full_bytes
 
 
@@ -122,5 +122,5 @@ def tree_all_reduce_seconds(full_bytes: Size, n: int, alpha_seconds: float, link
 
     Few steps, each with the full buffer.
     """
-    n = timed(full_bytes, n, alpha_seconds, link_bytes_per_s)
+    full_bytes, n, alpha_seconds, link_bytes_per_s = timed(full_bytes, n, alpha_seconds, link_bytes_per_s)
     return 2 * ceil_log2(n) * (alpha_seconds + full_bytes / link_bytes_per_s)

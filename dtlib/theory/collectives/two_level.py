@@ -8,8 +8,7 @@ The rest: see the package.
 from __future__ import annotations
 
 from dtlib.theory.formula import formula
-
-from ._valid import Size, amount, node_size, ranks, sized, timed
+from dtlib.theory.valid import Size, amount, node_size, ranks, sized, timed
 
 
 @formula(
@@ -25,7 +24,7 @@ def two_level_all_reduce_bytes(full_bytes: Size, n: int, *, ranks_per_node: int)
 
     Raises ``ValueError`` unless `ranks_per_node` divides `n`.
     """
-    n = sized(full_bytes, n)
+    full_bytes, n = sized(full_bytes, n)
     node_size(n, ranks_per_node)
     return 2 * (n - 1) * full_bytes / n
 
@@ -41,7 +40,7 @@ def two_level_slow_link_bytes(full_bytes: Size, n: int, *, ranks_per_node: int) 
 
     Raises ``ValueError`` unless `ranks_per_node` divides `n`.
     """
-    n = sized(full_bytes, n)
+    full_bytes, n = sized(full_bytes, n)
     per_node = node_size(n, ranks_per_node)
     nodes = n // per_node
     return 2 * (nodes - 1) * full_bytes / nodes / per_node
@@ -89,12 +88,12 @@ def two_level_all_reduce_seconds(
     `slow_alpha_seconds` and `slow_link_bytes_per_s` describe the links between nodes, one for each rank; left
     out, they are like those inside. Raises ``ValueError`` unless `ranks_per_node` divides `n`.
     """
-    n = timed(full_bytes, n, alpha_seconds, link_bytes_per_s)
+    full_bytes, n, alpha_seconds, link_bytes_per_s = timed(full_bytes, n, alpha_seconds, link_bytes_per_s)
     per_node = node_size(n, ranks_per_node)
     nodes = n // per_node
     slow_alpha = alpha_seconds if slow_alpha_seconds is None else slow_alpha_seconds
     slow_rate = link_bytes_per_s if slow_link_bytes_per_s is None else slow_link_bytes_per_s
-    amount("slow_alpha_seconds", slow_alpha)
-    amount("slow_link_bytes_per_s", slow_rate, positive=True)
+    slow_alpha = amount("slow_alpha_seconds", slow_alpha)
+    slow_rate = amount("slow_link_bytes_per_s", slow_rate, positive=True)
     inside = 2 * (per_node - 1) * (alpha_seconds + full_bytes / per_node / link_bytes_per_s)
     return inside + 2 * (nodes - 1) * (slow_alpha + full_bytes / n / slow_rate)

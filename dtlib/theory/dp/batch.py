@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dtlib.theory.collectives._valid import amount, ranks, whole
 from dtlib.theory.collectives.ring import ring_all_reduce_bytes
 from dtlib.theory.formula import formula
+from dtlib.theory.valid import amount, ranks, whole
 
 
 @formula("dp.effective_batch", source="goyal2017", chapter="dp", equation=r"b \cdot N \cdot a")
@@ -17,9 +17,7 @@ def effective_batch(micro_batch: int, n: int, accumulation: int = 1) -> int:
     Samples behind one update: `micro_batch` b samples go through each of the `n` ranks `accumulation` times
     before the weights move.
     """
-    whole("micro_batch", micro_batch, 1)
-    whole("accumulation", accumulation, 1)
-    return ranks(n) * micro_batch * accumulation
+    return ranks(n) * whole("micro_batch", micro_batch, 1) * whole("accumulation", accumulation, 1)
 
 
 @formula("dp.averaged_gradient", source="derived here", chapter="dp", equation=r"\frac{1}{N}\sum_r g_r")
@@ -49,7 +47,7 @@ def token_weighted_gradient(gradients: ArrayLike, num_tokens: ArrayLike) -> NDAr
     rows, tokens = _rows(gradients), np.asarray(num_tokens, dtype=np.float64)
     if tokens.shape != rows.shape[:1]:
         raise ValueError(f"num_tokens must hold one number for each of {len(rows)} ranks, not {num_tokens!r}")
-    amount("num_tokens", tokens)
+    tokens = amount("num_tokens", tokens)
     counted = tokens > 0
     if not counted.any():
         raise ValueError("num_tokens must be above 0 on some rank, not 0 on all")
@@ -63,8 +61,8 @@ def sent_bytes_per_step(grad_bytes: float, n: int, syncs: int = 1) -> float:
     There are `syncs` y all-reduces of the whole gradient. With accumulation under ``no_sync`` there is one
     sync however many micro-batches there are; without it, one for each.
     """
-    whole("syncs", syncs, 0)
-    return syncs * ring_all_reduce_bytes(grad_bytes, n)
+    grad_bytes = amount("grad_bytes", grad_bytes)
+    return whole("syncs", syncs, 0) * ring_all_reduce_bytes(grad_bytes, n)
 
 
 @formula(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from dtlib.theory.collectives._valid import whole
+from dtlib.theory.valid import whole
 
 
 def plan_buckets(
@@ -22,17 +22,18 @@ def plan_buckets(
     say) never share a bucket; each kind fills its own, and a bucket takes its place when its last gradient
     does.
     """
-    whole("bucket_bytes", bucket_bytes, 1)
+    bucket_bytes = whole("bucket_bytes", bucket_bytes, 1)
     first = bucket_bytes if first_bucket_bytes is None else whole("first_bucket_bytes", first_bucket_bytes, 1)
     labels = [None] * len(sizes) if kinds is None else list(kinds)
     if len(labels) != len(sizes):
         raise ValueError(f"kinds must hold one label for each of {len(sizes)} sizes, not {len(labels)}")
     plan: list[list[int]] = []
     filling: dict[Hashable, list[int]] = {}
+    filled: dict[Hashable, int] = {}
     for index, (size, label) in enumerate(zip(sizes, labels, strict=True)):
-        whole("sizes", size, 0)
-        bucket = filling.setdefault(label, [])
-        bucket.append(index)
-        if sum(sizes[i] for i in bucket) >= (bucket_bytes if plan else first):
+        filling.setdefault(label, []).append(index)
+        filled[label] = filled.get(label, 0) + whole("sizes", size, 0)
+        if filled[label] >= (bucket_bytes if plan else first):
             plan.append(filling.pop(label))
+            del filled[label]
     return sorted(plan + list(filling.values()), key=lambda bucket: bucket[-1])

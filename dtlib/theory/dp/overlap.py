@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dtlib.theory.collectives._valid import amount, whole
 from dtlib.theory.collectives.ring import ring_all_reduce_seconds
 from dtlib.theory.formula import formula
+from dtlib.theory.valid import amount, whole
 
 
 @formula(
@@ -26,7 +26,8 @@ def blocking_step_seconds(
 
     Compute, then one all-reduce of the whole gradient.
     """
-    amount("compute_seconds", compute_seconds)
+    compute_seconds = amount("compute_seconds", compute_seconds)
+    grad_bytes = amount("grad_bytes", grad_bytes)
     return compute_seconds + ring_all_reduce_seconds(grad_bytes, n, alpha_seconds, link_bytes_per_s)
 
 
@@ -42,7 +43,7 @@ def ready_seconds(backward_seconds: float, work: ArrayLike) -> NDArray[np.float6
     Seconds after the backward pass began. `work` is the cost of the layers in the order of the backward pass
     (last layer first), in any unit.
     """
-    amount("backward_seconds", backward_seconds)
+    backward_seconds = amount("backward_seconds", backward_seconds)
     costs = _vector("work", work)
     if not costs.sum() > 0:
         raise ValueError(f"work must be above 0 somewhere, not {work!r}")
@@ -114,8 +115,8 @@ def hidden_share(exposed_seconds: float, communication_seconds: float) -> float:
     1 is all of it, 0 is none: `exposed_seconds` E sticks out of the backward pass, of `communication_seconds`
     C altogether. 1 without communication.
     """
-    amount("exposed_seconds", exposed_seconds)
-    amount("communication_seconds", communication_seconds)
+    exposed_seconds = amount("exposed_seconds", exposed_seconds)
+    communication_seconds = amount("communication_seconds", communication_seconds)
     return 1.0 - exposed_seconds / communication_seconds if communication_seconds > 0 else 1.0
 
 
@@ -139,7 +140,7 @@ def even_exposed_seconds(
     The k buckets are ready at equal distances. The first term is the last bucket, which nothing can hide; the
     second is a link that is busy from the first bucket on.
     """
-    amount("backward_seconds", backward_seconds)
+    backward_seconds = amount("backward_seconds", backward_seconds)
     k = whole("num_buckets", num_buckets, 1)
     latency, bandwidth = _latency_and_bandwidth(grad_bytes, n, alpha_seconds, link_bytes_per_s)
     last_bucket = latency + bandwidth / k
@@ -166,7 +167,7 @@ def overlapped_step_seconds(
 
     Forward, backward, and what of k equal buckets sticks out.
     """
-    amount("forward_seconds", forward_seconds)
+    forward_seconds = amount("forward_seconds", forward_seconds)
     exposed = even_exposed_seconds(backward_seconds, grad_bytes, n, alpha_seconds, link_bytes_per_s, num_buckets)
     return forward_seconds + backward_seconds + exposed
 
@@ -185,8 +186,8 @@ def optimal_num_buckets(
     The whole number next to k* that leaves least exposed, at least 1. `alpha_seconds` must be positive:
     without latency more buckets are always better. With one rank nothing travels and 1 is returned.
     """
-    amount("alpha_seconds", alpha_seconds, positive=True)
-    amount("backward_seconds", backward_seconds)
+    alpha_seconds = amount("alpha_seconds", alpha_seconds, positive=True)
+    backward_seconds = amount("backward_seconds", backward_seconds)
     latency, bandwidth = _latency_and_bandwidth(grad_bytes, n, alpha_seconds, link_bytes_per_s)
     if latency == 0:
         return 1
@@ -200,6 +201,7 @@ def _latency_and_bandwidth(
     grad_bytes: float, n: int, alpha_seconds: float, link_bytes_per_s: float
 ) -> tuple[float, float]:
     """A and W: what each all-reduce pays whatever its size, what all bytes pay however they are cut."""
+    grad_bytes = amount("grad_bytes", grad_bytes)
     latency = ring_all_reduce_seconds(0.0, n, alpha_seconds, link_bytes_per_s)
     return latency, ring_all_reduce_seconds(grad_bytes, n, 0.0, link_bytes_per_s)
 
@@ -215,7 +217,7 @@ def _vector(name: str, values: ArrayLike) -> NDArray[np.float64]:
 def _paired(
     backward_seconds: float, ready_seconds: ArrayLike, bucket_seconds: ArrayLike
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    amount("backward_seconds", backward_seconds)
+    backward_seconds = amount("backward_seconds", backward_seconds)
     ready, duration = _vector("ready_seconds", ready_seconds), _vector("bucket_seconds", bucket_seconds)
     if len(ready) != len(duration):
         raise ValueError(f"bucket_seconds must have one entry for each of {len(ready)} buckets, not {len(duration)}")

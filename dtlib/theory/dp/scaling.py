@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from dtlib.theory.collectives._valid import amount, ranks, whole
 from dtlib.theory.collectives.ring import ring_all_reduce_seconds
 from dtlib.theory.formula import formula
+from dtlib.theory.valid import amount, ranks
 
 from .overlap import blocking_step_seconds
 
@@ -24,7 +24,8 @@ def compute_to_communication_ratio(
 
     Infinite where nothing travels (one rank).
     """
-    amount("compute_seconds", compute_seconds)
+    compute_seconds = amount("compute_seconds", compute_seconds)
+    grad_bytes = amount("grad_bytes", grad_bytes)
     communication = ring_all_reduce_seconds(grad_bytes, n, alpha_seconds, link_bytes_per_s)
     return compute_seconds / communication if communication > 0 else math.inf
 
@@ -37,7 +38,7 @@ def efficiency(
 
     The share of a step that computes.
     """
-    amount("compute_seconds", compute_seconds, positive=True)
+    compute_seconds = amount("compute_seconds", compute_seconds, positive=True)
     return compute_seconds / blocking_step_seconds(compute_seconds, grad_bytes, n, alpha_seconds, link_bytes_per_s)
 
 
@@ -59,7 +60,7 @@ def strong_step_seconds(
 
     Alone, one rank needs T₁ (`total_compute_seconds`) to compute it.
     """
-    amount("total_compute_seconds", total_compute_seconds)
+    total_compute_seconds = amount("total_compute_seconds", total_compute_seconds)
     share = total_compute_seconds / ranks(n)
     return blocking_step_seconds(share, grad_bytes, n, alpha_seconds, link_bytes_per_s)
 
@@ -78,9 +79,10 @@ def best_world_size(
     The whole number next to N* with the shortest step; 1 where T₁ ≤ 2D/B: then no number of ranks is faster
     than one. `alpha_seconds` must be positive, for without latency more ranks are always better.
     """
-    amount("alpha_seconds", alpha_seconds, positive=True)
-    amount("link_bytes_per_s", link_bytes_per_s, positive=True)
-    amount("total_compute_seconds", total_compute_seconds)
+    alpha_seconds = amount("alpha_seconds", alpha_seconds, positive=True)
+    link_bytes_per_s = amount("link_bytes_per_s", link_bytes_per_s, positive=True)
+    total_compute_seconds = amount("total_compute_seconds", total_compute_seconds)
+    grad_bytes = amount("grad_bytes", grad_bytes)
     spare = total_compute_seconds - 2 * grad_bytes / link_bytes_per_s
     if spare <= 0:
         return 1
@@ -112,9 +114,8 @@ def break_even_tokens(
     FLOPs a parameter and token (4 in the backward pass alone, which is what overlap can use); each parameter
     sends `grad_bytes_per_param` g (2 for bf16, 4 for float32). Latency is left out.
     """
-    amount("flops_per_s", flops_per_s)
-    amount("grad_bytes_per_param", grad_bytes_per_param)
-    amount("flops_per_param", flops_per_param, positive=True)
-    whole("n", n, 1)
+    flops_per_s = amount("flops_per_s", flops_per_s)
+    grad_bytes_per_param = amount("grad_bytes_per_param", grad_bytes_per_param)
+    flops_per_param = amount("flops_per_param", flops_per_param, positive=True)
     seconds_per_param = ring_all_reduce_seconds(grad_bytes_per_param, n, 0.0, link_bytes_per_s)
     return seconds_per_param * flops_per_s / flops_per_param

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dtlib.theory.collectives._valid import amount, whole
+from dtlib.theory.valid import amount, whole
 
 from .batch import averaged_gradient, sent_bytes_per_step, token_weighted_gradient
 
@@ -66,7 +66,7 @@ def data_parallel_sgd(
     counts = [whole("shares", share, 1) for share in shares]
     if sum(counts) != len(x):
         raise ValueError(f"shares must add up to the {len(x)} rows of x, not {sum(counts)}")
-    amount("learning_rate", learning_rate)
+    learning_rate = amount("learning_rate", learning_rate)
     n, p = len(counts), x.shape[1]
     first = np.zeros(p) if start is None else np.asarray(start, dtype=np.float64)
     if first.shape not in ((p,), (n, p)):

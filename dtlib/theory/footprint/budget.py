@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from dtlib.theory.collectives._valid import amount
-from dtlib.theory.models import MODELS, Architecture
+from dtlib.theory.models import MODELS, Architecture, checked_model
+from dtlib.theory.valid import amount
 
 from .rank import rank_memory
 from .setup import Setup
@@ -14,13 +14,13 @@ from .setup import Setup
 _NO_END = 2**40
 
 
-def fits(model: Architecture, setup: Setup, memory_bytes: float) -> bool:
+def fits(model: Architecture | str, setup: Setup, memory_bytes: float) -> bool:
     """Whether the fullest rank needs at most `memory_bytes`; ``ValueError`` as `rank_memory`."""
-    amount("memory_bytes", memory_bytes)
+    memory_bytes = amount("memory_bytes", memory_bytes)
     return rank_memory(model, setup).total <= memory_bytes
 
 
-def largest_micro_batch(model: Architecture, setup: Setup, memory_bytes: float) -> int:
+def largest_micro_batch(model: Architecture | str, setup: Setup, memory_bytes: float) -> int:
     """The most sequences of a micro-batch that fit on a device of `memory_bytes`; 0 if not even one does.
 
     The micro-batch of `setup` itself does not matter. ``ValueError`` as `rank_memory`.
@@ -28,13 +28,13 @@ def largest_micro_batch(model: Architecture, setup: Setup, memory_bytes: float) 
     return _largest(lambda b: fits(model, replace(setup, micro_batch=b), memory_bytes))
 
 
-def most_layers(model: Architecture, setup: Setup, memory_bytes: float) -> int:
+def most_layers(model: Architecture | str, setup: Setup, memory_bytes: float) -> int:
     """The most layers of the width of `model` that fit on devices of `memory_bytes`; 0 if not even one a stage does.
 
     The largest model that fits, when it grows in depth alone. With several stages or interleaved chunks the layers are
     a multiple of their number. ``ValueError`` as `rank_memory`.
     """
-    unit = setup.pp * setup.chunks
+    unit, model = setup.pp * setup.chunks, checked_model(model)
     return unit * _largest(lambda each: fits(replace(model, num_layers=each * unit), setup, memory_bytes))
 
 
@@ -43,7 +43,7 @@ def fitting_models(
 ) -> list[Architecture]:
     """Those of `models` (default: all published ones) that fit, in their order; models that cannot be cut as `setup`
     says are left out."""
-    amount("memory_bytes", memory_bytes)
+    memory_bytes = amount("memory_bytes", memory_bytes)
     found = []
     for model in models:
         try:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from dtlib.theory.activations import layer_activations
 from dtlib.theory.breakdown import Breakdown, over
 from dtlib.theory.memory import ModelStates, recipe
-from dtlib.theory.models import Architecture, ModelParameters, norm_parameters
+from dtlib.theory.models import Architecture, ModelParameters, checked_model, norm_parameters
 from dtlib.theory.zero import states
 
 from .setup import Setup
@@ -59,12 +59,13 @@ class RankMemory(Breakdown):
         return self.gathered_weights + self.unsharded_gradients
 
 
-def rank_memory(model: Architecture, setup: Setup, stage: int | None = None) -> RankMemory:
+def rank_memory(model: Architecture | str, setup: Setup, stage: int | None = None) -> RankMemory:
     """Bytes on a rank of pipeline stage `stage` (default: the fullest one) when `model` is trained as `setup` says.
 
     All parts are upper bounds of the same moment: full states, every activation, the largest modules gathered.
     ``ValueError`` that lists what is possible where the model cannot be cut like that.
     """
+    model = checked_model(model)
     if stage is None:
         return max(memory_by_stage(model, setup), key=lambda memory: memory.total)
     setup.check(model)
@@ -73,8 +74,9 @@ def rank_memory(model: Architecture, setup: Setup, stage: int | None = None) -> 
     return RankMemory(**kept.parts, **_activations(model, setup, stage), **_whole_modules(model, setup, stage))
 
 
-def memory_by_stage(model: Architecture, setup: Setup) -> list[RankMemory]:
+def memory_by_stage(model: Architecture | str, setup: Setup) -> list[RankMemory]:
     """`rank_memory` of every pipeline stage, the first stage first."""
+    model = checked_model(model)
     setup.check(model)
     return [rank_memory(model, setup, stage) for stage in range(setup.pp)]
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dtlib.theory.activations import Attention, checked_attention
-from dtlib.theory.collectives._valid import whole
 from dtlib.theory.memory import Recipe, checked_recompute, recipe
-from dtlib.theory.models import Architecture, checked_tp
+from dtlib.theory.models import Architecture, checked_model, checked_tp
+from dtlib.theory.valid import flag, whole
 from dtlib.theory.zero import checked_stage
 
 
@@ -43,10 +43,12 @@ class Setup:
 
     def __post_init__(self) -> None:
         for name in ("dp", "tp", "pp", "micro_batch", "chunks"):
-            whole(name, getattr(self, name), 1)
+            object.__setattr__(self, name, whole(name, getattr(self, name), 1))
+        for name in ("sequence_parallel", "dropout"):
+            flag(name, getattr(self, name))
         for name in ("micro_batches", "seq"):
             if getattr(self, name) is not None:
-                whole(name, getattr(self, name), 1)
+                object.__setattr__(self, name, whole(name, getattr(self, name), 1))
         whole("prefetched", self.prefetched, 0)
         checked_stage(self.zero, "zero")
         recipe(self.recipe)
@@ -90,8 +92,9 @@ class Setup:
             raise ValueError(f"seq of {model.name} must be at most {model.seq}, its learned positions, not {self.seq}")
 
 
-def checked_pp(model: Architecture, pp: Any) -> int:
+def checked_pp(model: Architecture | str, pp: Any) -> int:
     """`pp` as an int from 1 to the number of layers, or ``ValueError``."""
+    model = checked_model(model)
     if whole("pp", pp, 1) > model.num_layers:
         raise ValueError(f"pp of {model.name} must be from 1 to {model.num_layers}, its layers, not {pp}")
     return int(pp)

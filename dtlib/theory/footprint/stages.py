@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dtlib.theory.collectives._valid import whole
 from dtlib.theory.models import (
     Architecture,
     ModelParameters,
+    checked_model,
     checked_tp,
     kv_width_of_rank,
     norm_parameters,
 )
+from dtlib.theory.valid import whole
 
 
 def stage_layers(num_layers: int, stages: int) -> list[int]:
@@ -28,7 +29,7 @@ def stage_layers(num_layers: int, stages: int) -> list[int]:
     return layers
 
 
-def stage_parameters(model: Architecture, tp: int, pp: int, stage: int) -> ModelParameters:
+def stage_parameters(model: Architecture | str, tp: int, pp: int, stage: int) -> ModelParameters:
     """Parameters on one rank of stage `stage` (0 to pp−1) when `tp` ranks split each matrix.
 
     Columns of the first matrix of each pair and rows of the second are split, and the rows of embedding and head
@@ -36,6 +37,7 @@ def stage_parameters(model: Architecture, tp: int, pp: int, stage: int) -> Model
     embedding and positions, the last one the norm behind the layers and the head: its own copy of the embedding where
     the two are tied and p > 1. ``ValueError`` for degrees that `model` does not divide by.
     """
+    model = checked_model(model)
     t, layers = checked_tp(model, tp), stage_layers(model.num_layers, pp)
     stage = _checked_stage(stage, len(layers))
     h, q, k, f = model.hidden, model.query_width // t, kv_width_of_rank(model, t), model.ffn_hidden // t

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dtlib.theory.collectives._valid import amount, whole
 from dtlib.theory.formula import formula
+from dtlib.theory.valid import amount, whole
 
 SIGNIFICAND_BITS = 8
 """Significant bits of bf16: seven that are stored, and the leading one that is not."""

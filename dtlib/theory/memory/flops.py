@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dtlib.theory.breakdown import Breakdown
-from dtlib.theory.collectives._valid import amount, whole
 from dtlib.theory.formula import formula
-from dtlib.theory.models import Architecture
+from dtlib.theory.models import Architecture, checked_model
+from dtlib.theory.valid import amount, whole
 
 RECOMPUTE = ("none", "selective", "full")
 """What is computed again in the backward pass: nothing, the attention core, or every layer."""
@@ -61,7 +61,7 @@ def training_flops_per_token(
     products one by one. ``ValueError`` for sizes below 1 or another `recompute`. Source: Chowdhery et al. 2022, arXiv
     2204.02311, appendix B.
     """
-    amount("num_params", num_params)
+    num_params = amount("num_params", num_params)
     l, h, s = whole("num_layers", num_layers, 1), whole("hidden", hidden, 1), whole("seq", seq, 1)
     forward_dense, forward_attention = 2 * num_params, (2 if causal else 4) * l * h * s
     again = {"none": 0, "selective": forward_attention, "full": forward_dense + forward_attention}
@@ -108,13 +108,14 @@ class ForwardFlops(Breakdown):
     chapter="memory",
     equation=r"2 \sum_{\text{products}} (\text{inputs}) (\text{outputs})",
 )
-def forward_flops_per_token(model: Architecture, *, seq: int | None = None, causal: bool = False) -> ForwardFlops:
+def forward_flops_per_token(model: Architecture | str, *, seq: int | None = None, causal: bool = False) -> ForwardFlops:
     """Operations of the forward pass for one token, product by product.
 
     For sequences of `seq` tokens, those of `model` by default. Exact for matrix products: 2·inputs·outputs each. With
     `causal`, a token looks at itself and what came before, (s + 1)/2 tokens in the mean instead of s. Times 3 for
     training. ``ValueError`` for a `seq` below 1.
     """
+    model = checked_model(model)
     s = model.seq if seq is None else whole("seq", seq, 1)
     h, q, k, l = model.hidden, model.query_width, model.kv_width, model.num_layers
     seen = (s + 1) / 2 if causal else s
@@ -135,9 +136,9 @@ def utilisation(tokens_per_s: float, flops_per_token: float, peak_flop_per_s: fl
     MFU; with those that are done (`TokenFlops.total`, recompute included) the **hardware** FLOPs utilisation, HFU.
     ``ValueError`` for negative amounts or a peak that is not positive. Source: Chowdhery et al. 2022, arXiv 2204.02311.
     """
-    amount("tokens_per_s", tokens_per_s)
-    amount("flops_per_token", flops_per_token)
-    amount("peak_flop_per_s", peak_flop_per_s, positive=True)
+    tokens_per_s = amount("tokens_per_s", tokens_per_s)
+    flops_per_token = amount("flops_per_token", flops_per_token)
+    peak_flop_per_s = amount("peak_flop_per_s", peak_flop_per_s, positive=True)
     return tokens_per_s * flops_per_token / peak_flop_per_s
 
 

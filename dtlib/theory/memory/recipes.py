@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from dtlib.theory._lookup import find
 from dtlib.theory.breakdown import Breakdown
-from dtlib.theory.collectives._valid import amount, whole
+from dtlib.theory.valid import amount, whole
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Recipe:
 
     def states(self, num_params: float) -> ModelStates:
         """Bytes of the model states of `num_params` parameters: Ψ times each part; ``ValueError`` below 0."""
-        amount("num_params", num_params)
+        num_params = amount("num_params", num_params)
         return self.per_param.scaled(num_params)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dtlib.theory.collectives._valid import amount, whole
 from dtlib.theory.formula import formula
+from dtlib.theory.valid import amount, whole
 
 
 @formula(
@@ -20,7 +20,7 @@ def matmul_intensity(rows: int, inner: int, columns: int, element_bytes: float =
     without bytes. Source: Williams et al. 2009, doi 10.1145/1498765.1498785.
     """
     m, k, n = whole("rows", rows, 1), whole("inner", inner, 1), whole("columns", columns, 1)
-    amount("element_bytes", element_bytes, positive=True)
+    element_bytes = amount("element_bytes", element_bytes, positive=True)
     return 2 * m * k * n / ((m * k + k * n + m * n) * element_bytes)
 
 
@@ -30,8 +30,8 @@ def ridge_intensity(peak_flop_per_s: float, memory_bytes_per_s: float) -> float:
     Peak over bandwidth, operations for each byte. ``ValueError`` unless both are positive. Source as
     `matmul_intensity`.
     """
-    amount("peak_flop_per_s", peak_flop_per_s, positive=True)
-    amount("memory_bytes_per_s", memory_bytes_per_s, positive=True)
+    peak_flop_per_s = amount("peak_flop_per_s", peak_flop_per_s, positive=True)
+    memory_bytes_per_s = amount("memory_bytes_per_s", memory_bytes_per_s, positive=True)
     return peak_flop_per_s / memory_bytes_per_s
 
 
@@ -47,6 +47,6 @@ def roofline_flop_per_s(intensity: float, peak_flop_per_s: float, memory_bytes_p
     min(peak, intensity · bandwidth), operations a second. ``ValueError`` for a negative intensity or rates that are not
     positive. Source as `matmul_intensity`.
     """
-    amount("intensity", intensity)
+    intensity = amount("intensity", intensity)
     ridge_intensity(peak_flop_per_s, memory_bytes_per_s)
     return min(peak_flop_per_s, intensity * memory_bytes_per_s)

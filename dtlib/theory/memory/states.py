@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dtlib.theory.collectives._valid import amount
 from dtlib.theory.formula import formula
+from dtlib.theory.valid import amount
 
 from . import recipes
 from .recipes import ModelStates, Recipe
@@ -30,8 +30,8 @@ def model_state_bytes(num_params: float, bytes_per_param: float = 16) -> float:
     Ψ times the bytes of one parameter: 16 for bf16 weights and gradients, an fp32 master copy and Adam's two moments.
     ``ValueError`` for negative numbers. Source as `model_states`.
     """
-    amount("num_params", num_params)
-    amount("bytes_per_param", bytes_per_param)
+    num_params = amount("num_params", num_params)
+    bytes_per_param = amount("bytes_per_param", bytes_per_param)
     return num_params * bytes_per_param
 
 
@@ -44,6 +44,6 @@ def largest_num_params(memory_bytes: float, bytes_per_param: float) -> float:
     Memory over the bytes that one parameter costs a device: Ψ = M / (bytes a parameter). With 32 GB and 16 bytes, 2
     billion. ``ValueError`` for a negative `memory_bytes` or a `bytes_per_param` that is not positive.
     """
-    amount("memory_bytes", memory_bytes)
-    amount("bytes_per_param", bytes_per_param, positive=True)
+    memory_bytes = amount("memory_bytes", memory_bytes)
+    bytes_per_param = amount("bytes_per_param", bytes_per_param, positive=True)
     return memory_bytes / bytes_per_param

@@ -17,7 +17,7 @@ from .parameters import (
     norm_parameters,
     padded_vocab,
 )
-from .presets import MODELS, model
+from .presets import MODELS, checked_model, model
 from .tensor_parallel import checked_tp, kv_width_of_rank, tp_degrees
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "LayerParameters",
     "ModelParameters",
     "Norm",
+    "checked_model",
     "checked_tp",
     "gpt",
     "gpt_num_params",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from dtlib.theory.collectives._valid import whole
+from dtlib.theory.valid import flag, whole
 
 Norm = Literal["layer", "rms"]
 _NORMS = ("layer", "rms")
@@ -49,9 +49,9 @@ class Architecture:
         for field in fields(self):
             value = getattr(self, field.name)
             if field.type == "int":
-                whole(field.name, value, 1)
-            elif field.type == "bool" and not isinstance(value, bool):
-                raise ValueError(f"{field.name} must be True or False, not {value!r}")
+                object.__setattr__(self, field.name, whole(field.name, value, 1))
+            elif field.type == "bool":
+                flag(field.name, value)
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_kv_heads must divide num_heads={self.num_heads}; {self.num_kv_heads} does not")
         if self.norm not in _NORMS:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dtlib.theory.breakdown import Breakdown
-from dtlib.theory.collectives._valid import whole
 from dtlib.theory.formula import formula
+from dtlib.theory.valid import whole
 
 from .architecture import Architecture
+from .presets import checked_model
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,14 @@ class ModelParameters(Breakdown):
         return self.attention + self.mlp + self.norms
 
 
-def layer_parameters(model: Architecture) -> LayerParameters:
+def layer_parameters(model: Architecture | str) -> LayerParameters:
     """Count the parameters of one layer of `model`.
 
     With q = a·d entries of all queries of a token, k of all keys, f of the MLP: attention has h·q + 2·h·k + q·h
     weights (and q + 2k + h biases), the MLP 2·h·f (f + h biases) or, gated, 3·h·f (2f + h biases), the two norms
     h each (2h each with a bias).
     """
+    model = checked_model(model)
     h, q, k, f = model.hidden, model.query_width, model.kv_width, model.ffn_hidden
     attention, mlp = 2 * h * q + 2 * h * k, (3 if model.gated else 2) * h * f
     if model.biases:
@@ -62,9 +64,10 @@ def layer_parameters(model: Architecture) -> LayerParameters:
     return LayerParameters(attention, mlp, 2 * norm_parameters(model))
 
 
-def model_parameters(model: Architecture) -> ModelParameters:
+def model_parameters(model: Architecture | str) -> ModelParameters:
     """Count the parameters of `model`: l layers, one norm behind them, V·h for the embedding, again V·h for a head
     that is not tied to it, s·h for learned positions."""
+    model = checked_model(model)
     layer, table = layer_parameters(model), model.vocab * model.hidden
     return ModelParameters(
         embedding=table,
@@ -76,8 +79,9 @@ def model_parameters(model: Architecture) -> ModelParameters:
     )
 
 
-def norm_parameters(model: Architecture) -> int:
+def norm_parameters(model: Architecture | str) -> int:
     """Parameters of one norm: 2h with a bias, h without."""
+    model = checked_model(model)
     return (2 if model.norm == "layer" else 1) * model.hidden
 
 

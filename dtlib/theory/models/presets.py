@@ -178,3 +178,12 @@ def model(name: str) -> Architecture:
     ``ValueError`` that lists the names otherwise.
     """
     return find("model", name, MODELS)
+
+
+def checked_model(given: str | Architecture) -> Architecture:
+    """The model that is `given`, or that `model` finds by the name given; else ``ValueError``."""
+    if isinstance(given, str):
+        return model(given)
+    if not isinstance(given, Architecture):
+        raise ValueError(f"model must be an Architecture or the name of a published one, not {given!r}")
+    return given

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dtlib.theory.collectives._valid import whole
 from dtlib.theory.dp import plan_buckets
 from dtlib.theory.units import KiB, MiB
+from dtlib.theory.valid import whole
 
 OUTER_BYTES = 64 * KiB
 """A child of the outermost module with so many bytes of parameters is reduced by itself."""

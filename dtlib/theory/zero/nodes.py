@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dtlib.theory.breakdown import Breakdown
-from dtlib.theory.collectives._valid import amount, node_size, ranks, sized, whole
 from dtlib.theory.formula import formula
+from dtlib.theory.valid import amount, node_size, ranks, sized, whole
 
 from .step import traffic
 
@@ -33,7 +33,7 @@ def hybrid_traffic(full_bytes: float, n: int, ranks_per_node: int) -> NodeTraffi
     pays for it: the states are split among q ranks, not N. ``ValueError`` for negative bytes, N below 1, or a node
     that does not divide N. Source: Zhao et al. 2023, arXiv 2304.11277, section 3.2.2.
     """
-    n = sized(full_bytes, n)
+    full_bytes, n = sized(full_bytes, n)
     per_node = node_size(n, ranks_per_node)
     shard_bytes = full_bytes / per_node
     return NodeTraffic(traffic(full_bytes, per_node, 3).total, traffic(shard_bytes, n // per_node, 0).total)
@@ -69,7 +69,7 @@ def zero_plus_plus_volume(
     become 0.75M. The scales of the quantised blocks are left out. ``ValueError`` for negative bytes. Source: Wang et
     al. 2023, arXiv 2306.10209, section 3, Table 1.
     """
-    amount("full_bytes", full_bytes)
+    full_bytes = amount("full_bytes", full_bytes)
     gather = full_bytes / 2 if quantised_weights else full_bytes
     return CrossNodeVolume(
         gather_forward=gather,
@@ -90,7 +90,7 @@ def quantised_gather_bytes(num_params: float, n: int, block: int) -> float:
     One byte a parameter, and a float32 scale for each `block` of c of them. ``ValueError`` for a negative number of
     parameters, N or `block` below 1. Source: Wang et al. 2023, arXiv 2306.10209, section 3.1.
     """
-    amount("num_params", num_params)
+    num_params = amount("num_params", num_params)
     n = ranks(n)
     return (n - 1) / n * num_params * (1 + 4 / whole("block", block, 1))
 
@@ -105,5 +105,5 @@ def quantised_error(largest: float, bits: int = 8) -> float:
     weight is off by half a step at most: 1/254 of it for 8 bits, 1/14 for 4. ``ValueError`` for a negative or infinite
     `largest` or fewer than 2 bits.
     """
-    amount("largest", largest)
+    largest = amount("largest", largest)
     return largest / (2 * (2 ** (whole("bits", bits, 2) - 1) - 1))

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
 from typing import Any
 
-from dtlib.theory.collectives._valid import rank_of, ranks, whole
 from dtlib.theory.collectives.chunks import chunk_bounds
+from dtlib.theory.valid import rank_of, ranks, whole
 
 from .buckets import Bucket
 from .stages import checked_stage

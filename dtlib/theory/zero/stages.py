@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from dtlib.theory.breakdown import over
-from dtlib.theory.collectives._valid import amount, rank_of, ranks, whole
 from dtlib.theory.collectives.chunks import chunk_elements
 from dtlib.theory.formula import formula
 from dtlib.theory.memory.recipes import OPTIMIZER_PARTS, ModelStates, Recipe
 from dtlib.theory.memory.recipes import recipe as find_recipe
+from dtlib.theory.valid import amount, rank_of, ranks, whole
 
 STAGES = (0, 1, 2, 3)
 Layout = Literal["even", "rows", "padded_rows"]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dtlib.theory.breakdown import Breakdown
-from dtlib.theory.collectives._valid import amount, ranks, sized, timed, whole
 from dtlib.theory.formula import formula
+from dtlib.theory.valid import amount, ranks, sized, timed, whole
 
 from .stages import checked_stage
 
@@ -49,9 +49,9 @@ def traffic(
     without `reshard_after_forward` keeps the weights for backward, and gathers once. ``ValueError`` for N below 1,
     another stage, or negative bytes. Source: Rajbhandari et al. 2020, arXiv 1910.02054, section 7.
     """
-    stage, n = checked_stage(stage), sized(grad_bytes, n)
-    weight_bytes = grad_bytes if weight_bytes is None else weight_bytes
-    amount("weight_bytes", weight_bytes)
+    stage = checked_stage(stage)
+    grad_bytes, n = sized(grad_bytes, n, "grad_bytes")
+    weight_bytes = grad_bytes if weight_bytes is None else amount("weight_bytes", weight_bytes)
     share = (n - 1) / n
     if stage == 0:
         return ZeroTraffic(all_reduce=2 * share * grad_bytes)
@@ -78,6 +78,7 @@ def sent_bytes(full_bytes: float, n: int, stage: int) -> float:
     gathers the weights twice and scatters the gradients once, 1.5 times an all-reduce. Source and errors as
     `traffic`.
     """
+    full_bytes, n = sized(full_bytes, n)
     return traffic(full_bytes, n, stage).total
 
 
@@ -88,7 +89,7 @@ def gathered_bytes(largest_module_bytes: float, *, prefetched: int = 1) -> float
     Bytes at the peak: the largest module that is gathered as a whole, and as large a one for each of the `prefetched`
     modules that arrive meanwhile. ``ValueError`` for negative bytes or a negative number of modules.
     """
-    amount("largest_module_bytes", largest_module_bytes)
+    largest_module_bytes = amount("largest_module_bytes", largest_module_bytes)
     return (1 + whole("prefetched", prefetched, 0)) * largest_module_bytes
 
 
@@ -133,5 +134,5 @@ def exchange_seconds(full_bytes: float, num_units: int, n: int, alpha_seconds: f
     plus `sent_bytes` over B, for units of D/u bytes each. Both are equal where a unit has N·α·B bytes. ``ValueError``
     for sizes, ranks or times out of range.
     """
-    n = timed(full_bytes, n, alpha_seconds, link_bytes_per_s)
+    full_bytes, n, alpha_seconds, link_bytes_per_s = timed(full_bytes, n, alpha_seconds, link_bytes_per_s)
     return exchange_messages(num_units, n) * alpha_seconds + sent_bytes(full_bytes, n, 3) / link_bytes_per_s

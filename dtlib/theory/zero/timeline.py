@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dtlib.theory.breakdown import Breakdown
-from dtlib.theory.collectives._valid import amount, rank_of, ranks, whole
 from dtlib.theory.collectives.chunks import chunk_elements
 from dtlib.theory.memory.recipes import Recipe
 from dtlib.theory.memory.recipes import recipe as find_recipe
+from dtlib.theory.valid import amount, rank_of, ranks, whole
 
 from .stages import checked_stage
 
@@ -89,7 +89,7 @@ def step_timeline(
     if len(saved) != len(sizes):
         raise ValueError(f"saved_bytes must hold one number for each of {len(sizes)} modules, not {len(saved)}")
     for each in saved:
-        amount("saved_bytes", each)
+        each = amount("saved_bytes", each)
     last, split = len(sizes), n > 1
     full = [*sizes, outer]  # the outer parameters are the last entry
     mine = [chunk_elements(size, n, rank) for size in full]

@@ -1,4 +1,8 @@
-"""What the formulas of this chapter accept, and the words they refuse the rest with."""
+"""What formulas accept, and the words they refuse the rest with.
+
+Each function returns what it was given in the types that arithmetic is safe with: Python's own numbers, which neither
+overflow nor repeat, and arrays of doubles.
+"""
 
 from __future__ import annotations
 
@@ -25,36 +29,52 @@ def whole(name: str, value: Any, minimum: int) -> int:
     return number
 
 
+def at_most(name: str, number: int, most: int) -> int:
+    """`number`, or ``ValueError`` where it is above `most`: beyond, an answer would take too long."""
+    if number > most:
+        raise ValueError(f"{name} must be at most {most:,} here, where each is looked at, not {number}")
+    return number
+
+
+def flag(name: str, value: Any) -> bool:
+    """`value`, or ``ValueError`` unless it is True or False."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be True or False, not {value!r}")
+    return value
+
+
 def ranks(n: Any) -> int:
     """The number of ranks as an int of at least 1."""
     return whole("n", n, 1)
 
 
-def amount(name: str, value: Any, *, positive: bool = False) -> None:
-    """``ValueError`` unless `value`, a number or an array of them, is finite and not negative."""
+def amount(name: str, value: Any, *, positive: bool = False) -> Any:
+    """`value`, a number or an array or list of them; ``ValueError`` unless it is finite and not negative."""
     rule = "positive" if positive else "zero or more"
     try:
-        if isinstance(value, (bool, np.bool_, str)):
+        if isinstance(value, (bool, np.bool_, str, bytes)):
             raise TypeError
         array = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{name} must be a finite number, {rule}, not {value!r}") from None
     below = array <= 0 if positive else array < 0
     if not np.isfinite(array).all() or below.any():
         raise ValueError(f"{name} must be finite and {rule}, not {value!r}")
+    if array.ndim:
+        return array
+    return operator.index(value) if hasattr(value, "__index__") and not isinstance(value, np.ndarray) else float(array)
 
 
-def sized(full_bytes: Any, n: Any) -> int:
-    """Accept a buffer size and a number of ranks; the latter as an int."""
-    amount("full_bytes", full_bytes)
-    return ranks(n)
+def sized(full_bytes: Any, n: Any, name: str = "full_bytes") -> tuple[Any, int]:
+    """The size of a buffer and a number of ranks."""
+    return amount(name, full_bytes), ranks(n)
 
 
-def timed(full_bytes: Any, n: Any, alpha_seconds: Any, link_bytes_per_s: Any) -> int:
-    """Accept a size, a number of ranks and a link; the number of ranks as an int."""
-    amount("alpha_seconds", alpha_seconds)
-    amount("link_bytes_per_s", link_bytes_per_s, positive=True)
-    return sized(full_bytes, n)
+def timed(full_bytes: Any, n: Any, alpha_seconds: Any, link_bytes_per_s: Any) -> tuple[Any, int, Any, Any]:
+    """A size, a number of ranks and a link."""
+    alpha_seconds = amount("alpha_seconds", alpha_seconds)
+    link_bytes_per_s = amount("link_bytes_per_s", link_bytes_per_s, positive=True)
+    return *sized(full_bytes, n), alpha_seconds, link_bytes_per_s
 
 
 def node_size(n: int, ranks_per_node: Any) -> int:
