@@ -1,8 +1,8 @@
 """Harnesses: they run a learner's function on what a desk hands out, and return plain data. They know no answers.
 
 This package is all of the grading that the process of a submission needs to see: no check, no theory, no solution.
-A harness is named by ``"module.function"`` and called as ``harness(function, desk)`` in each rank. What it returns is
-what the submission's process says, and is judged as such.
+A harness is named by ``"module.function"`` and called as ``harness(function, desk)`` in each rank, while a `Watch`
+notes calls. What it returns, and what was noted, is what the submission's process says, and is judged as such.
 """
 
 from __future__ import annotations
@@ -11,25 +11,38 @@ import importlib
 import linecache
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from dtlib.grading.plain import simplify
 
 from .cells import explain
 from .desk import Desk
+from .watch import Watch
 
 Harness = Callable[[Callable[..., Any], Desk], dict[str, Any]]
 TROUBLE_MARK = "dtlib-grading-trouble"
+_WATCHES: dict[str, Callable[[], Watch]] = {
+    "paper.predict": partial(Watch, nothing_runs=True),
+    "zero.stack": partial(Watch, allowed=("torch's checkpoint.",)),  # a way to do it
+}
 
 
 def resolve(name: str) -> Harness:
-    """The harness called `name`, such as ``"collectives.all_reduce"``. Raises ``ValueError`` where there is none."""
+    """The harness called `name`, such as ``"collectives.all_reduce"``, under watch. ``ValueError`` if there is none."""
     module, _, function = name.rpartition(".")
     try:
         found = getattr(importlib.import_module(f"{__name__}.{module}"), function)
     except (ImportError, AttributeError, ValueError):
         raise ValueError(f"name must be that of a harness, module.function, not {name!r}") from None
-    return found  # type: ignore[no-any-return]
+
+    def watched(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
+        watch = _WATCHES.get(name, Watch)()
+        with watch.watching():
+            said = found(function, desk)
+        return {**said, **watch.told}
+
+    return watched
 
 
 def describe_error(error: BaseException, function: Callable[..., Any] | None) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from torch.nn import functional
 from dtlib.grading import inputs
 
 from .desk import Desk
-from .watch import Watch
+from .network import elements
 
 _DICE = 4  # how many dice others throw
 
@@ -23,16 +23,15 @@ def gated(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
     Between the two the desk tells which elements it wants to know; it is asked once more when all but the gradients is
     let go.
     """
-    given, watch = desk.next(), Watch()
+    given = desk.next()
     gate, up = (torch.from_numpy(each).requires_grad_() for each in inputs.gate_and_up(given))
-    with watch.watching():
-        y = function(*_halves(gate, up)) if given["fused"] else function(gate * 1, up * 1)
-        wanted = torch.from_numpy(desk.next())
-        output = _at(wanted, y.detach())
-        y.backward(torch.from_numpy(inputs.noise(given, "upstream", given["shape"])))
-        del y
-        desk.next()
-    return {"output": output, "gradients": [_at(wanted, each.grad) for each in (gate, up)], **watch.told}
+    y = function(*_halves(gate, up)) if given["fused"] else function(gate * 1, up * 1)
+    wanted = desk.next()
+    output = elements(y.detach(), wanted)
+    y.backward(torch.from_numpy(inputs.noise(given, "upstream", given["shape"])))
+    del y
+    desk.next()
+    return {"output": output, "gradients": [elements(each.grad, wanted) for each in (gate, up)]}
 
 
 def checkpoint(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
@@ -41,27 +40,26 @@ def checkpoint(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
     The desk is asked between the two and after them as in `gated`, and by each layer: when it is called, and when a
     gradient comes back to it.
     """
-    given, watch = desk.next(), Watch()
+    given = desk.next()
     layers = [_Layer(given, number, desk) for number in range(given["layers"])]
     shape = (given["tokens"], given["width"])
     x = torch.from_numpy(inputs.noise(given, "x", shape)).requires_grad_()
     torch.manual_seed(given["dice"])
-    with watch.watching():
-        y = x if given["leaf"] else x.tanh()
-        for layer in layers:
-            out = function(_opaque(layer), y)
-            y = out + y if given["residual"] else out
-            del out
-        wanted = torch.from_numpy(desk.next())
-        thrown, output = [torch.rand(_DICE)], _at(wanted, y.detach())
-        y.backward(torch.from_numpy(inputs.noise(given, "upstream", shape)))
-        del y
-        thrown.append(torch.rand(_DICE))
-        desk.next()
-    gradients = [_at(wanted, x.grad)]
+    y = x if given["leaf"] else x.tanh()
+    for layer in layers:
+        out = function(_opaque(layer), y)
+        y = out + y if given["residual"] else out
+        del out
+    wanted = desk.next()
+    thrown, output = [torch.rand(_DICE)], elements(y.detach(), wanted)
+    y.backward(torch.from_numpy(inputs.noise(given, "upstream", shape)))
+    del y
+    thrown.append(torch.rand(_DICE))
+    desk.next()
+    gradients = [elements(x.grad, wanted)]
     if not given["weighed"]:
         gradients += [weight.grad for layer in layers for weight in layer.weights]
-    return {"results": [output, *gradients], "dice": thrown, **watch.told}
+    return {"results": [output, *gradients], "dice": thrown}
 
 
 class _Layer:
@@ -102,7 +100,3 @@ def _halves(gate: Tensor, up: Tensor) -> tuple[Tensor, ...]:
 
 def _opaque(layer: _Layer) -> Callable[[Tensor], Tensor]:
     return lambda x: layer(x)
-
-
-def _at(places: Tensor, tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.reshape(-1)[places]

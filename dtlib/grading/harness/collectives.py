@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -12,30 +13,18 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from .desk import Desk
-from .watch import Watch
 
 
-def broadcast(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
-    """``function(tensor, src)``, in place."""
-    return _in_place(function, desk, "src")
-
-
-def reduce_scatter(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
-    """``function(tensor)``, which returns this rank's chunk."""
-    return _in_place(function, desk)
-
-
-def all_reduce(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
-    """``function(tensor, op)``, in place."""
-    return _in_place(function, desk, "op")
-
-
-def _in_place(function: Callable[..., Any], desk: Desk, *names: str) -> dict[str, Any]:
+def on_values(function: Callable[..., Any], desk: Desk, names: tuple[str, ...] = ()) -> dict[str, Any]:
+    """``function(tensor, ...)``: what the rank then holds in its tensor, and what was returned."""
     given = desk.next()
-    tensor, watch = torch.from_numpy(given["values"]), Watch()
-    with watch.watching():
-        returned = function(tensor, *(given[name] for name in names))
-    return {"tensor": tensor, "returned": returned, **watch.told}
+    tensor = torch.from_numpy(given["values"])
+    returned = function(tensor, *(given[name] for name in names))
+    return {"tensor": tensor, "returned": returned}
+
+
+reduce_scatter = on_values  # it returns the rank's chunk
+broadcast, all_reduce = partial(on_values, names=("src",)), partial(on_values, names=("op",))
 
 
 @contextmanager

@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-import torch
-
+from .collectives import on_values
 from .desk import Desk
 from .network import Network, batches, gradients, loss_fn
-from .watch import Watch
 
-
-def token_weighted(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
-    """``function(gradient, num_tokens)``, in place."""
-    given, watch = desk.next(), Watch()
-    gradient = torch.from_numpy(given["values"])
-    with watch.watching():
-        returned = function(gradient, given["num_tokens"])
-    return {"tensor": gradient, "returned": returned, **watch.told}
+token_weighted = partial(on_values, names=("num_tokens",))
 
 
 def accumulate(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
     """``function(model, micro_batches, loss_fn)``, which leaves the gradients in ``parameter.grad``."""
-    given, watch = desk.next(), Watch()
+    given = desk.next()
     model = Network(given)
-    with watch.watching():
-        function(model, batches(given), loss_fn)
-    return {"gradients": gradients(model), **watch.told}
+    function(model, batches(given), loss_fn)
+    return {"gradients": gradients(model)}
 
 
 def overlap(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
@@ -35,15 +26,14 @@ def overlap(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
 
     The desk is asked once more when backward has ended, and when ``finish`` has.
     """
-    given, watch, seen = desk.next(), Watch(), []
+    given, seen = desk.next(), []
     model = Network(given, desk)
-    with watch.watching():
-        finish = function(model, given["bucket_bytes"])
-        for batch in batches(given):
-            model.zero_grad(set_to_none=True)
-            loss_fn(model, batch).backward()
-            desk.next()
-            finish()
-            desk.next()
-            seen.append(gradients(model))
-    return {"gradients": [each for step in seen for each in step], **watch.told}
+    finish = function(model, given["bucket_bytes"])
+    for batch in batches(given):
+        model.zero_grad(set_to_none=True)
+        loss_fn(model, batch).backward()
+        desk.next()
+        finish()
+        desk.next()
+        seen += gradients(model)
+    return {"gradients": seen}

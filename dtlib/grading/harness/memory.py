@@ -12,8 +12,7 @@ import torch
 from dtlib.grading import inputs
 
 from .desk import Desk
-from .network import Network, batches, loss_fn, make_optimizer, sample
-from .watch import Watch
+from .network import Network, batches, loss_fn, make_optimizer, returned_function, sample
 
 
 def master_copy(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
@@ -21,7 +20,7 @@ def master_copy(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
 
     The desk is asked at each step of an optimizer, and after each ``step()`` for the elements of the weights to tell.
     """
-    given, watch, optimizers = desk.next(), Watch(), weakref.WeakSet[torch.optim.Optimizer]()
+    given, optimizers = desk.next(), weakref.WeakSet[torch.optim.Optimizer]()
     model, weights, formats, kept = Network(given), [], set(), 0
 
     def make(tensors: Any) -> torch.optim.Optimizer:
@@ -30,19 +29,16 @@ def master_copy(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
         optimizers.add(optimizer)
         return optimizer
 
-    with watch.watching():
-        step = function(model, make)
-        if not callable(step):
-            raise TypeError(f"the function must return a function, not {type(step).__name__}")
-        for _ in range(given["steps"]):
-            _Given.backward_through(model, desk.next())
-            step()
-            gc.collect()  # what hangs in a cycle is nobody's to hold
-            weights.append(sample(model.parameters(), desk.next()))
-            formats |= {str(each.dtype).removeprefix("torch.") for each in model.parameters()}
-            groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
-            kept = _gradient_bytes([*model.parameters(), *(each for group in groups for each in group)])
-    return {"weights": weights, "formats": sorted(formats), "gradient_bytes": kept, **watch.told}
+    step = returned_function(function(model, make))
+    for _ in range(given["steps"]):
+        _Given.backward_through(model, desk.next())
+        step()
+        gc.collect()  # what hangs in a cycle is nobody's to hold
+        weights.append(sample(model.parameters(), desk.next()))
+        formats |= {str(each.dtype).removeprefix("torch.") for each in model.parameters()}
+        groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
+        kept = _gradient_bytes([*model.parameters(), *(each for group in groups for each in group)])
+    return {"weights": weights, "formats": sorted(formats), "gradient_bytes": kept}
 
 
 def update_in_backward(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
@@ -51,16 +47,15 @@ def update_in_backward(function: Callable[..., Any], desk: Desk) -> dict[str, An
     The desk is asked at each gate on the way back, if there are gates, and after it for the elements of the weights
     to tell.
     """
-    given, watch, weights, kept = desk.next(), Watch(), [], 0
+    given, weights, kept = desk.next(), [], 0
     model = Network(given, desk if given["gated"] else None)
-    with watch.watching():
-        function(model, make_optimizer(given))
-        for batch in batches(given):
-            loss_fn(model, batch).backward()
-            gc.collect()
-            weights.append(sample(model.parameters(), desk.next()))
-            kept = _gradient_bytes(model.parameters())
-    return {"weights": weights, "gradient_bytes": kept, **watch.told}
+    function(model, make_optimizer(given))
+    for batch in batches(given):
+        loss_fn(model, batch).backward()
+        gc.collect()
+        weights.append(sample(model.parameters(), desk.next()))
+        kept = _gradient_bytes(model.parameters())
+    return {"weights": weights, "gradient_bytes": kept}
 
 
 class _Given(torch.autograd.Function):

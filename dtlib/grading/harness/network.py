@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -13,18 +14,19 @@ from .desk import Desk
 
 
 class Gate(torch.autograd.Function):
-    """Gives what it gets; on the way back the gradient is multiplied by a key, which is asked for at that moment."""
+    """Gives what it gets; on the way back the gradient is multiplied by a key, which is asked for at that moment: the
+    next piece, or the one called `label`."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, desk: Desk) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, desk: Desk, label: str) -> torch.Tensor:
         """What came in."""
-        ctx.desk = desk
+        ctx.desk, ctx.label = desk, label
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Any, None]:
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Any, None, None]:
         """Asks for the key."""
-        return grad_outputs[0] * torch.from_numpy(ctx.desk.next()), None
+        return grad_outputs[0] * torch.from_numpy(ctx.desk.ask(ctx.label)), None, None
 
 
 class Network(torch.nn.Module):
@@ -32,16 +34,13 @@ class Network(torch.nn.Module):
 
     def __init__(self, given: Mapping[str, Any], desk: Desk | None = None) -> None:
         super().__init__()
-        biased = given.get("biases", True)
-        values = inputs.parameters(given)
+        biased, frozen = given.get("biases", True), given.get("frozen", ())
         self.layers = torch.nn.ModuleList()
-        for before, after in zip(given["widths"][:-1], given["widths"][1:], strict=True):
-            layer = torch.nn.utils.skip_init(torch.nn.Linear, before, after, bias=biased)
-            self.layers.append(layer)
-        for parameter, value in zip(self.parameters(), values, strict=True):
+        for before, after in pairwise(given["widths"]):
+            self.layers.append(torch.nn.utils.skip_init(torch.nn.Linear, before, after, bias=biased))
+        for index, (parameter, value) in enumerate(zip(self.parameters(), inputs.parameters(given), strict=True)):
             parameter.data = torch.from_numpy(value)
-        for index in given.get("frozen", ()):
-            list(self.parameters())[index].requires_grad_(False)
+            parameter.requires_grad_(index not in frozen)
         self.use, self.desk = inputs.use(given), desk
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -49,7 +48,7 @@ class Network(torch.nn.Module):
         for place, layer in enumerate(self.use):
             if place:
                 x = torch.tanh(x)
-                x = Gate.apply(x, self.desk) if self.desk is not None else x
+                x = Gate.apply(x, self.desk, "") if self.desk is not None else x
             x = self.layers[layer](x)
         return x
 
@@ -70,6 +69,13 @@ def make_optimizer(given: Mapping[str, Any]) -> Callable[[Any], torch.optim.Opti
     return lambda tensors: chosen(tensors, **given["settings"])
 
 
+def returned_function(returned: Any) -> Callable[..., Any]:
+    """What a learner's function returned, which must be a function."""
+    if not callable(returned):
+        raise TypeError(f"the function must return a function, not {type(returned).__name__}")
+    return returned  # type: ignore[no-any-return]
+
+
 def gradients(model: torch.nn.Module) -> list[Any]:
     """A copy of each parameter's gradient, None where there is none."""
     return [None if each.grad is None else each.grad.detach().clone() for each in model.parameters()]
@@ -84,3 +90,10 @@ def sample(tensors: Any, positions: Any) -> Any:
         found[own] = each.detach().reshape(-1)[places[own] - start].float()
         start += each.numel()
     return found
+
+
+def elements(tensor: torch.Tensor | None, positions: Any) -> torch.Tensor | None:
+    """A copy of the elements of `tensor` at `positions`, if there is one; without positions, of all of it."""
+    if tensor is None or positions is None:
+        return None if tensor is None else tensor.detach().clone()
+    return tensor.detach().reshape(-1)[torch.from_numpy(positions)]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 from unittest import mock
 
@@ -12,35 +11,30 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .desk import Desk
-from .watch import Watch
+from .watch import note_escape
 
 
 def call(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
-    """``{"answer": function(*arguments), "library": [...], "escaped": [...]}``: see `Watch`."""
-    return _answer(function, desk, Watch())
+    """``{"answer": function(*arguments)}``."""
+    return {"answer": function(*desk.next())}
 
 
-def predict(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
-    """The same of an answer that is to be worked out: whatever torch or the lab runs is told."""
-    return _answer(function, desk, Watch(nothing_runs=True))
+predict = call  # of an answer that is to be worked out: whatever torch or the lab runs is told
 
 
 def encode(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
     """The same of an answer that is bytes: ``form`` says what came, ``shortcut`` which operations of torch made a
     bfloat16 tensor meanwhile."""
-    watch, seen = Watch(), _Bfloat16()
-    with _no_threads(watch), seen:
-        told = _answer(function, desk, watch)
-    is_bytes = isinstance(told["answer"], bytes | bytearray | memoryview)
-    form = "bytes" if is_bytes else type(told["answer"]).__name__
-    return {**told, "form": form, "shortcut": sorted(seen.made)}
+    seen, start = _Bfloat16(), threading.Thread.start
 
+    def noted(thread: threading.Thread) -> None:
+        note_escape("another thread")  # what torch does in it is not seen
+        start(thread)
 
-def _answer(function: Callable[..., Any], desk: Desk, watch: Watch) -> dict[str, Any]:
-    arguments = desk.next()
-    with watch.watching():
-        returned = function(*arguments)
-    return {"answer": returned, **watch.told}
+    with mock.patch.object(threading.Thread, "start", noted), seen:
+        answer = call(function, desk)["answer"]
+    form = "bytes" if isinstance(answer, bytes | bytearray | memoryview) else type(answer).__name__
+    return {"answer": answer, "form": form, "shortcut": sorted(seen.made)}
 
 
 class _Bfloat16(TorchDispatchMode):
@@ -56,16 +50,3 @@ class _Bfloat16(TorchDispatchMode):
             if isinstance(each, torch.Tensor) and each.dtype is torch.bfloat16:
                 self.made.add(str(func).partition(".")[2] or str(func))
         return result
-
-
-@contextmanager
-def _no_threads(watch: Watch) -> Iterator[None]:
-    """Note threads that are started: what torch does in them is not seen."""
-    start = threading.Thread.start
-
-    def noted(thread: threading.Thread) -> None:
-        watch.escaped.add("another thread")
-        start(thread)
-
-    with mock.patch.object(threading.Thread, "start", noted):
-        yield

@@ -46,11 +46,12 @@ _active: list[Watch] = []
 class Watch:
     """Notes calls while `watching`: `called` names functions of the library, `built_in` those of torch that shard a
     model (FSDP, DTensor, sharded optimizers) or recompute it, `escaped` ways out of sight. With `nothing_runs` all that
-    torch or the lab does is noted as `built_in`: for answers that are to be worked out."""
+    torch or the lab does is noted as `built_in`, for answers that are to be worked out; what begins as one of
+    `allowed` is not."""
 
-    def __init__(self, *, nothing_runs: bool = False) -> None:
+    def __init__(self, *, nothing_runs: bool = False, allowed: tuple[str, ...] = ()) -> None:
         self._built_ins = _RUNS if nothing_runs else _BUILT_INS
-        self._nothing_runs = nothing_runs
+        self._nothing_runs, self._allowed = nothing_runs, allowed
         self.called: set[str] = set()
         self.built_in: set[str] = set()
         self.escaped: set[str] = set()
@@ -60,7 +61,7 @@ class Watch:
         """What was noted, as plain data for an observation."""
         return {
             "library": sorted(self.called),
-            "built_in": sorted(self.built_in)[:50],
+            "built_in": sorted(each for each in self.built_in if not each.startswith(self._allowed))[:50],
             "escaped": sorted(self.escaped),
         }
 
@@ -119,18 +120,20 @@ def _is_imported(frame: Any) -> bool:
     return False
 
 
+def note_escape(way: str) -> None:
+    """Have who watches note a way out of sight."""
+    _active[-1].escaped.add(way)
+
+
 @cache
 def _listen() -> None:
     """Hear, from now on and for good, of what `sys.audit` tells: such a hook cannot be taken away."""
-    ways = dict(_OUT_OF_SIGHT)
-    active = _active
+    ways, active = dict(_OUT_OF_SIGHT), _active
     starts_thread = vars(threading.Thread)["_bootstrap_inner"].__code__
 
     def hear(event: str, arguments: tuple[Any, ...]) -> None:
         # A thread of threading takes over the profiler by itself.
-        if not active or event not in ways:
-            return
-        if sys._getframe(1).f_code is not starts_thread:
+        if active and event in ways and sys._getframe(1).f_code is not starts_thread:
             active[-1].escaped.add(ways[event])
 
     sys.addaudithook(hear)

@@ -10,8 +10,7 @@ import torch
 from dtlib.grading import inputs
 
 from .desk import Desk
-from .network import Network, batches, loss_fn, make_optimizer, sample
-from .watch import Watch
+from .network import Gate, Network, batches, elements, loss_fn, make_optimizer, returned_function, sample
 
 
 def split(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
@@ -20,17 +19,16 @@ def split(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
     By what a rank multiplies its shard it asks when it holds nothing else. Of many elements it tells those at some
     ``positions``.
     """
-    given, watch, rebuilt = desk.next(), Watch(), []
-    with watch.watching():
-        shard, unshard = _pair(function([torch.from_numpy(each) for each in inputs.tensors(given)]))
-        first = None if "positions" in given else shard.detach().clone()
-        for _ in range(2):
-            with torch.no_grad():
-                shard.mul_(desk.next())
-            found = unshard()
-            rebuilt.append(sample(found, given["positions"]) if "positions" in given else _copied(found))
-            del found
-    return {"shard": first, "rebuilt": rebuilt, **watch.told}
+    given, rebuilt = desk.next(), []
+    shard, unshard = _pair(function([torch.from_numpy(each) for each in inputs.tensors(given)]))
+    first = None if "positions" in given else shard.detach().clone()
+    for _ in range(2):
+        with torch.no_grad():
+            shard.mul_(desk.next())
+        found = unshard()
+        rebuilt.append(sample(found, given["positions"]) if "positions" in given else _copied(found))
+        del found
+    return {"shard": first, "rebuilt": rebuilt}
 
 
 def _pair(returned: Any) -> tuple[torch.Tensor, Callable[[], Any]]:
@@ -56,20 +54,15 @@ def optimizer(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
     After each step the desk is asked for nothing: what is held then is held between steps. At the end it tells which
     elements of the weights it wants to know.
     """
-    given = desk.next()
-    model, watch = Network(given), Watch()
-    data, maker = batches(given), make_optimizer(given)
-    with watch.watching():
-        step = function(list(model.parameters()), maker)
-        if not callable(step):
-            raise TypeError(f"the function must return a function, not {type(step).__name__}")
-        seen = []
-        for batch in data:
-            loss_fn(model, batch).backward()
-            step()
-            model.zero_grad(set_to_none=True)
-            seen.append(sample(model.parameters(), desk.next()))
-    return {"weights": seen, **watch.told}
+    given, seen = desk.next(), []
+    model = Network(given)
+    step = returned_function(function(list(model.parameters()), make_optimizer(given)))
+    for batch in batches(given):
+        loss_fn(model, batch).backward()
+        step()
+        model.zero_grad(set_to_none=True)
+        seen.append(sample(model.parameters(), desk.next()))
+    return {"weights": seen}
 
 
 def gradients(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
@@ -77,30 +70,28 @@ def gradients(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
 
     After each backward the desk is asked once more. Of many elements it tells those at some ``positions``.
     """
-    given, watch, seen, left = desk.next(), Watch(), [], []
+    given, seen, left = desk.next(), [], []
     model = Network(given, desk)
-    with watch.watching():
-        shares = function(model)
-        if not isinstance(shares, list):
-            raise TypeError(f"the function must return a list, not {type(shares).__name__}")
-        for batch in batches(given):
-            loss_fn(model, batch).backward()
-            if "positions" in given:
-                seen.append([sample((each for each in shares if each is not None), given["positions"])])
-            else:
-                seen.append(_copied(shares))
-            left.append(sum(each.grad is not None for each in model.parameters()))
-            desk.next()
-    return {"shares": seen, "left": left, **watch.told}
+    shares = function(model)
+    if not isinstance(shares, list):
+        raise TypeError(f"the function must return a list, not {type(shares).__name__}")
+    for batch in batches(given):
+        loss_fn(model, batch).backward()
+        if "positions" in given:
+            seen.append([sample((each for each in shares if each is not None), given["positions"])])
+        else:
+            seen.append(_copied(shares))
+        left.append(sum(each.grad is not None for each in model.parameters()))
+        desk.next()
+    return {"shares": seen, "left": left}
 
 
 def clip(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
     """``function(shards, max_norm)``, in place; it returns the norm before."""
-    given, watch = desk.next(), Watch()
+    given = desk.next()
     shards = [torch.from_numpy(each) for each in given["shards"]]
-    with watch.watching():
-        returned = function(list(shards), given["max_norm"])
-    return {"shards": shards, "returned": returned, **watch.told}
+    returned = function(list(shards), given["max_norm"])
+    return {"shards": shards, "returned": returned}
 
 
 def stack(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
@@ -109,51 +100,29 @@ def stack(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
     The desk gives a batch at each step. It is asked at gates between layers, forward and back, and when either ends. Of
     many elements of a gradient it tells those at some ``positions``.
     """
-    given, watch, losses, seen = desk.next(), Watch(), [], []
+    given, losses, seen = desk.next(), [], []
     widths = given["widths"][1:]
     shards = [torch.from_numpy(desk.next()).requires_grad_() for _ in widths]
-    with watch.watching():
-        for step in range(given["steps"]):
-            inputs, targets = map(torch.from_numpy, desk.next())
-            outputs = inputs.requires_grad_()
-            for layer, (shard, width) in enumerate(zip(shards, widths, strict=True)):
-                outputs = torch.tanh(outputs) if layer else outputs
-                if layer in given["gates"]:
-                    outputs = _Between.apply(outputs, desk, f"{step}, layer {layer}")
-                outputs = function(outputs, shard, width)
-            loss = torch.nn.functional.mse_loss(outputs, targets)
-            del outputs
-            desk.next()
-            loss.backward()
-            losses.append(loss.item())
-            del loss
-            desk.next()
-            seen += [_at(each.grad, given["positions"]) for each in shards]
-            with torch.no_grad():
-                for each in shards:
-                    if each.grad is not None:
-                        each -= given["rate"] * each.grad
-                        each.grad = None
-    built_in = [each for each in watch.told["built_in"] if not each.startswith("torch's checkpoint.")]  # a way to do it
-    return {"losses": losses, "gradients": seen, **watch.told, "built_in": built_in}
-
-
-class _Between(torch.autograd.Function):
-    """Asks before the next layer; on the way back the gradient is multiplied by a key, which it asks for then."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, desk: Desk, name: str) -> torch.Tensor:
-        ctx.desk, ctx.name = desk, name
-        desk.ask(f"forward {name}")
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Any, None, None]:
-        return grad_outputs[0] * torch.from_numpy(ctx.desk.ask(f"back {ctx.name}")), None, None
-
-
-def _at(tensor: torch.Tensor | None, positions: Any) -> torch.Tensor | None:
-    """A copy of the elements at `positions`; without any, of all."""
-    if tensor is None or positions is None:
-        return None if tensor is None else tensor.detach().clone()
-    return tensor.detach().reshape(-1)[torch.from_numpy(positions)]
+    for step in range(given["steps"]):
+        inputs, targets = map(torch.from_numpy, desk.next())
+        outputs = inputs.requires_grad_()
+        for layer, (shard, width) in enumerate(zip(shards, widths, strict=True)):
+            outputs = torch.tanh(outputs) if layer else outputs
+            if layer in given["gates"]:
+                desk.ask(f"forward {step}, layer {layer}")
+                outputs = Gate.apply(outputs, desk, f"back {step}, layer {layer}")
+            outputs = function(outputs, shard, width)
+        loss = torch.nn.functional.mse_loss(outputs, targets)
+        del outputs
+        desk.next()
+        loss.backward()
+        losses.append(loss.item())
+        del loss
+        desk.next()
+        seen += [elements(each.grad, given["positions"]) for each in shards]
+        with torch.no_grad():
+            for each in shards:
+                if each.grad is not None:
+                    each -= given["rate"] * each.grad
+                    each.grad = None
+    return {"losses": losses, "gradients": seen}
