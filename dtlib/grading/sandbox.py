@@ -17,9 +17,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,6 +36,7 @@ from .walls.view import HOME, TEMPORARY, hidden_paths
 
 _USERS = 4096  # how many inmates may live at once: each has a number of its own
 _MOST_HANGS = 2  # after so many, the cases that are left are not tried
+_FIRST_PLACE = 8  # in the file of a task, behind the bytes that say where the task itself begins
 _GUARD = f"{__package__}.walls.warden:guard"
 #: After these, nothing of the exercise counts, and nothing more of it is run.
 WHOLE = ("blank", "missing", "syntax", "limit", "tampered")
@@ -93,9 +93,7 @@ class Sandbox:
     def __enter__(self) -> Sandbox:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -123,11 +121,10 @@ class Sandbox:
         is ended though nobody can tell why is tried once more, alone. ``tell(done, words)`` is called before each
         start. Nothing that an answer does raises here; `SandboxError` does where a fork server cannot be kept alive.
         """
-        errand = _Errand(self, exercise, answer, cases, tell)
-        return errand.run()
+        return _Errand(self, exercise, answer, cases, tell).run()
 
     def perform(self, task: dict[str, Any], blobs: Sequence[bytes]) -> Start:
-        """Have a warden run `task`, in which pieces are places in `blobs`; returns when all its processes are gone."""
+        """Have a warden run `task` with the `blobs` that it hands out; returns when all its processes are gone."""
         with self._lock:
             number = next(self._numbers)
         whole = {
@@ -142,8 +139,8 @@ class Sandbox:
         job_fd = anonymous_file("dtlib-task")
         try:
             with open_fd(job_fd, "wb") as file:
-                file.write(_with_places(whole, blobs))
-                file.writelines(blobs)
+                file.write((_FIRST_PLACE + sum(map(len, blobs))).to_bytes(_FIRST_PLACE, "big"))
+                file.writelines([*blobs, plain.pack(whole)])
             control, pid = self._start(job_fd)
         finally:
             os.close(job_fd)
@@ -199,23 +196,19 @@ class Answer:
 Job = tuple[Exercise, Answer, Case]
 
 
+@dataclass
 class _Errand:
     """One exercise of one answer: which cases are left, and what was observed of those that are done."""
 
-    def __init__(
-        self,
-        sandbox: Sandbox,
-        exercise: Exercise,
-        answer: Answer,
-        cases: Sequence[Case],
-        tell: Callable[[int, str], None],
-    ) -> None:
-        self.sandbox, self.exercise, self.answer, self.cases, self.tell = sandbox, exercise, answer, cases, tell
-        self.done: dict[int, Observed] = {}
-        self.retried: set[int] = set()
-        self.starts: list[Start] = []
-        self.printed: list[str] = []
-        self.begun = time.monotonic()
+    sandbox: Sandbox
+    exercise: Exercise
+    answer: Answer
+    cases: Sequence[Case]
+    tell: Callable[[int, str], None]
+    done: dict[int, Observed] = field(default_factory=dict)
+    retried: set[int] = field(default_factory=set)
+    starts: list[Start] = field(default_factory=list)
+    begun: float = field(default_factory=time.monotonic)
 
     def run(self) -> Outcome:
         for group in self._groups():
@@ -228,7 +221,7 @@ class _Errand:
         jobs = [job for start in self.starts for job in start.jobs]
         return Outcome(
             [self.done[index] for index in range(len(self.cases))],
-            cut("".join(self.printed)),
+            cut("".join(line for start in self.starts for line in start.printed())),
             time.monotonic() - self.begun,
             sum(sum(job["cpu_seconds"]) for job in jobs),
             sum(sum(job["starved_seconds"]) for job in jobs),
@@ -257,11 +250,11 @@ class _Errand:
         return None
 
     def _start(self, indices: list[int]) -> None:
-        self.tell(len(self.done), self._words(indices[0]))
+        n = self.cases[indices[0]].get("world_size", 1)
+        self.tell(len(self.done), f"{n} ranks" if n > 1 else "one process")
         jobs = [(self.exercise, self.answer, self.cases[index]) for index in indices]
         start = self.sandbox.perform(*task_of(jobs, self.sandbox.limits.cpu_seconds))
         self.starts.append(start)
-        self.printed += start.printed()
         observed = read_start(start, [(self.exercise, self.answer.cells, case) for _, _, case in jobs])
         for index, each in zip(indices, observed, strict=False):  # after one that was ended, others may not have begun
             if each.trouble is not None and each.trouble.kind == "not known" and index not in self.retried:
@@ -270,28 +263,24 @@ class _Errand:
             else:
                 self.done[index] = each
 
-    def _words(self, index: int) -> str:
-        n = self.cases[index].get("world_size", 1)
-        return f"{n} ranks" if n > 1 else "one process"
-
 
 def task_of(jobs: Sequence[Job], least_seconds: float) -> tuple[dict[str, Any], list[bytes]]:
     """A task for `Sandbox.perform`: `jobs` of as many ranks, one after the other, and the blobs that it hands out."""
     blobs: list[bytes] = []
     answers: list[Answer] = []
-    planned = []
+    planned, end = [], _FIRST_PLACE
+
+    def place(piece: Any) -> list[int]:
+        """Where a piece stands in the file of the task: its first byte, and how many it has."""
+        nonlocal end
+        blobs.append(plain.pack(piece))
+        end += len(blobs[-1])
+        return [end - len(blobs[-1]), len(blobs[-1])]
+
     for exercise, answer, case in jobs:
         if not answers or answers[-1] is not answer:
             answers.append(answer)
-        pieces: list[list[int]] = []
-        named: list[dict[str, int]] = []
-        for rank in range(case.get("world_size", 1)):
-            packed = [plain.pack(piece) for _, piece in exercise.handed_out(case, rank)]
-            pieces.append(list(range(len(blobs), len(blobs) + len(packed))))
-            blobs += packed
-            own = exercise.named(case, rank)
-            named.append({label: len(blobs) + index for index, label in enumerate(own)})
-            blobs += [plain.pack(piece) for piece in own.values()]
+        ranks = range(case.get("world_size", 1))
         planned.append(
             {
                 "answer": len(answers) - 1,
@@ -301,8 +290,8 @@ def task_of(jobs: Sequence[Job], least_seconds: float) -> tuple[dict[str, Any], 
                 "alone": "world_size" not in case,
                 "weigh": bool(case.get("weighed")),
                 "cpu_seconds": costs.limit(exercise.id, least_seconds),
-                "pieces": pieces,
-                "named": named,
+                "pieces": [[place(piece) for _, piece in exercise.handed_out(case, rank)] for rank in ranks],
+                "named": [{label: place(each) for label, each in exercise.named(case, rank).items()} for rank in ranks],
                 "holds": [list(hold) for hold in exercise.holds(case)],
             }
         )
@@ -331,30 +320,6 @@ _MODULES = (
     f"{__package__}.walls.inmate",
     "dtlib.ranks",
 )
-
-
-def _with_places(task: dict[str, Any], blobs: Sequence[bytes]) -> bytes:
-    """The head of a task's file, in which each piece is (where it begins in the file, its bytes)."""
-    lengths = [len(blob) for blob in blobs]
-
-    def head(first: int) -> bytes:
-        starts = list(itertools.accumulate(lengths, initial=first))
-        jobs = [
-            {
-                **job,
-                "pieces": [[[starts[i], lengths[i]] for i in each] for each in job["pieces"]],
-                "named": [{label: [starts[i], lengths[i]] for label, i in each.items()} for each in job["named"]],
-            }
-            for job in task["jobs"]
-        ]
-        packed = plain.pack({**task, "jobs": jobs})
-        return len(packed).to_bytes(8, "big") + packed
-
-    # The places stand in the head, whose own length they depend on: it grows by a few digits at most.
-    size = len(head(0))
-    while len(head(size)) > size:
-        size = len(head(size))
-    return head(size) + b"\0" * (size - len(head(size)))
 
 
 def _wait_for(pid: int) -> None:

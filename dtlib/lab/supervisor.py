@@ -129,21 +129,8 @@ class Crew:
         run_rank(self.job, rank, sock, files, self.store_path, self.network_error)
 
     def _spawn_rank(self, rank: int, there: socket.socket, here: socket.socket, files: RankFiles) -> int:
-        job_fd = anonymous_file("dtlib-job")
-        with open_fd(job_fd, "wb") as file:
-            pickle.dump((self.job, rank, there.fileno(), files, self.store_path, self.network_error), file)
-        fds = (there.fileno(), job_fd, files.result, files.output, files.stack)
-        code = f"import sys; sys.path[:] = {sys.path!r}; from dtlib.lab.supervisor import spawned; spawned({job_fd})"
-        child = subprocess.Popen(
-            [sys.executable, "-c", code],
-            pass_fds=fds,
-            stdin=subprocess.DEVNULL,
-            stdout=files.output,
-            stderr=files.output,
-        )
-        os.close(job_fd)
-        child.returncode = 0  # reaped below by its process id; Popen must not warn
-        return child.pid
+        told = (self.job, rank, there.fileno(), files, self.store_path, self.network_error)
+        return spawn(__name__, pickle.dumps(told), there, files)
 
     def watch(self) -> Report:
         """Serve the ranks until all are done, one has failed, or the time is up."""
@@ -281,6 +268,24 @@ class Crew:
         send_frame(self.control, pickle.dumps(report))
         for rank in self.ranks:
             send_frame(self.control, b"F", [rank.files.result, rank.files.output, rank.files.stack])
+
+
+def spawn(module: str, told: bytes, there: socket.socket, files: RankFiles) -> int:
+    """Start a rank as a fresh process that calls ``module.spawned(fd)``, where `fd` holds what it is told: its id."""
+    job_fd = anonymous_file("dtlib-job")
+    with open_fd(job_fd, "wb") as file:
+        file.write(told)
+    code = f"import sys; sys.path[:] = {sys.path!r}; from {module} import spawned; spawned({job_fd})"
+    child = subprocess.Popen(
+        [sys.executable, "-c", code],
+        pass_fds=(there.fileno(), job_fd, files.result, files.output, files.stack),
+        stdin=subprocess.DEVNULL,
+        stdout=files.output,
+        stderr=files.output,
+    )
+    os.close(job_fd)
+    child.returncode = 0  # reaped later by its process id; Popen must not warn
+    return child.pid
 
 
 def spawned(job_fd: int) -> None:

@@ -65,7 +65,7 @@ def run_rank(job: Job, rank: int, sock: socket.socket, files: RankFiles, store_p
     """Be rank `rank`: never returns."""
     try:
         die_with_parent()
-        _redirect(files)
+        redirect(files)
         _settle(job, rank)
         context.enter(
             context.RankContext(
@@ -90,12 +90,13 @@ def run_rank(job: Job, rank: int, sock: socket.socket, files: RankFiles, store_p
         os._exit(0)
 
 
-def _redirect(files: RankFiles) -> None:
+def redirect(files: RankFiles) -> None:
+    """Read from nowhere, print into the rank's own file, and write stacks into another when asked to."""
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
     os.dup2(files.output, 1)
     os.dup2(files.output, 2)
-    sys.stdin = open(os.devnull)  # noqa: SIM115
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     # Both write from C, without the interpreter's lock: they answer from a rank that hangs in a collective.

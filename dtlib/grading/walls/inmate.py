@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import faulthandler
 import json
 import linecache
 import os
@@ -26,7 +25,7 @@ from dtlib.grading.harness.collectives import fair_collectives
 from dtlib.grading.harness.desk import Desk
 from dtlib.grading.harness.told import telling
 from dtlib.lab import context
-from dtlib.lab.worker import RankFiles
+from dtlib.lab.worker import RankFiles, redirect
 from dtlib.processes.channel import open_fd, recv_frame, send_frame
 from dtlib.processes.namespace import die_with_parent
 
@@ -49,7 +48,7 @@ def live(
     try:
         die_with_parent()
         _keep_only([sock.fileno(), files.result, files.output, files.stack, *([store_fd] if store_fd >= 0 else [])])
-        _redirect(files)
+        redirect(files)
         _settle(task, rank, standing)
         give_up_privileges(task, rank, standing - {"syscalls"})
         context.enter(
@@ -104,18 +103,6 @@ def _keep_only(descriptors: list[int]) -> None:
         os.closerange(low + 1, fd)
         low = fd
     os.closerange(low + 1, 65536)
-
-
-def _redirect(files: RankFiles) -> None:
-    with open(os.devnull) as nothing:
-        os.dup2(nothing.fileno(), 0)
-    os.dup2(files.output, 1)
-    os.dup2(files.output, 2)
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115
-    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
-    faulthandler.enable(file=files.stack, all_threads=True)
-    faulthandler.register(signal.SIGUSR1, file=files.stack, all_threads=False)
 
 
 def _settle(task: Mapping[str, Any], rank: int, standing: frozenset[str]) -> None:

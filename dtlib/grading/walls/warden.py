@@ -7,16 +7,16 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dtlib.grading import plain
+from dtlib.lab.supervisor import spawn
 from dtlib.lab.worker import RankFiles
-from dtlib.processes.channel import anonymous_file, open_fd, send_frame
+from dtlib.processes.channel import open_fd, send_frame
 from dtlib.processes.namespace import adopt_orphans, die_with_parent, enter_namespaces, raise_loopback
 
 from . import kernel, limits, view
@@ -42,21 +42,20 @@ class NoWall(Exception):
 def guard(control: socket.socket, job_fd: int, *, fork: bool = True) -> None:
     """Run the task that `job_fd` holds and report over `control`: never returns.
 
-    The file holds the length of the task (8 bytes), the task as plain data, and behind it what is handed out. The
-    forked process is the warden's anchor outside; the warden itself is its child and the first process of the new
+    The file holds where in it the task begins (8 bytes), what is handed out, and the task as plain data. The forked
+    process is the warden's anchor outside; the warden itself is its child and the first process of the new
     process namespace, so that nothing inside can kill it, and nothing outlives it.
     """
     try:
         send_frame(control, str(os.getpid()).encode())
         with open_fd(job_fd, "rb") as file:
-            task = plain.unpack(file.read(int.from_bytes(file.read(8), "big")))
+            file.seek(int.from_bytes(file.read(8), "big"))
+            task = plain.unpack(file.read())
         if os.getsid(0) != os.getpid():
             os.setsid()  # a signal to its process group reaches no process outside
         standing = frozenset(task["walls"])
-        missing = _first_refused(standing) if task["try_walls"] else None
-        if missing is not None:
-            _report(control, {"no_wall": missing.wall, "why": missing.why})
-            os._exit(0)
+        if task["try_walls"]:
+            _try_each((wall for wall in _NAMESPACES if wall in standing), _enter_namespaces)
         _enter_namespaces(standing)
         if "processes" in standing:
             pid = os.fork()
@@ -69,6 +68,8 @@ def guard(control: socket.socket, job_fd: int, *, fork: bool = True) -> None:
         _keep(Walled(task, job_fd, control, standing, fork=fork))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the grader is gone: nobody waits for an answer
+    except NoWall as missing:
+        _report(control, {"no_wall": missing.wall, "why": missing.why})
     except Exception as error:  # a fault of the warden's own: told, and never a verdict
         with contextlib.suppress(OSError):
             _report(control, {"broken": f"{type(error).__name__}: {error}"[:500]})
@@ -84,27 +85,31 @@ def _enter_namespaces(standing: frozenset[str]) -> None:
         enter_namespaces(flags)
 
 
-def _first_refused(standing: frozenset[str]) -> NoWall | None:
-    """Which of the namespaces the kernel does not grant, tried one after another in processes of their own."""
-    for wall in (each for each in _NAMESPACES if each in standing):
-        number = _try(lambda wall=wall: _enter_namespaces(frozenset({wall})))  # type: ignore[misc]
+def _try_each(walls: Iterable[str], put_up: Callable[[frozenset[str]], None]) -> None:
+    """Call ``put_up({wall})`` for one wall after another, in processes of their own. Raises `NoWall`."""
+    for wall in walls:
+        pid = os.fork()
+        if pid == 0:
+            number = 255
+            try:
+                put_up(frozenset({wall}))
+                number = 0
+            except OSError as error:
+                number = error.errno if error.errno and error.errno < 256 else 255
+            finally:
+                os._exit(number)
+        number = abs(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
         if number:
-            return NoWall(wall, OSError(number, os.strerror(number)))
-    return None
+            raise NoWall(wall, OSError(number, os.strerror(number)))
 
 
-def _try(call: Callable[[], None]) -> int:
-    """Call in a process of its own: 0, or the number of the error that it raised."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            call()
-        except OSError as error:
-            os._exit(error.errno if error.errno and error.errno < 256 else 255)
-        except BaseException:
-            os._exit(255)
-        os._exit(0)
-    return abs(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+@contextlib.contextmanager
+def _raising(wall: str) -> Iterator[None]:
+    """An ``OSError`` in the block means that this wall cannot stand."""
+    try:
+        yield
+    except OSError as error:
+        raise NoWall(wall, error) from error
 
 
 def _keep(ward: Walled) -> None:
@@ -127,8 +132,6 @@ def _keep(ward: Walled) -> None:
         )
         for rank in ward.ranks:
             send_frame(ward.control, b"F", [rank.files.result, rank.files.output, rank.files.stack])
-    except NoWall as missing:
-        _report(ward.control, {"no_wall": missing.wall, "why": missing.why})
     finally:
         ward.end()
 
@@ -149,43 +152,24 @@ class Walled(Ward):
     def prepare(self) -> None:
         """Raise the walls that are left: the network's tap and the view. Raises `NoWall`."""
         if "network" in self.standing:
-            try:
+            with _raising("network"):
                 raise_loopback()
                 self.tap = Tap()
-            except OSError as error:
-                raise NoWall("network", error) from error
         own_processes = "processes" in self.standing
         users = limits.users(self.task["number"], self.task["world_size"])
         if "files" in self.standing:
-            try:
+            with _raising("files"):
                 view.enter_view(map(Path, self.task["hidden"]), users, own_processes=own_processes)
-            except OSError as error:
-                raise NoWall("files", error) from error
         elif own_processes:
-            try:
+            with _raising("processes"):
                 view.see_own_processes()
-            except OSError as error:
-                raise NoWall("processes", error) from error
         if self.task["try_walls"]:
-            self._try_privileges()
+            from .inmate import give_up_privileges
+
+            privileges = (wall for wall in ("files", "limits", "syscalls") if wall in self.standing)
+            _try_each(privileges, partial(give_up_privileges, self.task, 0))
         if not own_processes:
             adopt_orphans()
-
-    def _try_privileges(self) -> None:
-        """See, in a process that does nothing else, whether an inmate could give up its privileges."""
-        from .inmate import give_up_privileges
-
-        for wall in ("files", "limits", "syscalls"):
-            if wall in self.standing:
-                number = _try(lambda wall=wall: give_up_privileges(self.task, 0, frozenset({wall})))  # type: ignore[misc]
-                if number:
-                    raise NoWall(wall, OSError(number, os.strerror(number)))
-
-    def _make_store(self) -> None:
-        if self.fork:
-            self.store_fd = anonymous_file("dtlib-store")
-        else:
-            super()._make_store()
 
     def _fork_rank(self, rank: int, there: socket.socket, here: socket.socket, files: RankFiles) -> int:
         """Fork an inmate; behind the wall of processes as the first one of a namespace of its own."""
@@ -208,20 +192,8 @@ class Walled(Ward):
         live(self.task, rank, sock, files, self.store_fd, self.standing)
 
     def _spawn_rank(self, rank: int, there: socket.socket, here: socket.socket, files: RankFiles) -> int:
-        task_fd = anonymous_file("dtlib-task")
-        with open_fd(task_fd, "wb") as file:
-            file.write(plain.pack([self.task, rank, there.fileno(), vars(files), self.store_path]))
-        code = f"import sys; sys.path[:] = {sys.path!r}; from {live_module()} import spawned; spawned({task_fd})"
-        child = subprocess.Popen(
-            [sys.executable, "-c", code],
-            pass_fds=(there.fileno(), task_fd, files.result, files.output, files.stack),
-            stdin=subprocess.DEVNULL,
-            stdout=files.output,
-            stderr=files.output,
-        )
-        os.close(task_fd)
-        child.returncode = 0  # reaped below by its process id; Popen must not warn
-        return child.pid
+        told = plain.pack([self.task, rank, there.fileno(), vars(files), self.store_path])
+        return spawn(f"{__package__}.inmate", told, there, files)
 
     def end(self) -> None:
         """Leave no process of this start alive."""
@@ -246,8 +218,3 @@ class Walled(Ward):
                     time.sleep(0.001)
             except ChildProcessError:
                 return
-
-
-def live_module() -> str:
-    """The module in which an inmate begins."""
-    return f"{__package__}.inmate"
