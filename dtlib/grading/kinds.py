@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +21,9 @@ import numpy as np
 from . import plain
 from .compare import close, compare, mixture, show, show_bytes
 from .exercise import Check, Exercise, Finding, Fits, FormError, Kind, Mistake
+from .oracle import FLOAT_BYTES
 from .seen import Case, Observed, Seen
 
-FLOAT_BYTES = 4
 ROOM = 6 * 2**20  # for what libraries keep, where memory is weighed
 Theory = Callable[[Case], Any]
 Of = str | Callable[[Observed], Any]
@@ -147,24 +147,22 @@ def values(
     Right numbers count where all ranks together sent ``least_sent(case)`` bytes, without which nobody can know them.
     """
 
+    several = part if isinstance(part, tuple) else parts.split(", ") if part is None and parts else ()
+
     def taken(observed: Observed) -> Any:
-        value = _taken(observed, of)
-        if part is None and parts:
-            return [_part(value, number, parts) for number in range(len(parts.split(",")))]
-        return value if part is None else _part(value, part, parts)
+        return _part(_taken(observed, of), part, parts)
 
     def expected(theory: Any) -> Any:
-        return theory if part is None or of != "answer" else _part(theory, part, parts)
+        return _part(theory, part, parts) if of == "answer" else theory
 
     def agrees(observed: Observed, theory: Any) -> bool:
         return _same(taken(observed), expected(theory), rtol, atol)
 
     def inspect(observed: Observed) -> Finding | None:
         seen, wanted = taken(observed), expected(right(observed.case))
-        if of == "answer" and (isinstance(part, tuple) or (part is None and parts)):
-            named = zip(part or parts.split(", "), seen, wanted, strict=True)
-            found = (compare(one, two, f"{name}; {observed.words}", rtol, atol) for name, one, two in named)
-            return next((each for each in found if each), None)
+        if of == "answer" and several:
+            named = zip(several, seen, wanted, strict=True)
+            return _first(compare(one, two, f"{name}; {observed.words}", rtol, atol) for name, one, two in named)
         if of == "answer":
             return compare(seen, wanted, observed.words, rtol, atol)
         off = _compare_ranks(observed, seen, wanted, names(observed.case) if names else (), rtol, atol)
@@ -173,9 +171,7 @@ def values(
     mistakes = [*_known(wrong, agrees), *_common(where)]
     if sums is not None:
         mistakes += _of_sums(taken, right, sums)
-    return Check(
-        name, kind, points, description, inspect, tuple(mistakes), applies=_where(where), agrees=agrees,
-    )  # fmt: skip
+    return Check(name, kind, points, description, inspect, tuple(mistakes), applies=_where(where), agrees=agrees)
 
 
 def sends(
@@ -189,24 +185,20 @@ def sends(
 ) -> Check:
     """Bytes on the wire against ``right(case)``: of all ranks together, or a list with those of each rank."""
 
+    def off(observed: Observed, theory: Any) -> Finding | None:
+        n, each_rank = observed.case["world_size"], isinstance(theory, Sequence)
+        for rank, wanted in enumerate(theory if each_rank else [theory]):
+            seen = needed_bytes(observed.seen, n, rank if each_rank else None)
+            if not near(seen, wanted):
+                who = f"rank {rank}" if each_rank else "all ranks together"
+                return Finding(f"{show_bytes(seen)} sent by {who}", show_bytes(wanted), observed.words)
+        return None
+
     def agrees(observed: Observed, theory: Any) -> bool:
-        n = observed.case["world_size"]
-        if isinstance(theory, Sequence):
-            own = [needed_bytes(observed.seen, n, rank) for rank in range(n)]
-            return all(near(seen, wanted) for seen, wanted in zip(own, theory, strict=True))
-        return near(needed_bytes(observed.seen, n), theory)
+        return off(observed, theory) is None
 
     def inspect(observed: Observed) -> Finding | None:
-        wanted, n = right(observed.case), observed.case["world_size"]
-        if agrees(observed, wanted):
-            return None
-        if isinstance(wanted, Sequence):
-            for rank in range(n):
-                seen = needed_bytes(observed.seen, n, rank)
-                if not near(seen, wanted[rank]):
-                    return Finding(f"{show_bytes(seen)} sent by rank {rank}", show_bytes(wanted[rank]), observed.words)
-        seen = needed_bytes(observed.seen, n)
-        return Finding(f"{show_bytes(seen)} sent by all ranks together", show_bytes(wanted), observed.words)
+        return off(observed, right(observed.case))
 
     mistakes = (*_known(wrong, agrees), *_common(where))
     return Check(name, "traffic", points, description, inspect, mistakes, applies=_where(where), agrees=agrees)
@@ -242,14 +234,10 @@ def keeps(
         return None
 
     def within(least: Callable[[Case, int], float], highest: Callable[[Case, int], float] | None) -> Sign:
-        def holds(each: Observed) -> bool:
-            found = [(of(each.seen, rank), rank) for rank in range(len(each.said))]
-            return any(
-                least(each.case, rank) <= seen and (highest is None or seen <= highest(each.case, rank))
-                for seen, rank in found
-            )
+        def holds(case: Case, rank: int, seen: float) -> bool:
+            return least(case, rank) <= seen and (highest is None or seen <= highest(case, rank))
 
-        return every(holds)
+        return every(lambda each: any(holds(each.case, rank, of(each.seen, rank)) for rank in range(len(each.said))))
 
     signs = {name: sign if isinstance(sign, Sign) else within(*sign) for name, sign in (wrong or {}).items()}
     mistakes = tuple(Mistake(name, sign.fits) for name, sign in signs.items())
@@ -399,10 +387,12 @@ def _taken(observed: Observed, of: Of) -> Any:
     return observed.said[0]["answer"] if of == "answer" else [said[of] for said in observed.said]
 
 
-def _part(value: Any, part: str | int | tuple[str, ...], parts: str) -> Any:
+def _part(value: Any, part: str | int | tuple[str, ...] | None, parts: str) -> Any:
     """An item of an answer, or several: a pair may come as an array, a dictionary must have the key."""
-    if isinstance(part, tuple):
-        return [_part(value, each, parts) for each in part]
+    if part is None and not parts:
+        return value
+    if part is None or isinstance(part, tuple):
+        return [_part(value, each, parts) for each in part or range(len(parts.split(",")))]
     if isinstance(value, np.ndarray) and value.ndim:
         value = value.tolist() if value.ndim == 1 else list(value)
     if isinstance(part, int):
@@ -433,11 +423,14 @@ def _compare_ranks(
             finding = Finding(told, f"{len(two)} tensors", where)
         else:
             named = zip(names, one, two, strict=True)
-            found = (_compare_one(a, b, f"`{name}` {where}", rtol, atol) for name, a, b in named)
-            finding = next((each for each in found if each), None)
+            finding = _first(_compare_one(a, b, f"`{name}` {where}", rtol, atol) for name, a, b in named)
         if finding:
             return finding
     return None
+
+
+def _first(findings: Iterable[Finding | None]) -> Finding | None:
+    return next((each for each in findings if each), None)
 
 
 def _compare_one(seen: Any, expected: Any, where: str, rtol: float, atol: float) -> Finding | None:

@@ -24,8 +24,7 @@ def draw(rng: Rng) -> Cases:
     return [case(kind, rng) for kind in kinds]
 
 
-def case(kind: str, rng: np.random.Generator) -> dict[str, Any]:
-    """One call."""
+def case(kind: str, rng: Rng) -> dict[str, Any]:
     ratio, heads = LONG.get(kind, (0, int(rng.choice([16, 24, 32]))))
     head, layers = int(rng.choice([64, 128])), int(rng.integers(20, 60))
     hidden, micro_batch = head * heads, 1 if kind == "long, one sequence" else int(rng.choice([3, 5]))
@@ -99,7 +98,6 @@ def find_fewest(observed: Observed) -> Finding | None:
 
 
 def agrees(observed: Observed, other: Any) -> bool:
-    """Whether an answer comes to the same as another."""
     return bool(costs(observed.said[0]["answer"], observed.case) == costs(other, observed.case))
 
 
@@ -107,10 +105,7 @@ FITS = "the plan fits into the budget, and is None where none does"
 FEWEST = "no plan that fits computes less again"
 NONE = {"a plan where there is none": only_if("some plan")}
 EXERCISE = on_paper(
-    "activations.6",
-    "spend_budget",
-    "Spend the memory you have",
-    draw,
+    "activations.6", "spend_budget", "Spend the memory you have", draw,
     order(2, "fits", FITS, find_fits, wrong=NONE, kind="memory", agrees=agrees),
     order(3, "fewest operations", FEWEST, find_fewest, where="some plan", agrees=agrees),
-)
+)  # fmt: skip

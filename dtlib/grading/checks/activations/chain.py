@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from dtlib.grading.inputs import Cases, Rng, call
+from dtlib.grading.inputs import Case, Cases, Rng, call
 from dtlib.grading.kinds import on_paper, own_work, values
-from dtlib.grading.seen import Case
 
 # What the derivative of each operation asks for. `norm` has two numbers a token beside its input, `dropout` a mask.
 INPUT, OUTPUT, STATISTICS, MASK, START = "input", "output", "statistics", "mask", "start"
@@ -67,12 +66,9 @@ def right(case: Case) -> int:
 
 
 EXERCISE = on_paper(
-    "activations.2",
-    "kept_by_chain",
-    "What each derivative needs",
-    draw,
+    "activations.2", "kept_by_chain", "What each derivative needs", draw,
     values(3, "one operation", "each operation by itself", right, where="alone", kind="memory"),
     values(3, "chains", "chains, in which every tensor counts once", right, where="not alone", kind="memory"),
     own=own_work("kept_by_chain", "a prediction without running anything", built_in=True),
     harness="paper.predict",
-)
+)  # fmt: skip

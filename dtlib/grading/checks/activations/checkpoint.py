@@ -20,7 +20,7 @@ THROWN = 4  # dice, by others after either half
 TOLERANCE = 1e-4  # of float32, on numbers around 1; a known mistake is off by far more
 
 
-def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
+def draw(rng: inputs.Rng) -> inputs.Cases:
     """A leaf and a result, used by others too or not; dropout, of units so few that a result tells which; large."""
 
     def case(num_layers: int, dropout: float, words: str, **more: Any) -> dict[str, Any]:
@@ -65,7 +65,6 @@ def start_and_upstream(case: Case) -> list[Any]:
 
 
 def weights(case: Case, number: int) -> list[Any]:
-    """Those of a layer, in double precision."""
     return [each.astype(np.float64) for each in inputs.layer(case, number)]
 
 
@@ -112,7 +111,6 @@ def results(case: Case, *, arrives: bool = True) -> Any:
 
 
 def names(case: Case) -> list[str]:
-    """What they are called."""
     parts = ("first matrix", "first bias", "second matrix", "second bias")
     of = [] if case["weighed"] else [f"the {part} of layer {n + 1}" for n in range(case["layers"]) for part in parts]
     dice = ["dice thrown after forward", "dice thrown after backward"] if case["dropout"] else []
@@ -146,7 +144,6 @@ def told(each: Observed) -> Any:
 
 
 def same(each: Observed, part: slice) -> bool:
-    """Whether a part of the results is right."""
     return bool(close(each.said[0]["results"][part], right(each.case)[part], TOLERANCE, TOLERANCE))
 
 
@@ -192,7 +189,6 @@ def calls(each: Observed) -> list[list[int]]:
 
 
 def find_again(each: Observed) -> Finding | None:
-    """That a layer ran again."""
     return None if any(calls(each)[1]) else Finding("no call of a layer during backward", "one of each", each.words)
 
 
@@ -246,12 +242,8 @@ LEFT = "held after the step, the weights and all gradients among them"
 after = kept(held_at("after"), left, LEFT, wrong={"never let go": (left, None)})
 
 EXERCISE = Exercise(
-    id="activations.5",
-    function=FUNCTION,
-    title="Keep the input, compute the rest again",
-    harness="activations.checkpoint",
-    draw=draw,
-    handed_out=handed_out,
+    id="activations.5", function=FUNCTION, title="Keep the input, compute the rest again",
+    harness="activations.checkpoint", draw=draw, handed_out=handed_out,
     named=lambda case, rank: inputs.layer_keys(case),
     checks=(
         own_work(FUNCTION, built_in=True),
@@ -265,4 +257,4 @@ EXERCISE = Exercise(
         order(2, "recompute", ONCE, find_calls, wrong=CALLS, where="not dropout"),
         compared(2, "dice", DICE_TOO, wrong=DICE, where="dropout", kind="gradient"),
     ),
-)
+)  # fmt: skip

@@ -27,7 +27,6 @@ def draw(rng: Rng) -> Cases:
 
 
 def case(kind: str, layers: int, rng: Rng) -> dict[str, Any]:
-    """One call."""
     inputs = rng.integers(2, 9, layers)
     kept = inputs + rng.integers(5, 60, layers)
     if kind == "equal":
@@ -71,7 +70,6 @@ def peak_of(starts: Sequence[int], case: Case, *, twice: bool = False) -> float:
 
 
 def never_freed(starts: Sequence[int], case: Case) -> int:
-    """The same if every checkpoint stayed to the end."""
     checkpoints, own = parts(starts, case)
     return sum(checkpoints) + max(size - first for first, size in zip(checkpoints, own, strict=True))
 
@@ -108,7 +106,6 @@ def filled(case: Case, bound: float) -> list[int]:
 
 
 def best_filled(case: Case) -> list[int]:
-    """The best of these plans."""
     bounds = range(max(case["arguments"][0]), sum(case["arguments"][0]))
     return min((filled(case, bound) for bound in bounds), key=lambda plan: peak_of(plan, case))
 
@@ -129,13 +126,11 @@ WAYS = (even, best_filled, forwards)
 
 
 def find_peak(observed: Observed) -> Finding | None:
-    """That the peak is that of the plan that came with it."""
     starts, peak = answer(observed)
     return compare(peak, peak_of(starts, observed.case), f"the peak of the returned plan; {observed.words}")
 
 
 def find_best(observed: Observed) -> Finding | None:
-    """That no plan has a smaller peak."""
     starts, _ = answer(observed)
     seen, wanted = peak_of(starts, observed.case), best(observed.case)[0]
     if seen == wanted:
@@ -155,12 +150,10 @@ def best_if_never_freed(each: Observed) -> bool:
 
 
 def peak_is(theory: Callable[[Sequence[int], Case], float]) -> Sign:
-    """Another peak of the returned plan."""
     return every(lambda each: bool(answer(each)[1] == theory(answer(each)[0], each.case)))
 
 
 def same_plan(observed: Observed, other: Any) -> bool:
-    """Whether the plan is that of another answer."""
     return bool(answer(observed)[0] == other[0])
 
 
@@ -182,18 +175,14 @@ PLANS: Wrong = {  # others are known by the bank's programs
 
 
 def best_plan(points: int, name: str, layers: str, where: str) -> Check:
-    """The check that a plan is the best one."""
     words = f"no plan has a smaller peak, for {layers}"
     return order(points, name, words, find_best, wrong=PLANS, where=where, kind="memory", agrees=same_plan)
 
 
 PEAK = "the peak is that of the plan that is returned with it, for up to 12 layers"
 EXERCISE = on_paper(
-    "activations.3",
-    "best_cuts",
-    "Where to cut",
-    draw,
+    "activations.3", "best_cuts", "Where to cut", draw,
     order(2, "peak", PEAK, find_peak, wrong=PEAKS, where="few", kind="memory"),
     best_plan(3, "best plan", "up to 12 layers", "few"),
     best_plan(1, "many layers", "40 layers", "not few"),
-)
+)  # fmt: skip

@@ -21,7 +21,7 @@ HALVES = ((9, 24), (4, 3, 10))
 LARGE = (1024, 4096)
 
 
-def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
+def draw(rng: inputs.Rng) -> inputs.Cases:
     """Tensors of several shapes, and halves of one; both once more so large that what is kept can be weighed."""
     small = [(False, shape) for shape in SHAPES] + [(True, shape) for shape in HALVES]
     cases = []
@@ -54,12 +54,10 @@ def tensors(case: Case) -> tuple[Any, Any, Any]:
 
 
 def sigma(x: Any) -> Any:
-    """The sigmoid."""
     return 1 / (1 + np.exp(-x))
 
 
 def output(case: Case) -> Any:
-    """The result."""
     gate, up, _ = tensors(case)
     return [gate * sigma(gate) * up]
 
@@ -89,12 +87,10 @@ def some_gradient(holds: Callable[[Any], bool]) -> Sign:
 
 
 def names(case: Case) -> list[str]:
-    """What gradients are told of."""
     return ["gate", "up"]
 
 
 def tensors_of(number: float) -> Callable[[Case, int], float]:
-    """So many bytes as that number of tensors has, and some room."""
     return lambda case, rank: oracle.FLOAT_BYTES * number * int(np.prod(case["shape"])) + ROOM
 
 
@@ -126,12 +122,8 @@ compared = partial(values, rtol=RTOL, atol=ATOL)
 kept = keeps(2, "kept", TWO, held_at("between"), tensors_of(MINE + 2), BETWEEN, wrong=KEPT)
 
 EXERCISE = Exercise(
-    id="activations.4",
-    function=FUNCTION,
-    title="A gate that keeps less",
-    harness="activations.gated",
-    draw=draw,
-    handed_out=handed_out,
+    id="activations.4", function=FUNCTION, title="A gate that keeps less", harness="activations.gated",
+    draw=draw, handed_out=handed_out,
     checks=(
         own_work(FUNCTION, built_in=True),
         compared(1, "value", "`gate·σ(gate)·up`", output, of="output", wrong=OUTPUTS),
@@ -139,4 +131,4 @@ EXERCISE = Exercise(
         replace(kept, gate=True),
         keeps(1, "let go", NOTHING, held_at("after"), tensors_of(MINE + 1), AFTER, wrong=LEFT),
     ),
-)
+)  # fmt: skip

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from dtlib.grading.inputs import Cases, Rng, call
+from dtlib.grading.inputs import Case, Cases, Rng, call
 from dtlib.grading.kinds import every, on_paper, values
-from dtlib.grading.seen import Case
 
 LOG_SUM_EXP_BYTES = 4
 
@@ -25,7 +24,6 @@ def draw(rng: Rng) -> Cases:
 
 
 def right(case: Case) -> dict[str, int]:
-    """Bytes of each part."""
     seq, micro_batch, hidden, heads, element, mask, flash = case["arguments"]
     entries, rows = seq * micro_batch * hidden, heads * seq * micro_batch
     return {
@@ -41,12 +39,9 @@ FLASH = {"a matrix in spite of flash": every(lambda each: each.case["is"]["flash
 part = partial(values, right=right, parts="the keys attention, matrix, mlp, norms", kind="memory")
 
 EXERCISE = on_paper(
-    "activations.1",
-    "kept_by_layer",
-    "What a layer keeps",
-    draw,
+    "activations.1", "kept_by_layer", "What a layer keeps", draw,
     part(2, "attention", "what attention keeps beside the matrix", part="attention"),
     part(2, "matrix", MATRIX, part="matrix", wrong=FLASH),
     part(1, "mlp", "what the MLP keeps", part="mlp"),
     part(1, "norms", "what the two norms keep", part="norms"),
-)
+)  # fmt: skip

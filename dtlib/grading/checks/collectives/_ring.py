@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from dtlib.grading.exercise import Check, Finding
-from dtlib.grading.kinds import FLOAT_BYTES, every, full_bytes, near, order, sends
+from dtlib.grading.kinds import every, full_bytes, near, order, sends
+from dtlib.grading.oracle import FLOAT_BYTES
 from dtlib.grading.seen import Case, Observed
 from dtlib.theory import collectives as theory
 
@@ -39,7 +40,6 @@ def ring_case(n: int, length: int, rng: np.random.Generator, **more: Any) -> dic
 
 
 def messages(observed: Observed) -> list[int]:
-    """How many messages each rank sent."""
     ranks = [message.rank for message in observed.seen.data("send")]
     return [ranks.count(rank) for rank in range(len(observed.said))]
 

@@ -11,7 +11,7 @@ import numpy as np
 from dtlib.grading import inputs
 from dtlib.grading.compare import close, mixture
 from dtlib.grading.exercise import Exercise
-from dtlib.grading.inputs import all_values
+from dtlib.grading.inputs import Cases, Rng, all_values
 from dtlib.grading.kinds import Sign, Wrong, every, instead, messages_alone, own_work, values
 from dtlib.grading.seen import Case, Observed
 from dtlib.theory import collectives as theory
@@ -21,14 +21,13 @@ from ._ring import ATOL, cut, draw_ring, holds, ring, ring_case, traffic
 FUNCTION = "ring_all_reduce"
 
 
-def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
+def draw(rng: Rng) -> Cases:
     """The cases of a ring for the sum; the mean of 4 ranks with equal chunks, of 3 with unequal ones."""
     means = ((4, 4 * int(rng.integers(8_000, 12_000))), (3, 3 * int(rng.integers(8_000, 12_000)) + 1))
     return [*draw_ring(rng, op="sum"), *(ring_case(n, length, rng, op="mean") for n, length in means)]
 
 
 def right(case: Case) -> list[Any]:
-    """The sum or the mean, everywhere."""
     rows = all_values(case)
     return [rows.sum(0) if case["op"] == "sum" else rows.mean(0)] * len(rows)
 
@@ -65,7 +64,6 @@ def divided_on_the_way(each: Observed) -> bool:
 
 
 def is_sum(case: Case) -> bool:
-    """Whether the sum is asked for."""
     return bool(case["op"] == "sum")
 
 
@@ -84,13 +82,8 @@ STEPS = theory.ring_all_reduce_steps
 in_place = partial(values, right=right, of="tensor", atol=ATOL)
 
 EXERCISE = Exercise(
-    id="collectives.6",
-    function=FUNCTION,
-    title="A whole ring: all-reduce",
-    harness="collectives.all_reduce",
-    draw=draw,
-    handed_out=inputs.values,
-    holds=holds,
+    id="collectives.6", function=FUNCTION, title="A whole ring: all-reduce", harness="collectives.all_reduce",
+    draw=draw, handed_out=inputs.values, holds=holds,
     checks=(
         own_work(FUNCTION),
         messages_alone(1, FUNCTION),
@@ -100,4 +93,4 @@ EXERCISE = Exercise(
         traffic(3, "each rank sends 2(N−1)/N·D bytes", "ring_all_reduce", STEPS),
         ring(2, STEPS, "2(N−1) messages to one neighbour, and none waits for its turn"),
     ),
-)
+)  # fmt: skip

@@ -40,7 +40,6 @@ def holds(case: Case) -> list[tuple[int, int, int, int]]:
 
 
 def right(case: Case) -> list[Any]:
-    """The values of `src`, everywhere."""
     return [all_values(case)[case["src"]]] * case["world_size"]
 
 
@@ -68,7 +67,6 @@ def most_told(observed: Observed) -> int:
 
 
 def total(case: Case) -> int:
-    """A message for each rank but one."""
     return (int(case["world_size"]) - 1) * inputs.rank_values(case, case["src"]).nbytes
 
 
@@ -93,13 +91,8 @@ WRONG_ROUNDS: dict[str, Any] = {
 VALUES = "every rank ends up with the values of rank `src`"
 ROUNDS = "⌈log₂ N⌉ rounds, in each of which a rank sends one message"
 EXERCISE = Exercise(
-    id="collectives.4",
-    function=FUNCTION,
-    title="A broadcast along a tree",
-    harness="collectives.broadcast",
-    draw=draw,
-    handed_out=inputs.values,
-    holds=holds,
+    id="collectives.4", function=FUNCTION, title="A broadcast along a tree", harness="collectives.broadcast",
+    draw=draw, handed_out=inputs.values, holds=holds,
     checks=(
         own_work(FUNCTION),
         messages_alone(1, FUNCTION),
@@ -107,4 +100,4 @@ EXERCISE = Exercise(
         sends(1, "traffic", "all ranks together send (N−1)·D bytes", total, wrong=WRONG_BYTES),
         order(3, "rounds", ROUNDS, find_rounds, wrong=WRONG_ROUNDS),
     ),
-)
+)  # fmt: skip

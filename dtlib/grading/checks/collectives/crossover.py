@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dtlib.grading.inputs import Cases, Rng, call
+from dtlib.grading.inputs import Case, Cases, Rng, call
 from dtlib.grading.kinds import on_paper, values
-from dtlib.grading.seen import Case
 from dtlib.theory import collectives as theory
 from dtlib.theory import units
 
@@ -23,15 +22,11 @@ def draw(rng: Rng) -> Cases:
 
 
 def right(case: Case) -> float:
-    """The size for which both take equally long."""
     return float(theory.ring_tree_crossover_bytes(*case["arguments"]))
 
 
 EXERCISE = on_paper(
-    "collectives.3",
-    "crossover_bytes",
-    "Ring or tree?",
-    draw,
+    "collectives.3", "crossover_bytes", "Ring or tree?", draw,
     values(3, "powers of two", "the crossover for 4, 8, 16, … ranks", right, where="a power of two"),
     values(2, "other ranks", "the crossover for other numbers of ranks", right, where="not a power of two"),
-)
+)  # fmt: skip

@@ -29,23 +29,18 @@ def draw(rng: Rng) -> Cases:
 
 
 def right(case: Case) -> list[float]:
-    """The bytes that a rank sends, and the seconds."""
     full_bytes, n, rate = case["arguments"]
     sent_bytes = theory.ring_all_reduce_bytes(full_bytes, n)
     return [sent_bytes, sent_bytes / rate]
 
 
 def carried(observed: Observed) -> bool:
-    """Whether the seconds follow from the bytes beside them."""
     sent_bytes, seconds = observed.said[0]["answer"]
     return bool(abs(seconds * observed.case["arguments"][2] / sent_bytes - 1) < 1e-6)
 
 
 EXERCISE = on_paper(
-    "collectives.2",
-    "ring_on_paper",
-    "What a ring sends, and how long that takes",
-    draw,
+    "collectives.2", "ring_on_paper", "What a ring sends, and how long that takes", draw,
     values(3, "bytes", "bytes sent by each rank", right, part=0, parts=PAIR, kind="traffic"),
     values(2, "seconds", "seconds on the link", right, part=1, parts=PAIR, wrong={"carried error": every(carried)}),
-)
+)  # fmt: skip

@@ -6,9 +6,8 @@ from typing import Any
 
 from dtlib.grading import inputs
 from dtlib.grading.exercise import Exercise
-from dtlib.grading.inputs import all_values
+from dtlib.grading.inputs import Case, all_values
 from dtlib.grading.kinds import Theory, Wrong, every, full_bytes, messages_alone, own_work, values
-from dtlib.grading.seen import Case
 from dtlib.theory import collectives as theory
 
 from ._ring import ATOL, cut, draw_ring, holds, ring, traffic
@@ -22,7 +21,6 @@ def chunks(case: Case) -> list[Any]:
 
 
 def moved(by: int) -> Theory:
-    """Every chunk on a neighbour."""
     return lambda case: [*chunks(case)[by:], *chunks(case)[:by]]
 
 
@@ -41,13 +39,8 @@ OWN = "rank r returns chunk r of the sum"
 STEPS = theory.ring_reduce_scatter_steps
 
 EXERCISE = Exercise(
-    id="collectives.5",
-    function=FUNCTION,
-    title="Half of a ring: reduce-scatter",
-    harness="collectives.reduce_scatter",
-    draw=draw_ring,
-    handed_out=inputs.values,
-    holds=holds,
+    id="collectives.5", function=FUNCTION, title="Half of a ring: reduce-scatter", harness="collectives.reduce_scatter",
+    draw=draw_ring, handed_out=inputs.values, holds=holds,
     checks=(
         own_work(FUNCTION),
         messages_alone(1, FUNCTION),
@@ -55,4 +48,4 @@ EXERCISE = Exercise(
         traffic(2, "each rank sends (N−1)/N·D bytes", "ring_reduce_scatter", STEPS, **TWICE),
         ring(2, STEPS, "N−1 messages to one neighbour, and none waits for its turn"),
     ),
-)
+)  # fmt: skip

@@ -46,13 +46,11 @@ def held(observed: Observed) -> list[Any]:
 
 
 def right(case: Case) -> list[Rows]:
-    """What each rank holds."""
     collective, rows = case["arguments"]
     return VOCABULARY[collective](rows)
 
 
 def check(name: str) -> Check:
-    """The check of one collective."""
     words = f"what each rank holds after `{name}`"
     return values(1, name, words, right, of=held, where=lambda case: bool(case["arguments"][0] == name))
 

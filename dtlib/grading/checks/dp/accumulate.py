@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from dtlib.grading import inputs, kinds, oracle
 from dtlib.grading.compare import close
 from dtlib.grading.exercise import Exercise, Finding
@@ -15,9 +13,9 @@ from dtlib.grading.seen import Case, Observed
 RTOL, ATOL = 1e-3, 1e-5  # sums in float32 of a few dozen numbers around 1
 
 
-def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
+def draw(rng: inputs.Rng) -> inputs.Cases:
     """One micro-batch and several, on two ranks and on three; a weight and a bias of a layer are frozen."""
-    cases: list[dict[str, Any]] = []
+    cases: inputs.Cases = []
     for n, micro_batches in ((2, 1), (2, int(rng.integers(3, 6))), (3, int(rng.integers(2, 5)))):
         widths = [48, 256, int(rng.integers(90, 140)), 1]
         frozen = [2 * (len(cases) % 2), int(rng.choice([1, 3, 5]))]  # one of the two long weights
@@ -28,7 +26,6 @@ def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
 
 
 def handed_out(case: Case, rank: int) -> inputs.Pieces:
-    """The network and its micro-batches."""
     return [("start", inputs.network(case, rank, case["micro_batches"]))]
 
 
@@ -57,7 +54,6 @@ def is_alone(observed: Observed) -> bool:
 
 
 def needed(case: Case) -> float:
-    """What all ranks send in an all-reduce of the gradients that there are."""
     return 2 * oracle.gather_bytes(case, trained=True)
 
 
@@ -76,7 +72,6 @@ def find_one_call(observed: Observed) -> Finding | None:
 
 
 def as_often(count: Callable[[Case], int]) -> kinds.Sign:
-    """So many collectives on every rank."""
     return kinds.every(lambda each: all(len(called) == count(each.case) for called in calls(each)))
 
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
-from dtlib.grading.inputs import call
+from dtlib.grading.inputs import Case, Cases, Rng, call
 from dtlib.grading.kinds import on_paper, values
-from dtlib.grading.seen import Case
 from dtlib.theory import collectives as theory
 
 PAIR = "effective_batch, sync_seconds"
 GBIT = 10**9
 
 
-def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
+def draw(rng: Rng) -> Cases:
     """The sources' numbers; 2 ranks, other numbers and many; gradients of 1, 2 and 4 bytes; one micro-batch, many."""
     params = [int(each) * 10**8 for each in rng.integers(1, 700, 3)]
     micro = [int(each) for each in rng.integers(2, 33, 3)]
@@ -32,17 +27,13 @@ def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
 
 
 def right(case: Case) -> list[float]:
-    """The samples of an update, and the seconds of a ring all-reduce."""
     num_params, bytes_per_param, n, bits_per_s, micro_batch, accumulation = case["arguments"]
     seconds = theory.ring_all_reduce_seconds(num_params * bytes_per_param, n, 0.0, bits_per_s / 8)
     return [micro_batch * n * accumulation, seconds]
 
 
 EXERCISE = on_paper(
-    "dp.2",
-    "bill_of_a_step",
-    "The bill of a step",
-    draw,
+    "dp.2", "bill_of_a_step", "The bill of a step", draw,
     values(2, "effective batch", "samples in one update", right, part=0, parts=PAIR),
     values(3, "sync time", "seconds for the sync", right, part=1, parts=PAIR, kind="traffic"),
-)
+)  # fmt: skip

@@ -5,11 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import numpy as np
-
-from dtlib.grading.inputs import call
+from dtlib.grading.inputs import Case, Cases, Rng, call
 from dtlib.grading.kinds import on_paper, values
-from dtlib.grading.seen import Case
 
 #: What is drawn: for each bucket whether the link is idle before it (i), it waits (w) or comes just when the link is
 #: free (=), and when backward ends.
@@ -27,12 +24,12 @@ PLANS = {
 }
 
 
-def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
+def draw(rng: Rng) -> Cases:
     """Links that are idle nowhere, in between and at the end; backward that ends at, after and before each moment."""
     return [case(rng, *plan, kind) for kind, plan in PLANS.items()]
 
 
-def case(rng: np.random.Generator, buckets: str, ends: str, kind: str) -> dict[str, Any]:
+def case(rng: Rng, buckets: str, ends: str, kind: str) -> dict[str, Any]:
     """A case, drawn in parts of a second that are sums of powers of two: so a tie is one in any order of sums."""
     ready: list[int] = []
     sync = [int(each) for each in rng.integers(12, 30, len(buckets))]
@@ -67,10 +64,7 @@ def right(case: Case) -> float:
 seconds = partial(values, right=right, kind="overlap", atol=1e-9)
 
 EXERCISE = on_paper(
-    "dp.3",
-    "exposed_seconds",
-    "What overlap cannot hide",
-    draw,
+    "dp.3", "exposed_seconds", "What overlap cannot hide", draw,
     seconds(4, "exposed", "the exposed time where the link is the last to finish", where="not hidden"),
     seconds(1, "hidden", "nothing exposed where backward is the last to finish", where="hidden"),
-)
+)  # fmt: skip

@@ -23,10 +23,10 @@ SLACK = 64  # bytes: gloo may round the pieces of an all-reduce up
 SIZES = ((2, 2.3, False), (3, 0.1, False), (2, 1.4, True), (3, 2.2, True), (3, 100.0, False))
 
 
-def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
+def draw(rng: inputs.Rng) -> inputs.Cases:
     """Buckets of several parameters (one filled to the last byte), of one each, of some, of all; layers in the order
     of the list, and in another: there the last-listed parameter of a bucket is not always the last to be ready."""
-    cases: list[dict[str, Any]] = []
+    cases: inputs.Cases = []
     for n, of_layer, shuffled in SIZES:
         width, use = int(rng.integers(40, 60)), list(range(LAYERS))
         while shuffled and use.index(2) < min(use.index(3), use.index(4)):
@@ -92,12 +92,10 @@ def sent(observed: Observed) -> list[int]:
 
 
 def cut(most: Callable[[Case], int] | None = None, by: int = -1) -> kinds.Sign:
-    """The buckets are cut in another way."""
     return kinds.instead(sent, lambda case: lengths(case, most and most(case), by), 0.0, SLACK)
 
 
 def find_buckets(observed: Observed) -> Finding | None:
-    """That all-reduces are as long as the buckets."""
     found, wanted = sent(observed), lengths(observed.case)
     if close(found, wanted, 0.0, SLACK):
         return None
@@ -105,7 +103,6 @@ def find_buckets(observed: Observed) -> Finding | None:
 
 
 def overflows(observed: Observed) -> bool:
-    """Whether a bucket is longer than it may be."""
     return sent(observed)[0] > SLACK + max(observed.case["bucket_bytes"], *lengths(observed.case, 0))
 
 
@@ -164,7 +161,6 @@ NO_WAIT = kinds.every(lambda each: set(waited(each, at_last=True)) == {False})
 
 
 def needed(case: Case) -> float:
-    """What all ranks send in all steps."""
     return 2 * STEPS * oracle.gather_bytes(case)
 
 

@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading.inputs import call
+from dtlib.grading.inputs import Case, Cases, Rng, call
 from dtlib.grading.kinds import on_paper, only_if, values
-from dtlib.grading.seen import Case
 
 PAIR = "mean_gradient, new_weights"
 
 
-def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
+def draw(rng: Rng) -> Cases:
     """The example's four workers; two, three and more workers; one weight, as many as workers, more and fewer."""
     some, many = int(rng.integers(4, 7)), int(rng.integers(5, 9))
     cases = []
@@ -28,7 +27,6 @@ def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
 
 
 def right(case: Case) -> list[Any]:
-    """The mean over the workers, and the weights after the step."""
     gradients, weights, rate = case["arguments"]
     return [gradients.mean(0), weights - rate * gradients.mean(0)]
 
@@ -37,10 +35,7 @@ FOUR = {"right for four workers only": only_if("four workers")}
 part = partial(values, right=right, parts=PAIR, atol=1e-12)
 
 EXERCISE = on_paper(
-    "dp.1",
-    "sgd_step",
-    "One step of several workers",
-    draw,
+    "dp.1", "sgd_step", "One step of several workers", draw,
     part(2, "mean gradient", "the averaged gradient", part=0, kind="gradient", wrong=FOUR),
     part(2, "new weights", "the weights after the step", part=1),
-)
+)  # fmt: skip

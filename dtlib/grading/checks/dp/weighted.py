@@ -14,9 +14,9 @@ from dtlib.grading.seen import Case
 RTOL, ATOL = 1e-4, 1e-2  # numbers up to 100, in float32
 
 
-def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
+def draw(rng: inputs.Rng) -> inputs.Cases:
     """Equal counts; two ranks and three with different ones; four, one of them without tokens, whichever it is."""
-    cases: list[dict[str, Any]] = []
+    cases: inputs.Cases = []
     for n, kind in ((3, "equal"), (2, "different"), (3, "different"), (4, "empty")):
         tokens = [int(each) for each in rng.integers(1, 90, n)]
         tokens[0] = {"equal": tokens[-1], "different": tokens[-1] + int(rng.integers(1, 90)), "empty": 0}[kind]
@@ -43,12 +43,10 @@ weighted_sum = everywhere(lambda rows, tokens: (tokens * rows).sum(0))
 
 
 def by_own_tokens(case: Case) -> list[Any]:
-    """The weighted sum, divided by each rank's own tokens."""
     return [total / max(tokens, 1) for total, tokens in zip(weighted_sum(case), case["num_tokens"], strict=True)]
 
 
 def needed(case: Case) -> float:
-    """What all ranks send in an all-reduce of the gradient."""
     return 2.0 * (case["world_size"] - 1) * kinds.full_bytes(case)
 
 

@@ -28,12 +28,10 @@ def rounded(values: Array) -> Array:
 
 
 def per(number: float, room: float = 0.0) -> Callable[[Case, int], float]:
-    """So many bytes a parameter."""
     return lambda case, rank: number * sum(oracle.sizes(case)) + room
 
 
 def names(case: Case) -> list[str]:
-    """What is told after each step."""
     return [f"weights after step {step + 1}" for step in range(case["steps"])]
 
 

@@ -20,7 +20,7 @@ ATOL = 2e-4  # a step moves a weight by about 1e-2; float32 rounds gradients, an
 FEW = 4 * 4 * WIDTH**2  # what gradients may take: four of the largest
 
 
-def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
+def draw(rng: inputs.Rng) -> inputs.Cases:
     """Layers in order, in another, one used twice; some frozen, the first among them; so many that they weigh."""
 
     def case(words: str, num_layers: int, steps: int = 3, **more: Any) -> dict[str, Any]:
@@ -62,14 +62,12 @@ def handed_out(case: Case, rank: int) -> inputs.Pieces:
 
 
 def positions(case: Case) -> Any:
-    """Which elements of the weights are asked for: all, or of many a few."""
     total = sum(oracle.sizes(case))
     few = np.random.default_rng(case["seed"]).integers(0, total, 5000)
     return np.unique(few) if case["gated"] else np.arange(total)
 
 
 def told(case: Case, path: list[oracle.Tensors]) -> Any:
-    """The elements asked for, after each step."""
     return [[oracle.flat(each)[positions(case)] for each in path]]
 
 
@@ -89,7 +87,6 @@ def after_steps(*, fresh: bool = False, summed: bool = False) -> Theory:
 
 
 def late(case: Case) -> Any:
-    """Each step takes the gradients of the one before."""
     before = [oracle.start(case)]
 
     def gradients(at: oracle.Tensors, number: int) -> oracle.Tensors:
@@ -119,16 +116,12 @@ ORDINARY = "the weights after all steps are those of an ordinary AdamW"
 held = partial(keeps, least=per(11), wrong=HELD)
 
 EXERCISE = Exercise(
-    id="memory.6",
-    function=FUNCTION,
-    title="Gradients that never meet",
-    harness="memory.update_in_backward",
-    draw=draw,
-    handed_out=handed_out,
+    id="memory.6", function=FUNCTION, title="Gradients that never meet", harness="memory.update_in_backward",
+    draw=draw, handed_out=handed_out,
     checks=(
         own_work(FUNCTION),
         values(4, "weights", ORDINARY, after_steps(), of="weights", rtol=1e-5, atol=ATOL, names=names, wrong=WEIGHTS),
         held(2, "at rest", "what is held between steps", at_rest, per(12, ROOM), "held between steps"),
         held(3, "peak", "the most that is held during backward", Seen.peak, per(12, FEW + ROOM), "at the peak"),
     ),
-)
+)  # fmt: skip

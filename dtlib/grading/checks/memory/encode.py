@@ -49,13 +49,12 @@ def draw(rng: Rng) -> Cases:
 
 
 def case(what: str, bits: Array, rank: int, n: int) -> dict[str, Any]:
-    """One call."""
     words = f"{len(bits)} rows of {bits.shape[1]} over {n} ranks, rank {rank}" if what == "shared" else what
     kinds = {each: each == what for each in ("ordinary", "midway", "special", "shared")}
     return call(words, [bits.astype(np.uint32).view(np.float32), rank, n], **kinds)
 
 
-def ordinary(rng: np.random.Generator, rows: int, columns: int) -> Array:
+def ordinary(rng: Rng, rows: int, columns: int) -> Array:
     """Bits of moderate numbers of both signs, none midway, half of them in the upper half of their interval."""
     drawn = rng.standard_normal((rows, columns)) * 10.0 ** rng.integers(-3, 4, (rows, columns))
     above = np.arange(rows * columns).reshape(rows, columns) % 2
@@ -64,13 +63,11 @@ def ordinary(rng: np.random.Generator, rows: int, columns: int) -> Array:
 
 
 def own_rows(case: Case) -> Array:
-    """The rows of the case's rank: the first ranks have one more."""
     table, rank, n = case["arguments"]
     return np.array_split(table, n)[rank]
 
 
 def right(case: Case) -> Array:
-    """The bytes."""
     bits = own_rows(case).view(np.uint32).astype(np.uint64)
     return np.frombuffer(upper_half(bits).astype("<u2").tobytes(), np.uint8)
 
@@ -92,12 +89,10 @@ def find(observed: Observed) -> Finding | None:
 
 
 def to_the_byte(points: int, name: str, description: str, where: str) -> Check:
-    """A check of the bytes in the cases with a property."""
     return replace(values(points, name, description, right, where=where, rtol=0.0), inspect=find)
 
 
 def find_shortcut(observed: Observed) -> Finding | None:
-    """That torch made no bfloat16."""
     made = observed.said[0]["shortcut"]
     return Finding(f"torch's `{made[0]}`, which made a bfloat16 tensor", "your own work on the bits") if made else None
 
@@ -105,10 +100,7 @@ def find_shortcut(observed: Observed) -> Finding | None:
 SHORTCUT = {"torch's bfloat16": some_rank(lambda said, case: bool(said["shortcut"]))}
 
 EXERCISE = on_paper(
-    "memory.4",
-    FUNCTION,
-    "bf16 to the byte",
-    draw,
+    "memory.4", FUNCTION, "bf16 to the byte", draw,
     order(0, "own bits", "no bfloat16 of torch", find_shortcut, wrong=SHORTCUT, gate=True, is_told=True),
     to_the_byte(2, "numbers", "ordinary numbers", "ordinary"),
     to_the_byte(1, "ties", "numbers midway between two neighbours", "midway"),
@@ -116,4 +108,4 @@ EXERCISE = on_paper(
     to_the_byte(2, "rows", "the rows of each rank", "shared"),
     own=own_work(FUNCTION, "your own work on the bits"),
     harness="paper.encode",
-)
+)  # fmt: skip

@@ -20,7 +20,7 @@ WIDTH = 1024  # of a layer that is weighed
 TEMPORARY = 2 * 4 * WIDTH**2  # of Adam, for one parameter after the other
 
 
-def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
+def draw(rng: inputs.Rng) -> inputs.Cases:
     """Steps that every weight sees; small updates that all point the same way; so many weights that they weigh."""
     widths = [int(rng.integers(4, 9)), int(rng.integers(12, 20)), 7, 1]
     decay, rate = round(float(rng.uniform(0.02, 0.1)), 2), round(float(rng.uniform(0.02, 0.05)), 3)
@@ -149,7 +149,6 @@ HELD = {
 
 
 def told(each: Observed) -> Any:
-    """What was told of the format, and of the weights after each step."""
     return [[said["formats"], *said["weights"]] for said in each.said]
 
 
@@ -157,13 +156,8 @@ weights = partial(values, right=right, of=told, names=lambda case: ["formats", *
 held = partial(keeps, least=per(13), wrong=HELD)
 
 EXERCISE = Exercise(
-    id="memory.5",
-    function=FUNCTION,
-    title="A step with a master copy",
-    harness="memory.master_copy",
-    draw=draw,
-    handed_out=handed_out,
-    named=lambda case, rank: {"optimizer step": None},
+    id="memory.5", function=FUNCTION, title="A step with a master copy", harness="memory.master_copy",
+    draw=draw, handed_out=handed_out, named=lambda case, rank: {"optimizer step": None},
     checks=(
         own_work(FUNCTION),
         weights(2, "weights", "the bf16 weights after each step", where="not small"),
@@ -171,4 +165,4 @@ EXERCISE = Exercise(
         held(3, "at rest", "what is held between steps", at_rest, per(14, ROOM), "held between steps"),
         held(2, "peak", "the most that is held during a step", Seen.peak, per(18, TEMPORARY + ROOM), "at the peak"),
     ),
-)
+)  # fmt: skip

@@ -6,9 +6,8 @@ from functools import partial
 from math import prod
 from typing import Any
 
-from dtlib.grading.inputs import Cases, Rng, call
+from dtlib.grading.inputs import Case, Cases, Rng, call
 from dtlib.grading.kinds import on_paper, values
-from dtlib.grading.seen import Case
 
 PARTS = "`embedding`, `attention`, `mlp`, `norms`, `head`"
 
@@ -52,12 +51,9 @@ def right(case: Case) -> dict[str, int]:
 part = partial(values, right=right, parts=PARTS, rtol=1e-14)
 
 EXERCISE = on_paper(
-    "memory.1",
-    "llama_parameters",
-    "Every parameter of a Llama",
-    draw,
+    "memory.1", "llama_parameters", "Every parameter of a Llama", draw,
     part(2, "attention", "the attention of all layers", part="attention"),
     part(1, "mlp", "the MLP of all layers", part="mlp"),
     part(1, "norms", "all norms", part="norms"),
     part(1, "vocabulary", "the embedding and the head", part=("embedding", "head")),
-)
+)  # fmt: skip

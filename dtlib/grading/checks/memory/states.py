@@ -5,9 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from dtlib.grading.inputs import Cases, Rng, call
+from dtlib.grading.inputs import Case, Cases, Rng, call
 from dtlib.grading.kinds import on_paper, values
-from dtlib.grading.seen import Case
 
 PARTS = "`weights`, `gradients`, `master_weights`, `main_gradients`, `moments`"
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
@@ -48,7 +47,6 @@ def draw(rng: Rng) -> Cases:
 
 
 def right(case: Case) -> dict[str, int]:
-    """The bytes of each part."""
     num_params, how = case["arguments"]
     num_scales = -(-num_params // how["block"]) if how["moments"] == "int8" else 0  # rounded up
     return {
@@ -63,11 +61,8 @@ def right(case: Case) -> dict[str, int]:
 part = partial(values, right=right, parts=PARTS, rtol=1e-14)
 
 EXERCISE = on_paper(
-    "memory.2",
-    "state_bytes",
-    "The bill of a recipe",
-    draw,
+    "memory.2", "state_bytes", "The bill of a recipe", draw,
     part(1, "weights and gradients", "the weights and the gradients", part=("weights", "gradients")),
     part(2, "copies", "the fp32 copies of weights and gradients", part=("master_weights", "main_gradients")),
     part(2, "moments", "Adam's moments, scales included", part="moments"),
-)
+)  # fmt: skip

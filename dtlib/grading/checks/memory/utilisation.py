@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading.inputs import Cases, Rng, call
+from dtlib.grading.inputs import Case, Cases, Rng, call
 from dtlib.grading.kinds import on_paper, values
-from dtlib.grading.seen import Case
 
 PAIR = "mfu, hfu"
 
@@ -44,10 +43,7 @@ def right(case: Case) -> list[float]:
 
 
 EXERCISE = on_paper(
-    "memory.3",
-    "utilisations",
-    "Two utilisations",
-    draw,
+    "memory.3", "utilisations", "Two utilisations", draw,
     values(2, "mfu", "the model FLOPs utilisation", right, part=0, parts=PAIR),
     values(3, "hfu", "the hardware FLOPs utilisation", right, part=1, parts=PAIR),
-)
+)  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dtlib.grading.exercise import Exercise, Finding
-from dtlib.grading.inputs import Case, Pieces, rank_values
+from dtlib.grading.inputs import Case, Cases, Pieces, Rng, rank_values
 from dtlib.grading.kinds import Theory, Wrong, every, only_if, order, own_work, values
 from dtlib.grading.seen import Observed
 
@@ -16,9 +16,9 @@ TENSORS = 6
 RTOL = 1e-4  # of a sum of squares in float32
 
 
-def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
+def draw(rng: Rng) -> Cases:
     """A `max_norm` below the norm of every rank, above that of all, between these; a rank with empty tensors alone."""
-    cases: list[dict[str, Any]] = []
+    cases: Cases = []
     for n, least, most in ((2, 0.1, 0.4), (3, 1.5, 4.0), (4, 0.1, 0.4), (3, 0.85, 0.95), (3, 0.1, 0.4)):
         sizes = [[*(int(each) for each in rng.integers(2000, 9000, TENSORS - 2)), 0, 1]] * n
         is_last = len(cases) == 4
@@ -34,14 +34,12 @@ def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
 
 
 def shards(case: Case, rank: int) -> list[Any]:
-    """What `rank` holds."""
     sizes = case["sizes"][rank]
     whole = rank_values({"seed": case["seed"], "num_elements": sum(sizes)}, rank)
     return [part.copy() for part in np.split(whole, np.cumsum(sizes)[:-1])]
 
 
 def handed_out(case: Case, rank: int) -> Pieces:
-    """The shards of a rank, and the limit."""
     return [("start", {"shards": shards(case, rank), "max_norm": case["max_norm"]})]
 
 
@@ -57,12 +55,10 @@ def of_ranks(case: Case) -> Any:
 
 
 def norm(case: Case) -> float:
-    """The norm of all."""
     return float(np.linalg.norm(of_tensors(case)))
 
 
 def told(length: Callable[[Case], Any]) -> Theory:
-    """What each rank returns."""
     return lambda case: np.broadcast_to(length(case), (case["world_size"], 1))[:, 0].tolist()
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from dtlib.grading import inputs, kinds, oracle
 from dtlib.grading.exercise import Exercise
 from dtlib.grading.seen import Case, Observed
@@ -21,7 +19,7 @@ RTOL, ATOL = 1e-3, 1e-6
 LAYERS_IN_FLIGHT = 6  # a gradient, what is sent and received of it, and the same of one that is still under way
 
 
-def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
+def draw(rng: inputs.Rng) -> inputs.Cases:
     """Sizes that N divides and others, biases shorter than N, frozen parameters, layers in another order, one backward
     and two; 20 layers that can be weighed."""
     cases = []
@@ -61,7 +59,6 @@ def holds(case: Case) -> list[tuple[int, int, int, int]]:
 
 
 def asked_for(case: Case, rank: int) -> Any:
-    """Which elements of its shares a rank is asked for."""
     return positions(case, share_bytes(case, rank) // oracle.FLOAT_BYTES)
 
 
@@ -82,7 +79,6 @@ def told(entries: Callable[[Case, int, int], Any]) -> kinds.Theory:
 
 @oracle.remembered
 def means(case: Case) -> Any:
-    """The mean gradient of each backward."""
     return [oracle.mean_gradients(case, [step]) for step in range(case["steps"])]
 
 
@@ -114,7 +110,6 @@ def said(observed: Observed) -> Any:
 
 
 def names(case: Case) -> list[str]:
-    """Of what a rank tells."""
     entries = ["the shares"] if case["weighed"] else [f"the share of {name}" for name in oracle.names(case)]
     steps = range(1, case["steps"] + 1)
     return [f"{name} after backward {step}" for step in steps for name in [*entries, "parameters with a `.grad`"]]
@@ -133,7 +128,6 @@ def most(case: Case, rank: int) -> float:
 
 
 def needed(case: Case) -> float:
-    """What all ranks send for a reduce-scatter of all gradients in each backward."""
     return case["steps"] * oracle.gather_bytes(case, trained=True)
 
 

@@ -17,9 +17,9 @@ STATES = {"adamw": 2, "sgd": 1}  # numbers that torch's optimizer keeps for each
 ATOL = 2e-4  # a step moves a weight by about 1e-2; float32 rounds gradients, and eps multiplies that
 
 
-def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
+def draw(rng: inputs.Rng) -> inputs.Cases:
     """Both optimizers on 2 to 4 ranks, and so many weights that their memory can be weighed."""
-    cases: list[dict[str, Any]] = []
+    cases: inputs.Cases = []
     for n, kind in ((3, "adamw"), (2, "sgd"), (4, "adamw"), (4, "sgd"), (4, "adamw")):
         weighed = len(cases) == 4
         widths = [64, 2048, 2800, 1] if weighed else [48, int(rng.integers(90, 120)), int(rng.integers(80, 100)), 1]
@@ -35,7 +35,6 @@ def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
 
 
 def asked_for(case: Case) -> Any:
-    """Which elements of the weights are asked for."""
     total = sum(oracle.sizes(case))
     return positions(case, total) if case["weighed"] else np.arange(total)
 
@@ -64,7 +63,6 @@ def after_steps(factor: Callable[[int], float] = lambda n: 1.0, *, fresh: bool =
 
 
 def at_start(case: Case) -> Any:
-    """What every rank tells where nothing happens."""
     return told(case, [oracle.start(case)] * case["steps"])
 
 
@@ -76,7 +74,6 @@ def new(observed: Observed) -> Any:
 
 
 def most(case: Case, rank: int) -> float:
-    """The weights; of the share the states, a copy and the gradient."""
     own = (STATES[case["optimizer"]] + 2) * share_bytes(case, rank, flat=True)
     return oracle.num_bytes(case) + own + kinds.ROOM
 
@@ -88,12 +85,10 @@ def uneven(observed: Observed) -> bool:
 
 
 def wholes(case: Case, rank: int) -> float:
-    """The weights, and the states of all of them."""
     return oracle.num_bytes(case) * (1 + STATES[case["optimizer"]]) - kinds.ROOM
 
 
 def needed(case: Case) -> float:
-    """What all ranks send for a reduce-scatter and an all-gather each step."""
     return 2 * case["steps"] * oracle.gather_bytes(case)
 
 

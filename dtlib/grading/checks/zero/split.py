@@ -16,7 +16,7 @@ import numpy as np
 from dtlib.grading import inputs, kinds
 from dtlib.grading.compare import close
 from dtlib.grading.exercise import Exercise
-from dtlib.grading.inputs import Case, tensors
+from dtlib.grading.inputs import Case, Cases, Rng, tensors
 from dtlib.grading.oracle import FLOAT_BYTES, flat, remembered, rescaled, shares
 
 from ._shared import each_rank, positions, sent_before
@@ -24,7 +24,7 @@ from ._shared import each_rank, positions, sent_before
 TIMES = ("the first unshard()", "the second unshard()")
 
 
-def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
+def draw(rng: Rng) -> Cases:
     """Lengths that N divides and others, fewer elements than ranks, tensors of no dimension and of no elements; so many
     that they can be weighed."""
 
@@ -57,7 +57,6 @@ def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
 
 
 def handed_out(case: Case, rank: int) -> inputs.Pieces:
-    """How the parameters are made; twice a number."""
     start = {name: case[name] for name in ("shapes", "seed")}
     start |= {"positions": positions(case, len(whole(case)))} if case["weighed"] else {}
     return [("start", start), *(("between", inputs.factor(case, rank, time)) for time in range(len(TIMES)))]
@@ -65,12 +64,10 @@ def handed_out(case: Case, rank: int) -> inputs.Pieces:
 
 @remembered
 def whole(case: Case) -> Any:
-    """All of them end to end."""
     return flat(tensors(case))
 
 
 def shards(case: Case) -> list[Any]:
-    """The shard of each rank."""
     return np.array_split(whole(case), case["world_size"])
 
 
@@ -100,12 +97,10 @@ def held(wholes: int, number: float) -> Callable[[Case, int], float]:
 
 
 def needed(case: Case) -> float:
-    """What all ranks send for all gathers."""
     return float(len(TIMES) * (case["world_size"] - 1) * FLOAT_BYTES * len(whole(case)))
 
 
 def nearly(of: str, theory: kinds.Theory) -> kinds.Sign:
-    """Right but for the last digits."""
     return kinds.every(lambda each: close([said[of] for said in each.said], theory(each.case), 0.01))
 
 

@@ -24,7 +24,7 @@ RTOL, ATOL = 1e-3, 1e-5
 LAYERS_IN_USE = 7  # a weight, what is sent and received of it, its gradient, and what is sent and received of that
 
 
-def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
+def draw(rng: inputs.Rng) -> inputs.Cases:
     """Sizes that N divides and others; so many weights that they can be weighed."""
     cases = []
     for n, width, weighed in (
@@ -68,7 +68,6 @@ def places(case: Case) -> Any:
 
 
 def share(case: Case, parts: Any, rank: int) -> Any:
-    """This rank's share of the mean of what the ranks have found."""
     return inputs.shard(parts.mean(0), case["world_size"], rank)
 
 
@@ -104,7 +103,6 @@ right = steps(told=lambda case: True)
 
 
 def losses(case: Case) -> Any:
-    """The loss of each rank in the first step."""
     return (oracle.forward(case, oracle.start(case), range(case["world_size"]), 0)[1] ** 2).mean((1, 2)).tolist()
 
 
@@ -138,7 +136,6 @@ def at_rest(label: str) -> kinds.Sign:
 
 
 def needed(case: Case) -> float:
-    """What all ranks send for two gathers and a reduce-scatter of all layers in each step."""
     return 3 * case["steps"] * oracle.gather_bytes(case)
 
 

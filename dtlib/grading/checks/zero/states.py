@@ -7,15 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading.inputs import call
+from dtlib.grading.inputs import Case, Cases, Rng, call
 from dtlib.grading.kinds import on_paper, values
-from dtlib.grading.seen import Case
 
 PARTS = "weights, gradients, optimizer"
 RECIPES = ((2, 4, 12), (4, 2, 8), (1, 2, 6), (2, 4, 8))  # three different widths, so that none stands for another
 
 
-def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
+def draw(rng: Rng) -> Cases:
     """Every stage where N divides, and where it does not: first and last ranks, parameters shorter than N, one rank."""
     n = int(rng.choice([4, 8]))
     even = [n * int(size) for size in rng.integers(50, 4000, 3)]
@@ -30,14 +29,12 @@ def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
 
 
 def case(sizes: list[int], n: int, stage: int, rank: int, recipe: tuple[int, int, int]) -> dict[str, Any]:
-    """One call."""
     words = f"parameters of {', '.join(map(str, sizes))} elements, {n} ranks, stage {stage}, rank {rank}"
     even = all(size % n == 0 for size in sizes)
     return call(f"{words}, {' + '.join(map(str, recipe))} B", [sizes, n, stage, rank, *recipe], even=even)
 
 
 def right(case: Case) -> list[int]:
-    """Bytes of weights, gradients and the optimizer's part: a share from stage 3, 2 and 1 on."""
     sizes, n, stage, rank, *recipe = case["arguments"]
     share = sum(len(np.array_split(np.empty(size), n)[rank]) for size in sizes)
     return [
@@ -49,12 +46,9 @@ def right(case: Case) -> list[int]:
 part = partial(values, right=right, parts=PARTS, kind="memory")
 
 EXERCISE = on_paper(
-    "zero.1",
-    "bytes_on_rank",
-    "What one rank keeps",
-    draw,
+    "zero.1", "bytes_on_rank", "What one rank keeps", draw,
     part(1, "weights", "bytes of the weights, where N divides", part=0, where="even"),
     part(1, "gradients", "bytes of the gradients, where N divides", part=1, where="even"),
     part(1, "optimizer", "bytes of the optimizer's part, where N divides", part=2, where="even"),
     part(2, "uneven shares", "exact where N does not divide", where="not even"),
-)
+)  # fmt: skip

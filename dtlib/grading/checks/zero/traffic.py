@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from dtlib.grading.inputs import call
+from dtlib.grading.inputs import Case, Cases, Rng, call
 from dtlib.grading.kinds import on_paper, values
-from dtlib.grading.seen import Case
 
 PAIR = "gradient_bytes, weight_bytes"
 
 
-def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
+def draw(rng: Rng) -> Cases:
     """Every stage with one micro-batch and with several, a power of two of ranks and none, wider gradients and wider
     weights; two ranks, and one."""
     cases = [case(10**9, 8, stage, 1, 2, 2) for stage in (1, 0, 3)]
@@ -26,7 +23,6 @@ def draw(rng: np.random.Generator) -> list[dict[str, Any]]:
 
 
 def case(*arguments: int) -> dict[str, Any]:
-    """One call."""
     words = "{:,} parameters, {} ranks, stage {}, {} micro-batches, gradients of {} B, weights of {} B"
     return call(words.format(*arguments), arguments)
 
@@ -40,10 +36,7 @@ def right(case: Case) -> list[float]:
 
 
 EXERCISE = on_paper(
-    "zero.2",
-    "sent_bytes",
-    "What a stage sends",
-    draw,
+    "zero.2", "sent_bytes", "What a stage sends", draw,
     values(3, "gradients", "bytes of gradients that a rank sends", right, part=0, parts=PAIR, kind="traffic"),
     values(3, "weights", "bytes of weights that a rank sends", right, part=1, parts=PAIR, kind="traffic"),
-)
+)  # fmt: skip
