@@ -19,10 +19,7 @@ _SHOWN_ELEMENTS = 4
 def close(seen: Any, expected: Any, rtol: float = 1e-6, atol: float = 0.0) -> bool:
     """Whether `seen` has the form of `expected`, each number within ``atol + rtol·|expected|``; NaN nowhere."""
     if isinstance(expected, np.ndarray):
-        if not plain.is_array(seen) or seen.shape != expected.shape:
-            return False
-        wanted = expected.astype(np.float64)
-        return bool(np.all(np.abs(seen.astype(np.float64) - wanted) <= atol + rtol * np.abs(wanted)))
+        return plain.is_array(seen) and seen.shape == expected.shape and not _off(seen, expected, rtol, atol).any()
     if isinstance(expected, list | tuple):
         return (
             isinstance(seen, list | tuple)
@@ -43,8 +40,7 @@ def compare(seen: Any, expected: Any, where: str, rtol: float = 1e-6, atol: floa
             return Finding(_kind(seen), f"a tensor of {expected.size} elements", where)
         if seen.shape != expected.shape:
             return Finding(f"a tensor of shape {seen.shape}", f"shape {expected.shape}", where)
-        wanted = expected.astype(np.float64)
-        off = ~(np.abs(seen.astype(np.float64) - wanted) <= atol + rtol * np.abs(wanted))
+        off = _off(seen, expected, rtol, atol)
         start = int(np.argmax(off.ravel()))
         share = f"{int(off.sum())} of {off.size} elements differ, the first at position {start}"
         if off.size > _SHOWN_ELEMENTS:
@@ -62,15 +58,21 @@ def compare(seen: Any, expected: Any, where: str, rtol: float = 1e-6, atol: floa
     return Finding(show(seen), show(expected), where)
 
 
+def _off(seen: Any, expected: Any, rtol: float, atol: float) -> Any:
+    """Which elements of an array differ; NaN always does."""
+    wanted = expected.astype(np.float64)
+    return ~(np.abs(seen.astype(np.float64) - wanted) <= atol + rtol * np.abs(wanted))
+
+
 def show(value: Any) -> str:
     """A number, array or anything else in few words."""
     if isinstance(value, bool) or value is None or isinstance(value, str):
         return repr(value)[:80]
     if isinstance(value, int):
         return f"{value:,}" if abs(value) < 10**18 else f"{value:.6g}"
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
     if isinstance(value, float):
+        if not math.isfinite(value):
+            return str(value)
         return f"{value:,.0f}" if value == round(value) and 1000 <= abs(value) < 1e15 else f"{value:.6g}"
     if isinstance(value, np.ndarray):
         return show_array(value)

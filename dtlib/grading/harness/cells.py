@@ -175,9 +175,7 @@ def _refuse_syntax(own: _Cell) -> None:
             return
         except SyntaxError as late:
             error = late
-    number = error.lineno or 0
-    line = f"line {number} of cell `{own.name}`" + _source(own.file, number) if number else f"cell `{own.name}`"
-    raise Unusable("syntax", f"the cell is no valid Python ({str(error.msg)[:200]})", line)
+    raise Unusable("syntax", f"the cell is no valid Python ({str(error.msg)[:200]})", _line(own, error.lineno))
 
 
 def _rest(cells: Sequence[_Cell], own: _Cell, cell_id: str) -> tuple[list[Statement], list[Statement]]:
@@ -246,8 +244,7 @@ def _run_own(own: _Cell, namespace: dict[str, Any], function: str) -> None:
 
 def _raised(error: BaseException, own: _Cell) -> Unusable:
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own.file]
-    number = frames[-1].lineno or 0 if frames else 0
-    line = f"line {number} of cell `{own.name}`" + _source(own.file, number) if number else f"cell `{own.name}`"
+    line = _line(own, frames[-1].lineno if frames else None)
     if isinstance(error, SystemExit):
         return Unusable("raised", "the cell called sys.exit, so its function was never called", line)
     why = explain(error)
@@ -265,9 +262,11 @@ def _found(namespace: dict[str, Any], own: _Cell, function: str) -> Callable[...
     return found  # type: ignore[no-any-return]
 
 
-def _source(file: str, number: int) -> str:
-    source = linecache.getline(file, number).strip()[:200]
-    return f": `{source}`" if source else ""
+def _line(own: _Cell, number: int | None) -> str:
+    if not number:
+        return f"cell `{own.name}`"
+    source = linecache.getline(own.file, number).strip()[:200]
+    return f"line {number} of cell `{own.name}`" + (f": `{source}`" if source else "")
 
 
 def _told(error: BaseException) -> str:

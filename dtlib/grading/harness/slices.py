@@ -67,7 +67,9 @@ class Statement:
     @cached_property
     def uses(self) -> frozenset[str]:
         """The names that it looks up while it runs, or that its functions look up when they are called."""
-        return frozenset() if self.code is None else frozenset().union(*map(_loads, _all(self.code)))
+        codes = [] if self.code is None else list(_all(self.code))
+        steps = (step for code in codes for step in dis.get_instructions(code))
+        return frozenset(step.argval for step in steps if step.opname in _LOADS)
 
     @cached_property
     def changes(self) -> frozenset[str]:
@@ -186,20 +188,15 @@ def _all(code: types.CodeType) -> Iterator[types.CodeType]:
         waiting += [each for each in code.co_consts if isinstance(each, types.CodeType)]
 
 
-def _loads(code: types.CodeType) -> set[str]:
-    return {step.argval for step in dis.get_instructions(code) if step.opname in _LOADS}
-
-
 def _at_top(node: ast.AST) -> Iterator[ast.AST]:
     """The nodes below `node` that run when it runs: the bodies of functions are left out."""
     waiting: list[ast.AST] = [node]
     while waiting:
         node = waiting.pop()
         yield node
-        inside = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             waiting += [*node.decorator_list, *node.args.defaults, *(each for each in node.args.kw_defaults if each)]
-        elif not isinstance(node, inside):
+        elif not isinstance(node, ast.Lambda):
             waiting += ast.iter_child_nodes(node)
 
 

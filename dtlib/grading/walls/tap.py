@@ -186,11 +186,6 @@ class Tap:
         what = _COLLECTIVES.get(slot >> 56, "send")
         self.entries.append((kind, stream, what, slot >> _SLOT_TAG, body if kind == "data" else min(length, 2**40)))
 
-    def sent_by(self, ports: Iterable[int]) -> int:
-        """The bytes that a rank with these local ports has sent since `begin`, gloo's headers among them."""
-        own = set(ports)
-        return sum(stream.num_bytes - stream.before for stream in self.streams if stream.ports[0] in own)
-
     def traffic(self, ports: Sequence[Iterable[int]]) -> Traffic:
         """What was seen since `begin`, where rank r's connections have the local ports ``ports[r]``."""
         self.read()

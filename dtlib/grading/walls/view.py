@@ -48,7 +48,8 @@ def enter_view(hidden: Iterable[Path], users: Iterable[int], *, own_processes: b
     root = tempfile.gettempdir()  # any folder does: the new root covers it in this namespace alone
     kernel.mount("tmpfs", root, "tmpfs", kernel.MS_NOSUID, "mode=755,size=1m")
     for path, fd in sources.items():
-        _show(path, fd, root)
+        _bind(fd, root + path)
+        kernel.make_read_only(root + path)
     for link, target in links.items():
         os.symlink(target, root + link)
     for folder in (f"{root}/proc", f"{root}/dev/shm", f"{root}/tmp", root + HOME):
@@ -62,8 +63,7 @@ def enter_view(hidden: Iterable[Path], users: Iterable[int], *, own_processes: b
         kernel.mount(switch, switch, flags=kernel.MS_BIND)
         kernel.make_read_only(switch)
     for name, fd in devices.items():
-        Path(f"{root}/dev/{name}").touch()
-        kernel.mount(f"/proc/self/fd/{fd}", f"{root}/dev/{name}", flags=kernel.MS_BIND)
+        _bind(fd, f"{root}/dev/{name}")
     os.makedirs(f"{root}/etc", exist_ok=True)
     Path(f"{root}/etc/passwd").write_text("".join(_PASSWD.format(user=user) for user in users))
     for fd in (*sources.values(), *devices.values()):
@@ -89,18 +89,9 @@ def make_scratch(size_bytes: int) -> None:
         os.chmod(folder, 0o1777)
         in_sight = {name: os.open(f"{target}/{name}", os.O_PATH) for name in os.listdir(target)}
         kernel.mount(folder, target, flags=kernel.MS_BIND)
-        for name, fd in in_sight.items():
-            _show_again(f"{target}/{name}", fd)
-
-
-def _show_again(target: str, fd: int) -> None:
-    """Bind what `fd` stands for at `target`, which a mount has covered; it stays as read-only as it was."""
-    if stat.S_ISDIR(os.fstat(fd).st_mode):
-        os.mkdir(target)
-    else:
-        Path(target).touch()
-    kernel.mount(f"/proc/self/fd/{fd}", target, flags=kernel.MS_BIND | kernel.MS_REC)
-    os.close(fd)
+        for name, fd in in_sight.items():  # what the mount has covered; it stays as read-only as it was
+            _bind(fd, f"{target}/{name}")
+            os.close(fd)
 
 
 def _visible() -> list[str]:
@@ -113,12 +104,11 @@ def _visible() -> list[str]:
     return sorted(path for path in wanted if not any(path.startswith(other + "/") for other in wanted))
 
 
-def _show(path: str, fd: int, root: str) -> None:
-    target = root + path
+def _bind(fd: int, target: str) -> None:
+    """Show what `fd` stands for at `target`, and what is mounted below it."""
     if stat.S_ISDIR(os.fstat(fd).st_mode):
         os.makedirs(target, exist_ok=True)
     else:
         os.makedirs(os.path.dirname(target), exist_ok=True)
         Path(target).touch()
     kernel.mount(f"/proc/self/fd/{fd}", target, flags=kernel.MS_BIND | kernel.MS_REC)
-    kernel.make_read_only(target)
