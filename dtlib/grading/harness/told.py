@@ -16,22 +16,17 @@ import torch
 import torch.distributed as dist
 
 _MOST = 4000
-# Methods of a process group in torch 2.11 and 2.13: what they are called here, what a rank sends of what it puts in.
+# By the name of a call: what a rank sends of what it puts in, so often as a whole (-1: to each other rank) and so often
+# in N−1 of N parts, and the methods of a process group that make it in torch 2.11 and 2.13.
 _CALLS = {
-    "send": ("send", 1.0, 0.0),
-    "allreduce": ("all_reduce", 0.0, 2.0),
-    "allreduce_coalesced": ("all_reduce", 0.0, 2.0),
-    "broadcast": ("broadcast", 0.0, 1.0),
-    "reduce": ("reduce", 0.0, 1.0),
-    "allgather": ("all_gather", -1.0, 0.0),
-    "allgather_coalesced": ("all_gather", -1.0, 0.0),
-    "_allgather_base": ("all_gather", -1.0, 0.0),
-    "all_gather_single": ("all_gather", -1.0, 0.0),
-    "gather": ("gather", 0.0, 1.0),
-    "scatter": ("scatter", 0.0, 1.0),
-    "alltoall": ("all_to_all", 0.0, 1.0),
-    "alltoall_base": ("all_to_all", 0.0, 1.0),
-    "all_to_all_single": ("all_to_all", 0.0, 1.0),
+    "send": (1.0, 0.0, ("send",)),
+    "all_reduce": (0.0, 2.0, ("allreduce", "allreduce_coalesced")),
+    "broadcast": (0.0, 1.0, ("broadcast",)),
+    "reduce": (0.0, 1.0, ("reduce",)),
+    "all_gather": (-1.0, 0.0, ("allgather", "allgather_coalesced", "_allgather_base", "all_gather_single")),
+    "gather": (0.0, 1.0, ("gather",)),
+    "scatter": (0.0, 1.0, ("scatter",)),
+    "all_to_all": (0.0, 1.0, ("alltoall", "alltoall_base", "all_to_all_single")),
 }
 
 
@@ -41,9 +36,9 @@ def telling() -> Iterator[list[list[Any]]]:
     log: list[list[Any]] = []
     inside = threading.local()
     with ExitStack() as patches:
-        for name, call in _CALLS.items():
-            if hasattr(dist.ProcessGroup, name):
-                noted = _noting(getattr(dist.ProcessGroup, name), log, inside, *call)
+        for op, (whole, shares, names) in _CALLS.items():
+            for name in (each for each in names if hasattr(dist.ProcessGroup, each)):
+                noted = _noting(getattr(dist.ProcessGroup, name), log, inside, op, whole, shares)
                 patches.enter_context(mock.patch.object(dist.ProcessGroup, name, noted))
         yield log
 

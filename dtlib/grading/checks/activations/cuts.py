@@ -70,6 +70,7 @@ def peak_of(starts: Sequence[int], case: Case, *, twice: bool = False) -> float:
 
 
 def never_freed(starts: Sequence[int], case: Case) -> int:
+    """The same peak if every checkpoint stayed to the end."""
     checkpoints, own = parts(starts, case)
     return sum(checkpoints) + max(size - first for first, size in zip(checkpoints, own, strict=True))
 

@@ -67,6 +67,7 @@ def most_told(observed: Observed) -> int:
 
 
 def total(case: Case) -> int:
+    """A message for each rank but one."""
     return (int(case["world_size"]) - 1) * inputs.rank_values(case, case["src"]).nbytes
 
 

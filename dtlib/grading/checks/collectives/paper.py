@@ -35,6 +35,7 @@ def right(case: Case) -> list[float]:
 
 
 def carried(observed: Observed) -> bool:
+    """Whether the seconds follow from the bytes beside them."""
     sent_bytes, seconds = observed.said[0]["answer"]
     return bool(abs(seconds * observed.case["arguments"][2] / sent_bytes - 1) < 1e-6)
 

@@ -74,6 +74,7 @@ def new(observed: Observed) -> Any:
 
 
 def most(case: Case, rank: int) -> float:
+    """The weights; of the share the states, a copy and the gradient."""
     own = (STATES[case["optimizer"]] + 2) * share_bytes(case, rank, flat=True)
     return oracle.num_bytes(case) + own + kinds.ROOM
 
