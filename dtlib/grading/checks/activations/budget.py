@@ -1,7 +1,5 @@
 """activations.6: which layers to compute again, and how, so that a budget holds; on paper."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """activations.2: what autograd keeps of a chain of operations; the theory is held to torch by the tests."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from dtlib.grading.inputs import Case, Cases, Rng, call

@@ -1,7 +1,5 @@
 """activations.5: a checkpoint of one's own, of layers that ask the desk for a key when they run and on the way back."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """activations.3: where to cut unequal layers into segments, on paper."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise

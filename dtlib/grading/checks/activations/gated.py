@@ -1,7 +1,5 @@
 """activations.4: a gated activation that keeps its two inputs and nothing else."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

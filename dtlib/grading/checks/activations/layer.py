@@ -1,7 +1,5 @@
 """activations.1: the bytes that one layer keeps, part by part, on paper."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from dtlib.grading.inputs import Case, Cases, Rng, call

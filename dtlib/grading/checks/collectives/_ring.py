@@ -1,7 +1,5 @@
 """What the two exercises on rings share: cases, chunks, and how a ring looks on the wire."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """collectives.6: a whole ring, the all-reduce."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """collectives.4: a broadcast along a tree."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """collectives.3: where ring and tree are equally fast, on paper."""
 
-from __future__ import annotations
-
 from dtlib.grading.inputs import Case, Cases, Rng, call
 from dtlib.grading.kinds import on_paper, values
 from dtlib.theory import collectives as theory

@@ -1,7 +1,5 @@
 """collectives.2: what a ring sends, on paper."""
 
-from __future__ import annotations
-
 from dtlib.grading.inputs import Cases, Rng, call
 from dtlib.grading.kinds import every, on_paper, values
 from dtlib.grading.seen import Case, Observed

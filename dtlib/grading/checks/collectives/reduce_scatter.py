@@ -1,7 +1,5 @@
 """collectives.5: half of a ring, the reduce-scatter."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from dtlib.grading import inputs

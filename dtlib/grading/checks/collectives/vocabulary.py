@@ -1,7 +1,5 @@
 """collectives.1: who holds what after which collective, on paper."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

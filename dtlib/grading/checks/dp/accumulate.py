@@ -1,7 +1,5 @@
 """dp.5: many micro-batches, one sync."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """dp.2: the bill of a step, on paper."""
 
-from __future__ import annotations
-
 from dtlib.grading.inputs import Case, Cases, Rng, call
 from dtlib.grading.kinds import on_paper, values
 from dtlib.theory import collectives as theory

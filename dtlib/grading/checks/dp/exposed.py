@@ -1,7 +1,5 @@
 """dp.3: what overlap cannot hide, on paper."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -4,8 +4,6 @@ Between two layers stands a gate (see `inputs`), at which a rank asks the desk f
 a key only when it has asked for its next one, so whatever it has begun by then it has begun without waiting for them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

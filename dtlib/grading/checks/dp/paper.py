@@ -1,7 +1,5 @@
 """dp.1: one averaged step, on paper."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """dp.4: the mean over tokens, on ranks that have different numbers of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

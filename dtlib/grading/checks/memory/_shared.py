@@ -1,7 +1,5 @@
 """Rounding to bf16, and what a training holds, in bytes a parameter."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

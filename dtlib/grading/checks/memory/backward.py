@@ -1,7 +1,5 @@
 """memory.6: each weight updated, and its gradient freed, while backward goes on; memory is weighed between layers."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """memory.4: the bytes of some rows in bf16."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """memory.5: bf16 weights with an fp32 master copy. The desk gives each parameter its gradient at each step."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

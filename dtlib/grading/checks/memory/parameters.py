@@ -1,7 +1,5 @@
 """memory.1: the parameters of a Llama, on paper."""
 
-from __future__ import annotations
-
 from functools import partial
 from math import prod
 from typing import Any

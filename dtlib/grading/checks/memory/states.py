@@ -1,7 +1,5 @@
 """memory.2: the bytes of the model states by recipe, on paper."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

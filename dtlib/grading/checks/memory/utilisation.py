@@ -1,7 +1,5 @@
 """memory.3: MFU and HFU, on paper."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What the exercises on ZeRO share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

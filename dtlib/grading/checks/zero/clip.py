@@ -1,7 +1,5 @@
 """zero.7: the norm of gradients that nobody holds in full."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

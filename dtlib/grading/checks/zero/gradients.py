@@ -4,8 +4,6 @@ Between two layers stands a gate (see `inputs`). All ranks but one are kept at t
 one asks what comes after it: if it does, it has not waited for what they had yet to send.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

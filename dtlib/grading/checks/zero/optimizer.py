@@ -1,7 +1,5 @@
 """zero.4: each rank keeps the optimizer's states of its share, stage 1."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ Twice the desk tells each rank a number by which its shard is multiplied, and tw
 comes back holds what nobody could know before.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import accumulate
 from math import prod

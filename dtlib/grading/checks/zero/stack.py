@@ -4,8 +4,6 @@ A rank is told its shards and nothing else of the weights. Between two layers it
 what was sent by then is seen from outside. A gradient that goes back between two layers is multiplied by a key.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """zero.1: the bytes of one rank, on paper."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

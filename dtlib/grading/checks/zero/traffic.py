@@ -1,7 +1,5 @@
 """zero.2: what each stage sends in a step, on paper."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from dtlib.grading.inputs import Case, Cases, Rng, call
