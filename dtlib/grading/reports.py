@@ -18,7 +18,7 @@ from .harness import TROUBLE_MARK
 from .seen import Ask, Case, Header, Observed, Seen, Trouble
 
 _MAX_RESULT_BYTES = 32 * 2**20
-_MAX_TEXT_BYTES = 2**18
+_MAX_STACK_BYTES, _MAX_OUTPUT_BYTES = 2**18, 2**14
 _SLACK_BYTES = 4096  # what may cross beside gloo's messages
 _FRAME = re.compile(r'^  File "([^"\n]{1,200})", line (\d{1,6}) in (\S{1,200})$', re.MULTILINE)
 
@@ -59,8 +59,8 @@ def receive(control: socket.socket, world_size: int) -> Start:
         try:
             result, output, stack = fds
             start.results.append(os.pread(result, _MAX_RESULT_BYTES, 0))
-            start.outputs.append(os.pread(output, _MAX_TEXT_BYTES, 0).decode("utf-8", "replace"))
-            start.stacks.append(os.pread(stack, _MAX_TEXT_BYTES, 0).decode("utf-8", "replace"))
+            start.outputs.append(os.pread(output, _MAX_OUTPUT_BYTES, 0).decode("utf-8", "replace"))
+            start.stacks.append(os.pread(stack, _MAX_STACK_BYTES, 0).decode("utf-8", "replace"))
         finally:
             for fd in fds:
                 os.close(fd)
@@ -80,7 +80,7 @@ def read_start(start: Start, jobs: Sequence[tuple[Exercise, Cells, Case]]) -> li
     observed = []
     for number, ((exercise, cells, case), job) in enumerate(zip(jobs, start.jobs, strict=False)):
         said = tuple(each[number] for each in written)
-        seen = _seen(exercise, case, job, said)
+        seen = _seen(exercise, case, job, said, is_tapped=start.facts["tapped"])
         trouble = _trouble(start, job, exercise, said, cells)
         observed.append(Observed(case, () if trouble else said, seen, trouble))
     return observed
@@ -100,7 +100,7 @@ def _written(result: bytes, num_jobs: int) -> list[Any]:
     return said
 
 
-def _seen(exercise: Exercise, case: Case, job: Mapping[str, Any], said: Sequence[Any]) -> Seen:
+def _seen(exercise: Exercise, case: Case, job: Mapping[str, Any], said: Sequence[Any], *, is_tapped: bool) -> Seen:
     traffic = job.get("traffic")
     n = case.get("world_size", 1)
     labels = [[label for label, _ in exercise.handed_out(case, rank)] for rank in range(n)]
@@ -109,7 +109,7 @@ def _seen(exercise: Exercise, case: Case, job: Mapping[str, Any], said: Sequence
         label = label or labels[rank][number]
         asks.append(Ask(rank, number, position, why, held, peak, label))
     return Seen(
-        log=[Header(*each) for each in (traffic["log"] if traffic else _told_log(said))],
+        log=[Header(*each) for each in (traffic["log"] if traffic else [] if is_tapped else _told_log(said))],
         asks=asks,
         peak_at_end=[peak for _, peak in job["at_end"]],
         is_proved=traffic is not None,
@@ -147,6 +147,8 @@ def _trouble(
     for rank, data in enumerate(said):
         if TROUBLE_MARK in data:
             return _told(data, f"rank {rank}" if n > 1 else "the function")
+    if not job["whole"]:
+        return Trouble("tampered", "the case was ended before the harness was through: somebody else said that it was")
     traffic = job.get("traffic")
     if traffic and traffic["lost"]:
         return Trouble("not known", "the machine was too busy to read all packets")

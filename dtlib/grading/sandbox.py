@@ -256,6 +256,7 @@ class _Errand:
         start = self.sandbox.perform(*task_of(jobs, self.sandbox.limits.cpu_seconds))
         self.starts.append(start)
         observed = read_start(start, [(self.exercise, self.answer.cells, case) for _, _, case in jobs])
+        start.results, start.stacks = [], []  # read, and perhaps large
         for index, each in zip(indices, observed, strict=False):  # after one that was ended, others may not have begun
             if each.trouble is not None and each.trouble.kind == "not known" and index not in self.retried:
                 self.retried.add(index)

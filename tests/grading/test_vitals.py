@@ -94,9 +94,10 @@ def test_what_a_child_alone_holds_counts_in_full():
 
 def test_a_process_that_waits_is_told_from_one_that_works():
     with child(lambda: None) as pid:
-        first = vitals.pulse([pid])
+        seen: dict[tuple[int, bytes], float] = {}
+        first = vitals.pulse([pid], seen)
         time.sleep(0.1)
-        second = vitals.pulse([pid])
+        second = vitals.pulse([pid], seen)
         assert not second.awake
         assert second.running_seconds - first.running_seconds < 0.01
     pid = os.fork()
@@ -105,9 +106,9 @@ def test_a_process_that_waits_is_told_from_one_that_works():
             pass
     try:
         until = time.monotonic() + 20
-        while vitals.pulse([pid]).running_seconds < 0.05:
+        while vitals.pulse([pid], {}).running_seconds < 0.05:
             assert time.monotonic() < until
-        assert vitals.pulse([pid]).awake
+        assert vitals.pulse([pid], {}).awake
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
@@ -115,7 +116,7 @@ def test_a_process_that_waits_is_told_from_one_that_works():
 
 def test_what_is_gone_holds_nothing():
     assert vitals.held_bytes(2**22 - 1) == 0
-    assert vitals.pulse([2**22 - 1]) == vitals.Pulse()
+    assert vitals.pulse([2**22 - 1], {}) == vitals.Pulse()
     assert vitals.scratch_bytes(2**22 - 1, "/") == 0
     assert family(2**22 - 1) == [2**22 - 1]
     assert os.getpid() in family(os.getppid())

@@ -80,31 +80,38 @@ def gain_nothing() -> None:
 
 
 # What no answer to an exercise needs, by the number that each machine gives it: ways around a namespace, into another
-# process, to other ranks around the network (names, locks, watches), into memory that nobody counts, and into parts of
-# the kernel that few look after.
+# process, to other ranks around the network (names, locks, watches, options of sockets, what lies in the cache of
+# files), into memory that nobody counts, and into parts of the kernel that few look after.
+_NEW = {  # these have one number everywhere
+    "io_uring_setup": 425, "open_tree": 428, "move_mount": 429, "fsopen": 430, "pidfd_getfd": 438,
+    "mount_setattr": 442, "memfd_secret": 447, "cachestat": 451, "futex_wake": 454, "futex_requeue": 456,
+    "setxattrat": 463,
+}  # fmt: skip
 _FORBIDDEN = {
     "x86_64": {
-        "shmget": 29, "socket": 41, "socketpair": 53, "semget": 64, "msgget": 68, "flock": 73, "ptrace": 101,
-        "pivot_root": 155, "chroot": 161, "mount": 165, "umount2": 166, "mq_open": 240, "add_key": 248,
-        "request_key": 249, "keyctl": 250, "inotify_init": 253, "unshare": 272, "vmsplice": 278, "inotify_init1": 294,
-        "perf_event_open": 298, "fanotify_init": 300, "name_to_handle_at": 303, "open_by_handle_at": 304, "setns": 308,
-        "process_vm_readv": 310, "process_vm_writev": 311, "memfd_create": 319, "bpf": 321, "userfaultfd": 323,
-        "io_uring_setup": 425, "open_tree": 428, "move_mount": 429, "fsopen": 430, "pidfd_getfd": 438,
-        "mount_setattr": 442, "memfd_secret": 447,
+        "mincore": 27, "shmget": 29, "socket": 41, "socketpair": 53, "setsockopt": 54, "semget": 64, "msgget": 68,
+        "flock": 73, "ptrace": 101, "pivot_root": 155, "chroot": 161, "mount": 165, "umount2": 166, "setxattr": 188,
+        "lsetxattr": 189, "fsetxattr": 190, "fadvise64": 221, "mq_open": 240, "add_key": 248, "request_key": 249,
+        "keyctl": 250, "inotify_init": 253, "unshare": 272, "vmsplice": 278, "inotify_init1": 294,
+        "perf_event_open": 298, "fanotify_init": 300, "name_to_handle_at": 303, "open_by_handle_at": 304,
+        "setns": 308, "process_vm_readv": 310, "process_vm_writev": 311, "memfd_create": 319, "bpf": 321,
+        "userfaultfd": 323, "preadv2": 327, **_NEW,
     },
     "aarch64": {
-        "shmget": 194, "socket": 198, "socketpair": 199, "semget": 190, "msgget": 186, "flock": 32, "ptrace": 117,
-        "pivot_root": 41, "chroot": 51, "mount": 40, "umount2": 39, "mq_open": 180, "add_key": 217,
-        "request_key": 218, "keyctl": 219, "inotify_init1": 26, "unshare": 97, "vmsplice": 75,
-        "perf_event_open": 241, "fanotify_init": 262, "name_to_handle_at": 264, "open_by_handle_at": 265, "setns": 268,
+        "setxattr": 5, "lsetxattr": 6, "fsetxattr": 7, "inotify_init1": 26, "flock": 32, "umount2": 39, "mount": 40,
+        "pivot_root": 41, "chroot": 51, "vmsplice": 75, "unshare": 97, "ptrace": 117, "mq_open": 180, "msgget": 186,
+        "semget": 190, "shmget": 194, "socket": 198, "socketpair": 199, "setsockopt": 208, "add_key": 217,
+        "request_key": 218, "keyctl": 219, "fadvise64": 223, "mincore": 232, "perf_event_open": 241,
+        "fanotify_init": 262, "name_to_handle_at": 264, "open_by_handle_at": 265, "setns": 268,
         "process_vm_readv": 270, "process_vm_writev": 271, "memfd_create": 279, "bpf": 280, "userfaultfd": 282,
-        "io_uring_setup": 425, "open_tree": 428, "move_mount": 429, "fsopen": 430, "pidfd_getfd": 438,
-        "mount_setattr": 442, "memfd_secret": 447,
+        "preadv2": 286, **_NEW,
     },
 }  # fmt: skip
 _CLONE, _FCNTL = {"x86_64": 56, "aarch64": 220}, {"x86_64": 72, "aarch64": 25}
+_FUTEX = {"x86_64": 202, "aarch64": 98}
 _SECCOMP = {"x86_64": 317, "aarch64": 277}
 _FORBIDDEN_FCNTL = (6, 7, 37, 38, 1024, 1026, 1031)  # locks of three kinds, leases, watches, larger pipes
+_FORBIDDEN_FUTEX = (1, 3, 4, 5, 10, 12)  # waking others, unless it says that they are of the same process
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _ALLOW, _REFUSE, _ABSENT, _KILL = 0x7FFF0000, 0x00050001, 0x00050000 | 38, 0x80000000
 _SET_MODE_FILTER, _ALL_THREADS = 1, 1
@@ -130,10 +137,12 @@ def forbid_syscalls() -> None:
     program += [(equal, 0, 1, _CLONE3), (done, 0, 0, _ABSENT)]  # its flags lie in memory; glibc then takes clone
     program += [(equal, 0, 3, _CLONE[machine]), (load, 0, 0, argument), (bits, 0, 1, CLONE_NEWUSER)]
     program += [(done, 0, 0, _REFUSE), (load, 0, 0, number)]
-    commands = len(_FORBIDDEN_FCNTL)
-    program += [(equal, 0, commands + 1, _FCNTL[machine]), (load, 0, 0, second_argument)]
-    program += [(equal, commands - index, 0, command) for index, command in enumerate(_FORBIDDEN_FCNTL)]
-    program += [(done, 0, 0, _ALLOW), (done, 0, 0, _REFUSE)]
+    for call, commands in ((_FCNTL[machine], _FORBIDDEN_FCNTL), (_FUTEX[machine], _FORBIDDEN_FUTEX)):
+        most = len(commands)
+        program += [(equal, 0, most + 3, call), (load, 0, 0, second_argument)]
+        program += [(equal, most - index, 0, command) for index, command in enumerate(commands)]
+        program += [(done, 0, 0, _ALLOW), (done, 0, 0, _REFUSE)]
+    program += [(done, 0, 0, _ALLOW)]
     code = b"".join(struct.pack("=HBBI", *line) for line in program)
     buffer = ctypes.create_string_buffer(code, len(code))
     header = struct.pack("@HP", len(program), ctypes.addressof(buffer))

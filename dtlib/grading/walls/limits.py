@@ -15,6 +15,7 @@ from . import kernel
 
 _OVERFLOW_USER = 65534  # who has no name in a user namespace
 _FIRST_USER = 1_900_000_000  # far above every user that a machine has
+_ADDRESSES_BYTES = 16 * 2**30  # empty mappings are free, but page tables are not, and looking through them takes time
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ def obey(limits: Limits, cpu_seconds: float) -> None:
     """Hold this process, and all that it starts, to `limits`; nobody can raise them again."""
     settings = {
         resource.RLIMIT_CPU: int(2 * cpu_seconds) + 10,  # the warden's count comes first
-        resource.RLIMIT_DATA: _private_bytes() + limits.memory_bytes,
+        resource.RLIMIT_DATA: _told("VmData:") + limits.memory_bytes,
+        resource.RLIMIT_AS: _told("VmSize:") + _ADDRESSES_BYTES,
         resource.RLIMIT_NPROC: limits.processes,  # threads count, and this user has no other processes
         resource.RLIMIT_FSIZE: limits.file_bytes,
         resource.RLIMIT_NOFILE: 128,
@@ -87,9 +89,9 @@ def users(number: int, world_size: int) -> list[int]:
     return sorted({os.geteuid(), _OVERFLOW_USER, *(_FIRST_USER + number + rank for rank in range(world_size))})
 
 
-def _private_bytes() -> int:
+def _told(line: str) -> int:
     with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmData:"))
+        return next(int(each.split()[1]) * 1024 for each in file if each.startswith(line))
 
 
 def _others_can_read(file: str) -> bool:

@@ -85,6 +85,7 @@ class Tap:
         self.entries: list[tuple[str, Stream, str, int, int]] = []
         self.foreign_bytes = 0  # of anything but TCP over IPv4 or IPv6
         self.lost = False
+        self.num_packets = 0  # since `begin`
         self._open: dict[tuple[Any, ...], Stream] = {}
         self._buffer = bytearray(2**17)
         self._foreign_before = 0
@@ -92,6 +93,7 @@ class Tap:
     def begin(self) -> None:
         """Count anew from here on."""
         self.read()
+        self.num_packets = 0
         self.entries.clear()
         self._foreign_before = self.foreign_bytes
         for stream in self.streams:
@@ -110,8 +112,10 @@ class Tap:
             except BlockingIOError:
                 break
             if address[2] == _OUTGOING:  # on a loopback device each packet is seen going and coming
+                self.num_packets += 1
                 self._packet(memoryview(self._buffer)[:size])
         dropped = struct.unpack("=II", self.sock.getsockopt(_SOL_PACKET, _PACKET_STATISTICS, 8))[1]
+        self.num_packets += dropped
         self.lost = self.lost or dropped > 0
 
     def close(self) -> None:
@@ -179,7 +183,8 @@ class Tap:
     def _header(self, stream: Stream, size: int, code: int, slot: int, _: int, length: int, __: int) -> None:
         body = size - _HEADER.size
         kind = _KINDS.get(code, "")
-        if not kind or not 0 <= body < _MAX_MESSAGE_BYTES or len(self.entries) >= MAX_ENTRIES:
+        most = _MAX_MESSAGE_BYTES if kind == "data" else 1  # a notice is its header
+        if not kind or not 0 <= body < most or len(self.entries) >= MAX_ENTRIES:
             stream.framed = False
             return
         stream.left = body

@@ -64,6 +64,7 @@ def enter_view(hidden: Iterable[Path], users: Iterable[int], *, own_processes: b
         kernel.make_read_only(switch)
     for name, fd in devices.items():
         _bind(fd, f"{root}/dev/{name}")
+        kernel.make_read_only(f"{root}/dev/{name}")  # what is written to a device goes there; its times are the disk's
     os.makedirs(f"{root}/etc", exist_ok=True)
     Path(f"{root}/etc/passwd").write_text("".join(_PASSWD.format(user=user) for user in users))
     for fd in (*sources.values(), *devices.values()):

@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 _TICKS = os.sysconf("SC_CLK_TCK")
-_HELD = ("RssAnon:", "RssShmem:", "VmSwap:")
+_HELD = ("RssAnon:", "RssShmem:", "VmSwap:", "VmPTE:")
 _PARTS = ("Pss_Anon:", "Pss_Shmem:", "SwapPss:")
 _AWAKE = frozenset((b"R", b"D"))  # running, or waiting for a processor or a disk
 
@@ -23,13 +23,9 @@ def can_be_read() -> bool:
 
 
 def held_bytes(pid: int | str) -> int:
-    """Private and shared memory of a process, what was swapped out included; files that it only reads are not."""
-    held = 0
-    with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/status") as file:
-        for line in file:
-            if line.startswith(_HELD):
-                held += int(line.split()[1]) * 1024
-    return held
+    """Private and shared memory of a process, page tables and what was swapped out included; files that it only reads
+    are not."""
+    return _sum(f"/proc/{pid}", "status", _HELD)
 
 
 def apportioned_bytes(pid: int) -> int:
@@ -38,12 +34,27 @@ def apportioned_bytes(pid: int) -> int:
     A process that forks shares all its pages with its child until one of them writes.
     """
     try:
-        with open(f"/proc/{pid}/smaps_rollup") as file:
-            return 1024 * sum(int(line.split()[1]) for line in file if line.startswith(_PARTS))
+        return _sum(f"/proc/{pid}", "smaps_rollup", _PARTS) + _sum(f"/proc/{pid}", "status", ("VmPTE:",))
     except PermissionError:
         return held_bytes(pid)
-    except (OSError, ValueError):
-        return 0
+
+
+def _sum(process: str, file: str, lines: tuple[str, ...]) -> int:
+    """Bytes that some lines of a process's file add up to.
+
+    Where its first thread has ended and others live on, the kernel tells of these alone.
+    """
+    for folder in (process, *_threads(process)):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, ValueError), open(f"{folder}/{file}") as told:
+            found = [int(line.split()[1]) for line in told if line.startswith(lines)]
+            if found:
+                return 1024 * sum(found)
+    return 0
+
+
+def _threads(process: str) -> Iterator[str]:
+    with contextlib.suppress(OSError):
+        yield from (f"{process}/task/{name}" for name in os.listdir(f"{process}/task"))
 
 
 @dataclass(frozen=True)
@@ -57,19 +68,24 @@ class Pulse:
     awake: bool = False
 
 
-def pulse(pids: Iterable[int]) -> Pulse:
-    """The pulse of processes, their threads that have ended included in the seconds computed."""
+def pulse(pids: Iterable[int], computed: dict[tuple[int, bytes], float]) -> Pulse:
+    """The pulse of processes, threads that have ended included in the seconds computed, and processes as well.
+
+    `computed` has the seconds of all that were ever seen, and is brought up to date.
+    """
     cpu, running, starved, awake = 0.0, 0, 0, False
     for pid in pids:
         with contextlib.suppress(OSError, ValueError, IndexError):
             fields = _stat(f"/proc/{pid}/stat")
-            cpu += sum(map(int, fields[11:15])) / _TICKS  # of its own and of children that it has buried
+            own, buried = (sum(map(int, fields[at : at + 2])) / _TICKS for at in (11, 13))
+            computed[pid, fields[19]] = own
+            cpu += own + buried  # of children that it waited for; of others nothing is left but what was seen
             for thread in os.listdir(f"/proc/{pid}/task"):
                 with contextlib.suppress(OSError, ValueError, IndexError):
                     ran, waited, _ = map(int, _read(f"/proc/{pid}/task/{thread}/schedstat").split())
                     running, starved = running + ran, starved + waited
                     awake = awake or _stat(f"/proc/{pid}/task/{thread}/stat")[0] in _AWAKE
-    return Pulse(cpu, running / 1e9, starved / 1e9, awake)
+    return Pulse(max(cpu, sum(computed.values())), running / 1e9, starved / 1e9, awake)
 
 
 def _stat(path: str) -> list[bytes]:

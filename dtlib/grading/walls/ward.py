@@ -11,7 +11,7 @@ from typing import Any
 from dtlib.lab.context import join
 from dtlib.lab.supervisor import Crew, Rank, Report
 from dtlib.lab.worker import Failure, Job
-from dtlib.processes.channel import send_frame
+from dtlib.processes.channel import anonymous_file
 from dtlib.processes.namespace import family
 
 from . import vitals
@@ -26,6 +26,9 @@ _BUSY_SECONDS = 0.3  # of computing while nothing crosses and another rank is he
 _STILL_SHARE = 0.1  # of the time: ranks that compute, or wait for a processor, no more than that are stuck
 _LONGEST_SETTLE_SECONDS = 2.0  # for threads that never rest
 ROOM_BYTES = 16 * 2**20  # what a rank may hold when its first piece is handed out: imports, caches of libraries
+_MAX_RESULT_BYTES, _MAX_UNSENT_BYTES = 32 * 2**20, 2**20
+_MAX_PACKETS = 300_000  # in a case
+_LEAVING_SECONDS = 10.0  # when all is done, for the last word
 _SLOW, _QUICK = 0.02, 0.002
 
 
@@ -90,7 +93,13 @@ class Ward(Crew):
         self._own = [[0] for _ in range(n)]  # the processes of each rank
         self._pulses = [vitals.Pulse()] * n
         self._quiet = [0] * n  # for how many looks
+        self._computed: list[dict[tuple[int, bytes], float]] = [{} for _ in range(n)]  # by each process that was seen
         self._held, self._base, self._peak = [0] * n, [0] * n, [0] * n
+        self.kept_fds = [anonymous_file(f"dtlib-{rank}-kept") for rank in range(n)]  # results that nobody can change
+        self._kept_bytes = [0] * n
+        self._unsent = [bytearray() for _ in range(n)]
+        lengths = [length for job in task["jobs"] for each in job["pieces"] for _, length in each]
+        self._most_unsent = max(lengths, default=0) + _MAX_UNSENT_BYTES
         self._ran_before = [0.0] * n
         self._next_count, self._looked_at, self._look_seconds, self._position = 0.0, 0.0, 0.0, 0
         self._early: set[int] = set()  # ranks that ask for the first piece of the next job
@@ -133,6 +142,7 @@ class Ward(Crew):
             "seconds": time.monotonic() - self._start,
             "cpu_seconds": [now.cpu_seconds - then.cpu_seconds for now, then in self._pairs()],
             "starved_seconds": [now.starved_seconds - then.starved_seconds for now, then in self._pairs()],
+            "whole": self.desks.given == [len(each) for each in self.plan["pieces"]],
         }
         if self.tap is not None and self.has_begun:
             done["traffic"] = vars(self.tap.traffic(ports_of(rank.pid for rank in self.ranks)))
@@ -162,7 +172,7 @@ class Ward(Crew):
     def pause(self) -> float:
         """Short where somebody asks, or is weighed."""
         asking = any(map(self.desks.is_asking, range(len(self.ranks))))
-        pause = _QUICK if asking or (self.plan is not None and self.plan["weigh"]) else _SLOW
+        pause = _QUICK if asking or any(self._unsent) or (self.plan is not None and self.plan["weigh"]) else _SLOW
         return max(pause, self._look_seconds)  # on a busy machine looking takes long, and others need the time too
 
     def _serve(self, number: int) -> bool:
@@ -184,6 +194,7 @@ class Ward(Crew):
         self._begun_frame.pop(number, None)
         kind = ready[4:5]
         if kind not in (b"A", b"J", b"X"):
+            self._keep_result(number)
             return super()._serve(number)
         rank.sock.recv(4 + length)
         if kind == b"A" and self.through[number]:
@@ -191,15 +202,27 @@ class Ward(Crew):
         elif kind == b"A":
             self.desks.ask(number, ready[5 : 4 + length].decode("ascii", "replace"))
         elif kind == b"J":
+            if self.through[number] or not self._keep_result(number):
+                self.end_all("tampered", "wrote to the grader's own channel")
+                return False
             self.through[number] = True
             if all(self.through):
                 self.close_job("done")
         else:  # ranks that meet are told nothing of each other, or it would be a way to exchange data unseen
             rank.waiting = b""
             if all(other.waiting is not None for other in self.ranks):
-                for other in self.ranks:
+                for each, other in enumerate(self.ranks):
                     other.waiting = None
-                    send_frame(other.sock, join([b""] * len(self.ranks)))
+                    self._send(each, join([b""] * len(self.ranks)))
+        return True
+
+    def _keep_result(self, number: int) -> bool:
+        """Copy the next result of a rank to where nothing that it does later can change it; whether there is one."""
+        result, at = self.ranks[number].files.result, self._kept_bytes[number]
+        end = at + 8 + int.from_bytes(os.pread(result, 8, at), "big")
+        if end > min(os.fstat(result).st_size, _MAX_RESULT_BYTES):
+            return False
+        self._kept_bytes[number] += os.write(self.kept_fds[number], os.pread(result, end - at, at))
         return True
 
     def read_failure(self, rank: Rank) -> Failure:
@@ -212,8 +235,14 @@ class Ward(Crew):
         """Hand out what may be handed out; whether the job must end now, and why (`late`)."""
         if self.tap is not None:
             self.tap.read(at_most=2000)
+            if self.tap.num_packets > _MAX_PACKETS:
+                self.end_all("packets", f"sent more than {_MAX_PACKETS:,} packets in a case and was ended")
         self._look()
+        for rank in range(len(self.ranks)):
+            self._flush(rank)
         if self.plan is None:
+            if time.monotonic() - self._start > _LEAVING_SECONDS:
+                self.end_all("late", "did not end when all was done")
             return False
         busy = [rank for rank in range(len(self.ranks)) if not self.through[rank]]
         asking = [rank for rank in busy if self.desks.is_asking(rank)]
@@ -283,13 +312,23 @@ class Ward(Crew):
             position = self.tap.position if self.tap is not None else 0
             self.log.append([rank, piece, label, position, why, *self._grown(rank)])
             self._quiet[rank] = 0
-            try:
-                self.ranks[rank].sock.settimeout(30)
-                send_frame(self.ranks[rank].sock, os.pread(self.blobs_fd, length, start))
-            except OSError:
-                pass  # it died meanwhile, which the next look at its process shows
-            finally:
-                self.ranks[rank].sock.settimeout(self.frame_seconds)
+            self._send(rank, os.pread(self.blobs_fd, length, start))
+
+    def _send(self, rank: int, message: bytes) -> None:
+        """Send what an inmate takes at once, and the rest when it takes more: nobody may keep the warden waiting."""
+        self._unsent[rank] += len(message).to_bytes(4, "big") + message
+        self._flush(rank)
+
+    def _flush(self, rank: int) -> None:
+        rest = self._unsent[rank]
+        try:
+            while rest:
+                del rest[: self.ranks[rank].sock.send(rest, socket.MSG_DONTWAIT)]
+        except BlockingIOError:
+            if len(rest) > self._most_unsent:
+                self.end_all("tampered", "asked the grader again and again, and did not read what it said")
+        except OSError:
+            rest.clear()  # it died meanwhile, which the next look at its process shows
 
     def _look(self) -> None:
         now = time.monotonic()
@@ -302,7 +341,7 @@ class Ward(Crew):
             self._ran_before = [pulse.running_seconds for pulse in self._pulses]
         tick = _TICK_SECONDS + _TICK_SHARE * (now - self._looked_at)
         for number in range(len(self.ranks)):
-            pulse = vitals.pulse(self._own[number])
+            pulse = vitals.pulse(self._own[number], self._computed[number])
             ran = pulse.running_seconds - self._pulses[number].running_seconds
             rests = not pulse.awake and ran < tick and position == self._position
             self._quiet[number] = self._quiet[number] + 1 if rests else 0
@@ -326,9 +365,9 @@ class Ward(Crew):
             self.end_all("output", f"printed more than {self.limits.output_bytes / 2**20:g} MiB and was ended")
 
     def _weigh(self) -> None:
+        alone = [vitals.held_bytes(own[0]) for own in self._own]  # first, since a look at a child may take long
         for number, rank in enumerate(self.ranks):
-            first, *others = self._own[number]
-            held = vitals.held_bytes(first) + sum(map(vitals.apportioned_bytes, others))
+            held = alone[number] + sum(map(vitals.apportioned_bytes, self._own[number][1:]))
             held += sum(os.fstat(fd).st_size for fd in (rank.files.result, rank.files.output, rank.files.stack))
             if self.task["bounded"]:
                 held += vitals.scratch_bytes(rank.pid, HOME)

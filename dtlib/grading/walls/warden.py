@@ -128,10 +128,11 @@ def _keep(ward: Walled) -> None:
                 "first": report.first,
                 "exits": exits,
                 "limit": ward.broken_limit,
+                "tapped": ward.tap is not None,
             },
         )
-        for rank in ward.ranks:
-            send_frame(ward.control, b"F", [rank.files.result, rank.files.output, rank.files.stack])
+        for kept, rank in zip(ward.kept_fds, ward.ranks, strict=True):
+            send_frame(ward.control, b"F", [kept, rank.files.output, rank.files.stack])
     finally:
         ward.end()
 
