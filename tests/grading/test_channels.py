@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from dtlib.grading.sandbox import Sandbox
+from dtlib.grading.walls.limits import Limits
 
 from .engine import on_ranks, run
 
@@ -66,6 +67,12 @@ def f(tensor):
         "keys of the kernel": lambda: call(248, b"user", b"key", b"x", 1, -2),
         "another rank by its number": others,
         "another rank in /proc": neighbours,
+        "an option of a socket": lambda: socket.socket(fileno=connection()).setsockopt(socket.SOL_TCP, 4, 12345),
+        "the cache of a shared file": lambda: os.posix_fadvise(LIBRARY.fileno(), 0, 0, os.POSIX_FADV_DONTNEED),
+        "what is in that cache": lambda: os.preadv(LIBRARY.fileno(), [bytearray(1)], 0, os.RWF_NOWAIT),
+        "waking whoever waits at a shared page": lambda: call(202, ctypes.byref(ctypes.c_int()), 1, 9, None, None, 0),
+        "the times of a device": lambda: os.utime("/dev/null", ns=(1, 1)),
+        "a label of a file": lambda: os.setxattr("/learner", "user.label", b"kept"),
         "a thread that was there before": lambda: in_a_thread(),
     }
     through = []
@@ -76,6 +83,19 @@ def f(tensor):
         except (OSError, AssertionError):
             pass
     print(through)
+
+
+def connection():
+    # One of gloo's, not closed with the object that stands for it.
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                one = socket.socket(fileno=os.dup(int(name)))
+                if one.family in (socket.AF_INET, socket.AF_INET6):
+                    return one.detach()
+        except OSError:
+            pass
+    raise OSError("there is none")
 
 
 def in_a_thread():
@@ -109,12 +129,120 @@ def test_where_the_kernel_is_not_told_to_refuse_they_are():
         for found in through(sandbox):
             assert {"a lock on a shared file (flock)", "a socket", "a pair of sockets", "a nameless file"} <= found
             assert {"a larger pipe", "a watch on a shared file", "a thread that was there before"} <= found
+            assert {"an option of a socket", "the cache of a shared file"} <= found
+            assert "waking whoever waits at a shared page" in found
             assert "another rank by its number" in found
 
 
 MEETING = (
     "from dtlib.lab import context\ndef f(tensor):\n    print(context.current('f').exchange({}))\n    return tensor\n"
 )
+
+
+ENDED = """
+import sys
+from dtlib.grading import plain
+
+def f(tensor):
+    rank, frame = dist.get_rank(), sys._getframe(1)
+    while "desk" not in frame.f_locals:
+        frame = frame.f_back
+    desk = frame.f_locals["desk"]
+    told = {"tensor": np.ones(3), "returned": np.ones(3), "library": [], "built_in": [], "escaped": []}
+    packed = plain.pack(told | {"traffic": [["data", rank, 1 - rank, "send", 0, 31337]]})
+    links = {n: os.readlink(f"/proc/self/fd/{n}") for n in range(3, 40) if os.path.islink(f"/proc/self/fd/{n}")}
+    fd = next(n for n, link in links.items() if "-result" in link)
+    for _ in range(RESULTS):
+        os.write(fd, len(packed).to_bytes(8, "big") + packed)
+    for _ in range(ENDS):
+        desk._sock.sendall(b"\\0\\0\\0\\1J")
+        time.sleep(0.1)
+    time.sleep(1)
+    return tensor
+"""
+
+
+@pytest.mark.parametrize(("results", "ends"), [(0, 1), (1, 2), (2, 2), (3, 3)])
+def test_nobody_ends_a_case_for_the_harness(sandbox: Sandbox, results: int, ends: int):
+    source = ENDED.replace("RESULTS", str(results)).replace("ENDS", str(ends))
+    seen = run(sandbox, on_ranks(2, 2, 2), source).observed
+    assert {each.trouble.kind for each in seen if each.trouble} == {"tampered"}
+    assert not any(header.num_bytes == 31337 for each in seen for header in each.seen.log)
+
+
+def test_a_result_is_the_one_that_was_there_when_it_was_told(sandbox: Sandbox):
+    """The first case's result is written over in the second."""
+    over = (
+        "def f(tensor):\n"
+        "    for name in os.listdir('/proc/self/fd'):\n"
+        "        try:\n"
+        "            if '-result' in os.readlink(f'/proc/self/fd/{name}'):\n"
+        "                os.pwrite(int(name), bytes(os.fstat(int(name)).st_size), 0)\n"
+        "        except OSError:\n"
+        "            pass\n"
+        "    return tensor\n"
+    )
+    assert [each.trouble for each in run(sandbox, on_ranks(2, 2), over).observed] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("message", "how_often", "kind"), [("X", 9000, "hung"), ("A", 400, "tampered"), ("J", 40, "tampered")]
+)
+def test_who_talks_and_does_not_listen_ends_in_a_verdict(sandbox: Sandbox, message: str, how_often: int, kind: str):
+    source = (
+        "import sys\n"
+        "def f(tensor):\n"
+        "    frame = sys._getframe(1)\n"
+        "    while 'desk' not in frame.f_locals:\n"
+        "        frame = frame.f_back\n"
+        f"    for _ in range({how_often}):\n"
+        f"        frame.f_locals['desk']._sock.sendall(b'\\0\\0\\0\\1{message}')\n"
+        "    time.sleep(60)\n"
+    )
+    assert run(sandbox, on_ranks(2), source).observed[0].trouble.kind == kind  # type: ignore[union-attr]
+
+
+def test_a_flood_of_packets_is_no_busy_machine(sandbox: Sandbox):
+    source = (
+        "import socket\n"
+        "def f(tensor):\n"
+        "    for name in os.listdir('/proc/self/fd'):\n"
+        "        try:\n"
+        "            one = socket.socket(fileno=os.dup(int(name)))\n"
+        "            if one.family in (socket.AF_INET, socket.AF_INET6):\n"
+        "                while True:\n"
+        "                    one.send(b'x')\n"
+        "        except OSError:\n"
+        "            pass\n"
+        "    return tensor\n"
+    )
+    trouble = run(sandbox, on_ranks(2), source).observed[0].trouble
+    assert trouble is not None
+    assert trouble.kind in ("limit", "tampered", "hung")
+
+
+def test_children_that_nobody_buries_have_computed(sandbox: Sandbox):
+    source = (
+        "import signal\n"
+        "def f(tensor):\n"
+        "    signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        "    for _ in range(100):\n"
+        "        here, there = os.pipe()\n"
+        "        if os.fork() == 0:\n"
+        "            until = time.process_time() + 1\n"
+        "            while time.process_time() < until:\n"
+        "                pass\n"
+        "            os._exit(0)\n"
+        "        os.close(there)\n"
+        "        os.read(here, 1)\n"
+        "    return tensor\n"
+    )
+    exercise, cases = on_ranks(1)
+    with Sandbox(Limits(cpu_seconds=2.0)) as short:
+        trouble = run(short, (exercise, cases), source).observed[0].trouble
+    assert trouble is not None
+    assert trouble.kind == "hung"
+    assert "of its own computing time" in trouble.text
 
 
 def test_ranks_that_meet_are_told_nothing_of_each_other(sandbox: Sandbox):

@@ -19,7 +19,7 @@ class Wire:
     def __init__(self) -> None:
         self.tap = Tap.__new__(Tap)
         self.tap.streams, self.tap.entries, self.tap.foreign_bytes, self.tap.lost = [], [], 0, False
-        self.tap._open, self.tap._foreign_before = {}, 0
+        self.tap._open, self.tap._foreign_before, self.tap.num_packets = {}, 0, 0
         self.tap.read = lambda at_most=0: None  # type: ignore[method-assign]
 
     def connect(self, source: int, target: int) -> None:
@@ -55,6 +55,14 @@ def test_counts_payload_and_reads_messages_of_both_directions():
     assert traffic.sent_bytes == (148, 55)  # without the greeting
     assert data(traffic.log) == [(0, 1, "send", 100), (1, 0, "all_reduce", 7)]
     assert (traffic.complete, traffic.lost, traffic.other_bytes) == (True, False, 0)
+
+
+def test_a_notice_is_its_header_and_carries_nothing():
+    wire = Wire()
+    wire.connect(1, 2)
+    wire.tcp(1, 2, 1000, HELLO + struct.pack("<QQQQQQ", 48 + 8, 3, 7 << 56, 0, 0, 0) + b"a secret")
+    traffic = wire.tap.traffic([{1}, {2}])
+    assert not traffic.complete
 
 
 def test_notices_tell_who_has_begun_what():

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
+import platform
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -62,6 +66,39 @@ def test_memory_is_seen_however_it_is_held(work: Callable[[], object]):
     with child(lambda: None) as empty, child(work) as full:
         grown = vitals.held_bytes(full) - vitals.held_bytes(empty)
     assert 30 * MiB <= grown <= 34 * MiB
+
+
+def behind_a_thread_that_has_ended() -> object:
+    """The first thread of the process ends, another holds memory."""
+    done = threading.Event()
+
+    def hold() -> None:
+        kept = private()
+        done.set()
+        time.sleep(60 + bool(kept))
+
+    threading.Thread(target=hold, daemon=True).start()
+    done.wait()
+    return None
+
+
+def test_memory_is_seen_where_only_another_thread_lives():
+    here, there = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        behind_a_thread_that_has_ended()
+        os.write(there, b"x")
+        ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[platform.machine()], 0)  # of this thread alone
+    os.read(here, 1)
+    try:
+        until = time.monotonic() + 10
+        while "State:\tZ" not in Path(f"/proc/{pid}/status").read_text():
+            assert time.monotonic() < until
+        assert vitals.held_bytes(pid) >= 30 * MiB
+        assert vitals.apportioned_bytes(pid) >= 30 * MiB
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 def test_what_a_child_shares_with_its_parent_counts_with_its_part_alone():
