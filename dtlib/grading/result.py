@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import html
 import os
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -100,18 +100,14 @@ class Result:
         return {**asdict(self), "checks": [asdict(check) for check in self.checks], "points": self.points}
 
     def __str__(self) -> str:
-        lines = [self._heading()]
-        if self._tells_checks:
-            for check, message in self._told():
-                lines.append(f"  {check.sign} {check.description} ({check.points}/{check.max_points})")
-                if message:
-                    lines.append(f"      {message}")
-        elif self.message:
+        lines = [self.heading]
+        for check, message in self.told:
+            lines.append(f"  {check.sign} {check.description} ({check.points}/{check.max_points})")
+            if message:
+                lines.append(f"      {message}")
+        if not self.told and self.message:
             lines.append(f"  {self.message}")
-        if self.withheld_points and self.status != "not attempted":
-            lines.append(f"  {self._withheld()}")
-        if self.again:
-            lines.append(f"  {self.again}")
+        lines += [f"  {each}" for each in self.closing]
         if self.printed:
             lines += ["  Your function printed:", *(f"    {line}" for line in self.printed.splitlines())]
         return "\n".join(lines)
@@ -119,29 +115,11 @@ class Result:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        colour = _COLOURS.get(self.status, _GREY)
-        rows = []
-        if self._tells_checks:
-            for check, message in self._told():
-                shade = _COLOURS.get(check.verdict, _GREY)
-                reason = f'<div style="opacity:.85">{_prose(message)}</div>' if message else ""
-                rows.append(
-                    f'<tr><td style="color:{shade};font-weight:bold;vertical-align:top">{check.sign}</td>'
-                    f'<td style="text-align:left">{_prose(check.description)}{reason}</td>'
-                    f'<td style="vertical-align:top;white-space:nowrap">{check.points} / {check.max_points}</td></tr>'
-                )
-        body = f'<table style="margin:.4em 0 0 0">{"".join(rows)}</table>' if rows else _paragraph(self.message)
-        if self.withheld_points and self.status != "not attempted":
-            body += _paragraph(self._withheld())
-        if self.again:
-            body += _paragraph(self.again)
-        if self.printed:
-            text = html.escape(self.printed)
-            body += f"<details><summary>What your function printed</summary><pre>{text}</pre></details>"
-        return (
-            f'<div class="dtlib-check" style="border-left:4px solid {colour};padding:.3em .8em">'
-            f'<strong style="color:{colour}">{html.escape(self._heading())}</strong>{body}</div>'
-        )
+        import jinja2
+
+        environment = jinja2.Environment(loader=jinja2.PackageLoader(__package__, "report"), autoescape=True)
+        environment.filters["prose"] = _prose
+        return environment.get_template("result.html.jinja").render(result=self, colours=_COLOURS, grey=_GREY)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         # nbgrader reads the number of points from the plain text of a grade cell's result.
@@ -149,30 +127,39 @@ class Result:
         return {"text/plain": text, "text/html": self._repr_html_()}
 
     @property
-    def _tells_checks(self) -> bool:
-        return self.status not in ("pass", "not attempted") and bool(self.checks)
-
-    def _told(self) -> list[tuple[CheckResult, str]]:
-        """Each check with what to tell about it; what an earlier check said is not said again.
-
-        A gate that is worth no points is told only where it fails; of one that had nothing to look at, nobody knows.
-        """
-        said: set[str] = set()
-        told = []
-        for check in self.checks:
-            if not check.max_points and check.verdict != "fail":
-                continue
-            told.append((check, "As above." if check.message in said else check.message))
-            said.update([check.message] if check.message else [])
-        return told
-
-    def _heading(self) -> str:
+    def heading(self) -> str:
+        """The verdict in a line."""
         name = f"{self.exercise} · {self.title}" if self.title else self.exercise
         points = f" · {self.points} of {self.max_points} points" if self.checks else ""
         return f"{SIGNS[self.status]} {name}: {self.status}{points}"
 
-    def _withheld(self) -> str:
-        return f"{self.withheld_points} more points are decided when the exercise is graded."
+    @property
+    def told(self) -> list[tuple[CheckResult, str]]:
+        """The checks that there is something to tell of, with what to tell; none where `message` says it all."""
+        if self.status in ("pass", "not attempted"):
+            return []
+        shown = [each for each in self.checks if is_told_of(each.max_points, each.verdict)]
+        return list(zip(shown, once(each.message for each in shown), strict=True))
+
+    @property
+    def closing(self) -> list[str]:
+        """What stands below the checks: what is decided later, and how to repeat the cases."""
+        is_later = self.withheld_points and self.status != "not attempted"
+        later = f"{self.withheld_points} more points are decided when the exercise is graded." if is_later else ""
+        return [each for each in (later, self.again) if each]
+
+
+def is_told_of(max_points: int, verdict: str) -> bool:
+    """A condition that is worth no points is only told of where it is not met."""
+    return max_points > 0 or verdict == "fail"
+
+
+def once(messages: Iterable[str]) -> Iterator[str]:
+    """The messages, none of them twice."""
+    said: set[str] = set()
+    for message in messages:
+        yield "As above." if message and message in said else message
+        said.add(message)
 
 
 class NoPoints(AssertionError):
@@ -184,14 +171,11 @@ def under_nbgrader() -> bool:
     return os.environ.get("NBGRADER_EXECUTION", "") in ("autograde", "validate")
 
 
-def _paragraph(text: str) -> str:
-    return f'<div style="margin-top:.3em">{_prose(text)}</div>' if text else ""
-
-
-def _prose(text: str) -> str:
+def _prose(text: str) -> Any:
     """Escaped text in which `code` stands between backquotes."""
-    parts = html.escape(text).split("`")
+    from markupsafe import Markup, escape
+
+    parts = str(escape(text)).replace("\n", "<br>").split("`")
     if len(parts) % 2 == 0:
-        return "`".join(parts).replace("\n", "<br>")
-    pieces = [f"<code>{part}</code>" if index % 2 else part for index, part in enumerate(parts)]
-    return "".join(pieces).replace("\n", "<br>")
+        return Markup("`".join(parts))
+    return Markup("".join(f"<code>{part}</code>" if index % 2 else part for index, part in enumerate(parts)))

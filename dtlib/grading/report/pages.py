@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from dtlib.grading.result import SIGNS
+from dtlib.grading.result import SIGNS, is_told_of, once
 from dtlib.grading.walls import MEANING
 
 from .record import WAITING, Record
@@ -49,18 +49,9 @@ def class_reports(group: Record, exercises: Sequence[Exercise], odd: Sequence[Re
 
 
 def told(entry: Record) -> list[tuple[Record, str]]:
-    """Each check of an exercise with what a learner is told; what was said is not said again, what is hidden never.
-
-    A condition that is worth no points is only told of where it is not met.
-    """
-    said: set[str] = set()
-    pairs = []
-    for check in entry["checks"]:
-        if check["max_points"] or check["verdict"] == "fail":
-            message = check["message"] if check["visible"] else ""
-            pairs.append((check, "As above." if message in said else message))
-            said.update([message] if message else [])
-    return pairs
+    """The checks of an exercise that a learner is told of, with what is told; of what is hidden, nothing."""
+    shown = [each for each in entry["checks"] if is_told_of(each["max_points"], each["verdict"])]
+    return list(zip(shown, once(each["message"] if each["visible"] else "" for each in shown), strict=True))
 
 
 def reason_of(entry: Record) -> str:
