@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import math
 import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from .grader import Event
     from .report.record import Record
     from .walls.limits import Limits
 
@@ -62,7 +67,6 @@ def grade(
 
     from .grader import GradeError
     from .grader import grade as grade_all
-    from .progress import Shown
 
     if fail_under is not None and not 0 <= fail_under <= 100:
         raise click.UsageError(f"--fail-under must be from 0 to 100, not {fail_under:g}")
@@ -70,8 +74,8 @@ def grade(
         raise click.UsageError(f"--timeout must be a positive number of seconds, not {timeout:g}")
     console = Console()
     try:
-        with Shown(console, quiet=quiet) as shown:
-            results = grade_all(submissions, out, limits=limits_of(timeout), progress=shown, **options)
+        with shown(console, quiet=quiet) as show:
+            results = grade_all(submissions, out, limits=limits_of(timeout), progress=show, **options)
     except GradeError as error:
         raise click.UsageError(str(error)) from error
     except KeyboardInterrupt:
@@ -86,7 +90,7 @@ def grade(
         from .report.pages import summary_lines
 
         for line in [*summary_lines(results), f"the report of the class: {out / 'report.html'}"]:
-            console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=True)
+            _print(console, line)
     raise SystemExit(_exit_code(results, fail_under))
 
 
@@ -99,6 +103,29 @@ def limits_of(timeout: float | None) -> Limits:
         return usual
     more = max(1.0, timeout / usual.cpu_seconds)
     return Limits(timeout, wall_seconds=more * usual.wall_seconds, exercise_seconds=more * usual.exercise_seconds)
+
+
+@contextmanager
+def shown(console: Console, *, quiet: bool = False) -> Iterator[Callable[[Event], None]]:
+    """Show events of `grade` on `console`: a bar on a terminal, a line a learner elsewhere; with `quiet`, nothing."""
+    from rich.markup import escape
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    if quiet:
+        yield lambda event: None
+    elif console.is_terminal and not console.is_dumb_terminal:
+        columns = BarColumn(), TaskProgressColumn(), TimeRemainingColumn(compact=True)
+        with Progress(*columns, TextColumn("{task.description}"), console=console, transient=True) as bar:
+            task = bar.add_task("", total=None)
+            yield lambda event: bar.update(
+                task, description=escape(event.words), completed=event.done, total=event.total
+            )
+    else:
+        yield lambda event: _print(console, event.words) if event.is_line else None
+
+
+def _print(console: Console, line: str) -> None:
+    console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
 
 def _exit_code(results: Record, fail_under: float | None) -> int:

@@ -19,7 +19,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from . import checks, fingerprint, intake, report
 from . import sandbox as walled
@@ -27,7 +27,6 @@ from .exercise import Exercise
 from .intake import Submission
 from .intake.names import file_name
 from .judging import grade_exercise, said
-from .progress import Event
 from .report.exports import gradescope_results
 from .report.folder import GRADESCOPE, LEARNERS, RESULTS, Folder, refuse
 from .report.record import LEARNER_SCHEMA, RESULTS_SCHEMA, Record, entry_of, learner_record, standing
@@ -36,7 +35,23 @@ from .sandbox import Sandbox
 from .seals import Key
 from .walls.limits import Limits
 
+_ALIKE = "the two names differ in case or form alone, and count as two learners"
 _REFRESHES = 50  # how often results.json is written while a class is graded
+
+
+class Event(NamedTuple):
+    """How far the grader is: `done` of `total` steps, in `words`; `is_line` where these are worth a line of their own.
+
+    `learner` is who is done, "" where nobody is.
+    """
+
+    words: str
+    done: int = 0
+    total: int | None = None
+    is_line: bool = False
+    learner: str = ""
+
+
 Progress = Callable[[Event], None]
 
 
@@ -86,7 +101,10 @@ def grade(
         stems = set().union(*(each.stems for each in found))
         known = checks.all_exercises().values()
         counted = chosen or [each for each in known if not stems or each.id.partition(".")[0] in stems]
-        roster = _Roster(folder, counted, found, _seed(seed, folder), limits or Limits(), progress)
+        if seed is None:
+            before = folder.read_sealed(folder.path / RESULTS, RESULTS_SCHEMA)
+            seed = int(before["seed"]) if before else secrets.randbelow(2**31)
+        roster = _Roster(folder, counted, found, seed, limits or Limits(), progress)
         left = [each for each in found if fresh or not roster.keep(each)]
         roster.begin(left)
         try:
@@ -102,12 +120,10 @@ def grade(
 def _chosen(chapters: Collection[str], exercises: Collection[str]) -> list[Exercise]:
     """The exercises that were chosen, in the order of the course; none where nothing was."""
     known = checks.all_exercises()
-    for chapter in chapters:
-        if chapter not in checks.STEMS:
-            raise GradeError(f"there is no chapter {chapter!r}; the chapters: {', '.join(checks.STEMS)}")
-    for name in exercises:
-        if name not in known:
-            raise GradeError(f"there is no exercise {name!r}; the exercises: {', '.join(known)}")
+    for what, wanted, all_names in (("chapter", chapters, checks.STEMS), ("exercise", exercises, known)):
+        for name in wanted:
+            if name not in all_names:
+                raise GradeError(f"there is no {what} {name!r}; the {what}s: {', '.join(all_names)}")
     return [each for name, each in known.items() if name in exercises or name.partition(".")[0] in chapters]
 
 
@@ -132,13 +148,6 @@ def _read(found: Sequence[Submission], spool: BinaryIO, progress: Progress) -> N
         except Exception as error:
             each.fault = error
         progress(Event(f"reading {each.learner[:24]}", number, len(found)))
-
-
-def _seed(wanted: int | None, folder: Folder) -> int:
-    before = folder.read_sealed(folder.path / RESULTS) if wanted is None else None
-    if before is not None and before["schema"] == RESULTS_SCHEMA:
-        wanted = int(before["seed"])
-    return secrets.randbelow(2**31) if wanted is None else wanted
 
 
 def _grade(roster: _Roster, left: list[Submission], jobs: int, sandbox: Sandbox | None, hidden: list[Path]) -> None:
@@ -198,10 +207,8 @@ class _Roster:
         It has to be one of this machine's, of these very inputs, free of faults and open questions.
         """
         path = self.folder.of(LEARNERS, self._standings[submission.learner]["file"])
-        record = self.folder.read_sealed(path)
-        if record is None or (record["schema"], record["status"]) != (LEARNER_SCHEMA, "graded"):
-            return False
-        if record["fingerprint"] != self._fingerprint(submission):
+        record = self.folder.read_sealed(path, LEARNER_SCHEMA)
+        if record is None or record["status"] != "graded" or record["fingerprint"] != self._fingerprint(submission):
             return False
         self._stand(record["walls"])
         self._enter(submission.learner, record)
@@ -254,33 +261,23 @@ class _Roster:
         self.group["faults"].append(told(learner, exercise, text))
 
     def _finish(self, submission: Submission, graded: Mapping[str, Record]) -> None:
-        name = submission.learner
-        alike = [
-            f"there is also a learner {each}: the two names differ in case or form alone, and count as two learners"
-            for each in submission.alike[:3]
-            if each != name
-        ]
+        mine = self._standings[name := submission.learner]
+        others = [each for each in submission.alike[:3] if each != name]
+        alike = [f"there is also a learner {each}: {_ALIKE}" for each in others]
         try:
-            record = learner_record(
-                name,
-                [graded[each.id] for each in self.exercises],
-                [*alike, *submission.notes],
-                fingerprint=self._fingerprint(submission),
-                seed=self.seed,
-                walls=dict(self._walls),
-            )
-            self._enter(name, record)
+            entries, mark = [graded[each.id] for each in self.exercises], self._fingerprint(submission)
+            more = {"fingerprint": mark, "seed": self.seed, "walls": dict(self._walls)}
+            self._enter(name, learner_record(name, entries, [*alike, *submission.notes], **more))
         except Exception as error:
-            self._standings[name]["status"] = "error"
+            mine["status"] = "error"
             self.fail(name, "", f"could not be recorded: {said(error)}")
         self._unsaved += 1
         if self._unsaved * _REFRESHES >= len(self._standings):
             self._unsaved = 0
             report.write_results(self.folder, self.group)
-        each = self._standings[name]
-        points = f"{each['points']} of {each['max_points']} points"
+        points = f"{mine['points']} of {mine['max_points']} points"
         odd = {"error": "the grader failed", "not known": f"{points}, and not everything is known"}
-        self.say(f"{name}: {odd.get(each['status'], points)}", is_line=True, learner=name)
+        self.say(f"{name}: {odd.get(mine['status'], points)}", is_line=True, learner=name)
 
     def _enter(self, learner: str, record: Record) -> None:
         mine = self._standings[learner]

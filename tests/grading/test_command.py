@@ -12,7 +12,7 @@ from rich.console import Console
 
 from dtlib.grading import command, fingerprint, report
 from dtlib.grading import sandbox as walls
-from dtlib.grading.progress import Event, Shown
+from dtlib.grading.grader import Event
 
 from .answers import ROOT
 from .classroom import HALF, PAPER, FakeSandbox, hand_in, load, reference, troubled
@@ -217,9 +217,9 @@ def test_a_bar_on_a_terminal_and_lines_elsewhere(monkeypatch):
         monkeypatch.setenv("TERM", kind)
         file = io.StringIO()
         console = Console(file=file, force_terminal=terminal, width=100)
-        with Shown(console) as shown:
+        with command.shown(console) as show:
             for event in events:
-                shown(event)
+                show(event)
         bar = terminal and kind != "dumb"
         assert ("[bold]anna" in file.getvalue()) == bar
         assert ("1 of 2 learners are kept" in file.getvalue()) != bar

@@ -43,8 +43,8 @@ def write_class(folder: Folder, group: Record, exercises: Sequence[Exercise]) ->
         scores.writerow(["learner", "status", "points", "max_points", "percent", *(each.id for each in exercises)])
         suites.write(JUNIT[0])
         for each in group["learners"]:
-            record = folder.read_sealed(folder.of(LEARNERS, each["file"]))
-            if record is None or record["schema"] != LEARNER_SCHEMA or standing(record, each["file"]) != each:
+            record = folder.read_sealed(folder.of(LEARNERS, each["file"]), LEARNER_SCHEMA)
+            if record is None or standing(record, each["file"]) != each:
                 record = learner_record(each["learner"], [entry_of(one, each["status"]) for one in exercises])
             scores.writerow(score_row(each))
             suites.write(suite(record))

@@ -106,9 +106,10 @@ class Folder:
         """Have `path` hold `record` and its seal."""
         self.write(path, self.key.sealed(record))
 
-    def read_sealed(self, path: Path) -> dict[str, Any] | None:
-        """The record in `path`, None where there is none that bears our seal."""
-        return self.key.opened(self._read(path))
+    def read_sealed(self, path: Path, schema: str) -> dict[str, Any] | None:
+        """The record in `path`, None where there is none of that `schema` that bears our seal."""
+        record = self.key.opened(self._read(path))
+        return record if record and record["schema"] == schema else None
 
     def remove_others(self, keep: Collection[str]) -> None:
         """Remove the files of learners who are no longer there, those alone that say they are ours."""
