@@ -29,8 +29,16 @@ from .intake.names import file_name
 from .judging import grade_exercise, said
 from .report.exports import gradescope_results
 from .report.folder import GRADESCOPE, LEARNERS, RESULTS, Folder, refuse
-from .report.record import LEARNER_SCHEMA, RESULTS_SCHEMA, Record, entry_of, learner_record, standing
-from .report.results import class_record, told
+from .report.record import (
+    LEARNER_SCHEMA,
+    RESULTS_SCHEMA,
+    Record,
+    class_record,
+    entry_of,
+    learner_record,
+    standing,
+    told,
+)
 from .sandbox import Sandbox
 from .seals import Key
 from .walls.limits import Limits

@@ -13,7 +13,7 @@ import pytest
 
 from dtlib.grading import report
 from dtlib.grading.checks import all_exercises
-from dtlib.grading.report import folder, results, text
+from dtlib.grading.report import folder, text
 from dtlib.grading.seals import Key
 
 from .classroom import PAPER, load
@@ -24,19 +24,19 @@ pytestmark = pytest.mark.usefixtures("home")
 
 def test_the_json_is_what_its_schema_says(out):
     for name in ("results", "learner"):
-        jsonschema.Draft202012Validator.check_schema(results.schema(name))
-    jsonschema.validate(load(out / "results.json"), results.schema())
+        jsonschema.Draft202012Validator.check_schema(report.schema(name))
+    jsonschema.validate(load(out / "results.json"), report.schema())
     learners = list((out / "learners").glob("*.json"))
     assert len(learners) == 8
     for path in learners:
-        jsonschema.validate(load(path), results.schema("learner"))
+        jsonschema.validate(load(path), report.schema("learner"))
 
 
 def test_the_schema_refuses_other_data(out):
     data = load(out / "results.json")
     for change in ({"schema": "dtlib-grade/1"}, {"state": "done"}, {"learners": [{}]}, {"more": 1}, {"seed": -1}):
         with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate({**data, **change}, results.schema())
+            jsonschema.validate({**data, **change}, report.schema())
 
 
 def test_every_field_of_the_schema_is_explained():
@@ -47,7 +47,7 @@ def test_every_field_of_the_schema_is_explained():
             look(each.get("items", {}), f"{path}/{name}")
 
     for name in ("results", "learner"):
-        look(results.schema(name), name)
+        look(report.schema(name), name)
 
 
 # Texts of learners

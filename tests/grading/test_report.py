@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from dtlib.grading.checks import STEMS, all_exercises
-from dtlib.grading.report import exports, pages, record, results, text
+from dtlib.grading.report import exports, pages, record, text
 from dtlib.grading.walls import WALLS
 
 from .classroom import PAPER, SEED, load
@@ -34,10 +34,10 @@ def waiting(name, file="file"):
 
 def class_report(learners, **options):
     everything = list(all_exercises().values())
-    group = results.class_record(SEED, everything, learners, {}, {"version": "1"})
+    group = record.class_record(SEED, everything, learners, {}, {"version": "1"})
     group |= {"state": "complete", "walls": dict.fromkeys(WALLS, ""), **options}
     odd = group.pop("odd", ())
-    results.summarise(group)
+    record.summarise(group)
     return tuple(pages.class_reports(group, everything, odd).values())
 
 
@@ -57,7 +57,7 @@ def test_nothing_of_a_learners_becomes_structure_in_a_report(evil):
 @pytest.mark.parametrize("evil", EVIL)
 def test_nothing_of_a_learners_becomes_structure_in_the_report_of_the_class(evil):
     def shapes(name):
-        told = [results.told(record.one_line(name), "collectives.1", name)]
+        told = [record.told(record.one_line(name), "collectives.1", name)]
         options = {"faults": told, "not_known": told, "odd": told, "alike": [[name, name]], "not_kept": name}
         markdown, page = class_report([waiting(name)], walls={"network": name}, **options)
         soups = rendered(markdown), BeautifulSoup(page, "html.parser")
@@ -196,9 +196,9 @@ def test_statistics_name_hung_and_died_and_count_what_is_partly_right(out):
     assert second["commonest_failure"]["check"] == "seconds"
     for trouble, told in (("hung", "hung"), ("died", "died")):
         entry = graded(all_exercises()["collectives.4"], trouble=trouble, no_result=["rounds"], mistake="")
-        counts = results.Counts([all_exercises()["collectives.4"]])
+        counts = record.Counts()
         counts.add(record.learner_record("x", [entry]))
-        assert counts.rows()[0]["commonest_failure"]["mistake"].startswith(told)
+        assert counts.row(all_exercises()["collectives.4"])["commonest_failure"]["mistake"].startswith(told)
 
 
 def test_the_class_is_one_page_that_needs_nothing_else(out):
@@ -245,7 +245,7 @@ def test_the_report_of_a_large_class_stays_bounded(monkeypatch):
     monkeypatch.setattr(MarkdownIt, "render", lambda self, text: "")  # the page takes long, and is not looked at
     one = waiting("x")
     standings = [{**one, "learner": f"{number} " + "<*>" * 25} for number in range(1500)]
-    told = [results.told("x" * 80, "collectives.1", "<" * 500)] * 5000
+    told = [record.told("x" * 80, "collectives.1", "<" * 500)] * 5000
     walls = dict.fromkeys(WALLS, "<" * 5000)
     said = class_report(standings, faults=told, odd=told, not_known=told, walls=walls)[0]
     assert "- and 4970 more" in said
@@ -261,11 +261,11 @@ def test_many_exercises_are_shown_by_chapter(monkeypatch):
 
 def test_statistics_name_the_commonest_failure():
     definition = exercise()
-    counted = results.Counts([definition])
+    counted = record.Counts()
     for mistake in ("sum for mean", "one step short", "one step short"):
         counted.add(record.learner_record("x", [graded(definition, mistake=mistake)]))
     counted.add(record.learner_record("y", [record.entry_of(definition)]))
-    (row,) = counted.rows()
+    row = counted.row(definition)
     last = definition.checks[-1]
     mean = definition.points - last.points
     assert (row["graded"], row["attempted"], row["partly_right"], row["mean_points"]) == (3, 3, 3, mean)

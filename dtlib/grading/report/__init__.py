@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from .exports import JUNIT, gradescope_results, score_row, suite
 from .folder import GRADESCOPE, LEARNERS, REPORTS, RESULTS, Folder
 from .pages import class_reports, learner_report
-from .record import LEARNER_SCHEMA, Record, entry_of, learner_record, standing
-from .results import Counts, schema, summarise
+from .record import LEARNER_SCHEMA, Counts, Record, entry_of, learner_record, schema, standing, summarise
 
 if TYPE_CHECKING:
     from dtlib.grading.exercise import Exercise
@@ -37,7 +36,7 @@ def write_results(folder: Folder, group: Record) -> None:
 
 def write_class(folder: Folder, group: Record, exercises: Sequence[Exercise]) -> None:
     """The files of the class, from the records of all learners."""
-    counts = Counts(exercises)
+    counts = Counts()
     with folder.writing(folder.path / "scores.csv") as file, folder.writing(folder.path / "junit.xml") as suites:
         scores = csv.writer(file)
         scores.writerow(["learner", "status", "points", "max_points", "percent", *(each.id for each in exercises)])
@@ -50,7 +49,7 @@ def write_class(folder: Folder, group: Record, exercises: Sequence[Exercise]) ->
             suites.write(suite(record))
             counts.add(record)
         suites.write(JUNIT[1])
-    group["statistics"] = counts.rows()
+    group["statistics"] = [counts.row(each) for each in exercises]
     group["measured"] |= counts.measured
     group["not_known"] = counts.not_known
     write_results(folder, group)

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dtlib.grading.result import SIGNS, is_told_of, once
 from dtlib.grading.walls import MEANING
 
-from .record import WAITING, Record
-from .results import WHOLE
+from .record import WAITING, WHOLE, Record
 from .text import Markdown, bar, duration, fenced, markdown, percent, prose
 
 if TYPE_CHECKING:
