@@ -12,6 +12,7 @@ after another; ``@@`` goes on further below.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from . import plain
-from .exercise import Check, Exercise, Mistake
+from .exercise import Check, Exercise, Fits, Mistake
 from .seen import Case, Observed
 
 CHECKS = Path(__file__).parent / "checks"
@@ -40,10 +41,10 @@ class Section:
     """What stands under one heading: the checks, the mistake (or what is different), the feedback, and programs as
     (kind, base, text)."""
 
-    checks: tuple[str, ...]
+    checks: Sequence[str]
     mistake: str
     feedback: str
-    programs: tuple[tuple[str, str, str], ...]
+    programs: Sequence[tuple[str, str, str]]
 
     @property
     def heading(self) -> str:
@@ -64,8 +65,8 @@ class Program:
 class Bank:
     """The sections of an exercise: wrong answers, and right ones."""
 
-    wrong: tuple[Section, ...]
-    right: tuple[Section, ...] = ()
+    wrong: Sequence[Section]
+    right: Sequence[Section] = ()
 
     def programs(self, reference: str) -> list[Program]:
         """Every program as a whole, `reference` being the answer from which differences are told."""
@@ -77,9 +78,8 @@ class Bank:
                     raise BankError(f"{section.heading!r} differs from {base!r}, which does not stand above it")
                 source = text if kind == "python" else patched(wholes[base], text, section.heading)
                 wholes.setdefault(section.heading, source)
-                right = section in self.right
-                check = "" if right else section.checks[0]
-                found.append(Program(check, "" if right else section.mistake, source))
+                wrong_for = ("", "") if section in self.right else (section.checks[0], section.mistake)
+                found.append(Program(*wrong_for, source))
         return found
 
 
@@ -88,7 +88,7 @@ def read(path: Path) -> Bank:
     """The bank in a file. Raises `BankError` for a section that cannot be read."""
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     wrong, _, right = text.partition(f"{_RIGHT}\n")
-    return Bank(tuple(_sections(wrong, path.name)), tuple(_sections(right, path.name, right=True)))
+    return Bank(_sections(wrong, path.name), _sections(right, path.name, right=True))
 
 
 def _sections(text: str, name: str, *, right: bool = False) -> list[Section]:
@@ -98,14 +98,14 @@ def _sections(text: str, name: str, *, right: bool = False) -> list[Section]:
         checks, colon, mistake = heading.partition(": ")
         if not right and not colon:
             raise BankError(f"{name}: {heading!r} does not say which check it is about")
-        programs = tuple((each["kind"], each["base"].strip(), each["text"]) for each in _FENCE.finditer(body))
+        programs = [(each["kind"], each["base"].strip(), each["text"]) for each in _FENCE.finditer(body)]
         feedback = " ".join(_FENCE.sub("", body).split())
         if "```" in feedback:
             raise BankError(f"{name}: the code under {heading!r} does not end")
         if any(each.heading == heading for each in found):
             raise BankError(f"{name}: {heading!r} stands there twice")
-        told = ((), heading) if right else (tuple(checks.split(", ")), mistake)
-        found.append(Section(*told, feedback, programs))
+        about = Section([], heading, feedback, programs)
+        found.append(about if right else replace(about, checks=checks.split(", "), mistake=mistake))
     return found
 
 
@@ -175,44 +175,36 @@ def _equipped(exercise: Exercise, check: Check, bank: Bank, shared: Bank) -> Che
     return replace(check, mistakes=tuple(mistakes))
 
 
-def _same_as(sources: Sequence[str], function: str, agrees: Callable[[Observed, Any], bool]) -> Any:
+def _same_as(sources: Sequence[str], function: str, agrees: Callable[[Observed, Any], bool]) -> Fits:
     """Recognise an answer that is, in every case, what one of the programs gives."""
 
-    def fits(failing: Sequence[Observed], passing: Sequence[Observed]) -> bool:
-        cases = [*failing, *passing]
-        return any(all(_is_same(each, source, function, agrees) for each in cases) for source in sources)
+    def is_same(observed: Observed, source: str) -> bool:
+        answer = replayed(source, function, observed.case)
+        if isinstance(answer, Exception):
+            trouble = observed.trouble
+            return trouble is not None and trouble.kind == "raised" and type(answer).__name__ in trouble.text
+        return observed.has_come and agrees(observed, answer)
 
-    return fits
-
-
-def _is_same(observed: Observed, source: str, function: str, agrees: Callable[[Observed, Any], bool]) -> bool:
-    answer = replayed(source, function, observed.case)
-    if isinstance(answer, Exception):
-        trouble = observed.trouble
-        return trouble is not None and trouble.kind == "raised" and type(answer).__name__ in trouble.text
-    return observed.has_come and agrees(observed, answer)
+    return lambda failing, passing: any(
+        all(is_same(each, source) for each in (*failing, *passing)) for source in sources
+    )
 
 
 def replayed(source: str, function: str, case: Case) -> Any:
     """What a program of the bank answers in a case on paper, as plain data, or the exception that it raises."""
     try:
         with np.errstate(all="ignore"):  # whoever reads the verdict need not hear what a wrong program overflows
-            return plain.simplify(_space(source)[function](*_copied(case["arguments"])))
+            arguments = plain.unpack(plain.pack(list(case["arguments"])))  # a copy
+            return plain.simplify(_space(source)[function](*arguments))
     except Exception as error:
         return error
 
 
 @cache
 def _space(source: str) -> dict[str, Any]:
-    import math
-
     space: dict[str, Any] = {"np": np, "math": math}
     exec(compile(source, "<a program of the bank>", "exec"), space)
     return space
-
-
-def _copied(arguments: Sequence[Any]) -> list[Any]:
-    return list(plain.unpack(plain.pack(list(arguments))))
 
 
 # Shipping: what learners get of the banks. They need no solutions, and get no right answer.
@@ -225,29 +217,17 @@ def is_on_paper(exercise: Exercise) -> bool:
 
 def shortened(exercise: Exercise, bank: Bank, reference: str) -> Bank:
     """What ships of a bank: the wrong sections, and of an exercise on paper their programs, as wholes."""
-    programs = bank.programs(reference)  # raises for one that cannot be put together, of any exercise
-    return Bank(
-        tuple(
-            replace(
-                section,
-                programs=tuple(
-                    ("python", "", each.source)
-                    for each in programs
-                    if is_on_paper(exercise) and (each.check, each.mistake) == (section.checks[0], section.mistake)
-                ),
-            )
-            for section in bank.wrong
-        )
-    )
+    wholes: dict[tuple[str, str], list[tuple[str, str, str]]] = {}
+    for each in bank.programs(reference):  # raises for one that cannot be put together, of any exercise
+        if is_on_paper(exercise):
+            wholes.setdefault((each.check, each.mistake), []).append(("python", "", each.source))
+    return Bank([replace(each, programs=wholes.get((each.checks[0], each.mistake), ())) for each in bank.wrong])
 
 
 def ship(banks: Mapping[str, Bank]) -> str:
     """Shortened banks, as the text of `SHIPPED`."""
     told = {
-        name: [
-            [list(each.checks), each.mistake, each.feedback, *(text for *_, text in each.programs)]
-            for each in bank.wrong
-        ]
+        name: [[each.checks, each.mistake, each.feedback, *(text for *_, text in each.programs)] for each in bank.wrong]
         for name, bank in banks.items()
     }
     return json.dumps(told, indent=0, ensure_ascii=False) + "\n"
@@ -256,13 +236,9 @@ def ship(banks: Mapping[str, Bank]) -> str:
 @cache
 def shipped() -> dict[str, Bank]:
     """The shortened banks, by exercise; under ``"shared"`` the mistakes of all."""
+
+    def section(checks: list[str], mistake: str, feedback: str, *programs: str) -> Section:
+        return Section(checks, mistake, feedback, [("python", "", text) for text in programs])
+
     told = json.loads(SHIPPED.read_text("utf-8"))
-    return {
-        name: Bank(
-            tuple(
-                Section(tuple(checks), mistake, feedback, tuple(("python", "", text) for text in programs))
-                for checks, mistake, feedback, *programs in sections
-            )
-        )
-        for name, sections in told.items()
-    }
+    return {name: Bank([section(*each) for each in sections]) for name, sections in told.items()}

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from dtlib.grading.checks import all_exercises
 from dtlib.grading.intake import Submission, find, folders, submissions
 from dtlib.grading.intake.names import distinct, file_name, learner_of, printable
-from dtlib.grading.intake.notebook_file import MAX_CODE_CHARS, MAX_VALUES, NotANotebook, parse
+from dtlib.grading.intake.notebooks import MAX_CODE_CHARS, MAX_VALUES, parse
 from dtlib.grading.intake.submissions import MAX_NOTEBOOK_BYTES
 from dtlib.grading.sandbox import Cell
 
@@ -762,7 +762,7 @@ class TestAnything:
     def test_parse_gives_cells_or_the_reason(self, content):
         try:
             parse(content)
-        except NotANotebook as error:
+        except folders.Refused as error:
             reason = str(error)
         else:
             reason = "it was a notebook"

@@ -177,7 +177,6 @@ def test_a_rank_is_told_its_own_numbers_alone(sandbox: Sandbox):
 IN_A_TEMPORARY_FOLDER = """
 import dtlib, sys
 from dtlib.grading import all_exercises
-from dtlib.grading.intake.notebook_file import Cell
 from dtlib.grading.sandbox import Answer, Cell, Sandbox
 source = '''
 def ring_on_paper(full_bytes, n, link_bytes_per_s):

@@ -24,9 +24,9 @@ from typing import BinaryIO
 from dtlib.grading.sandbox import Cell
 
 from . import folders
-from .chapters import chapters_of, known, no_chapter, stem_of_name
+from .folders import Refused
 from .names import distinct, learner_of, printable
-from .notebook_file import NotANotebook, parse
+from .notebooks import chapters_of, known, parse, stem_of_name
 
 Place = tuple[int, int]
 MAX_NOTEBOOK_BYTES = 20 * 2**20
@@ -57,7 +57,7 @@ class Submission:
     fault: Exception | None = None
     _places: dict[str, Place] = field(default_factory=dict)  # of the cells in the spool, by chapter
     _problems: dict[str, list[str]] = field(default_factory=dict)  # by chapter, "" where none is known
-    _spool: BinaryIO | None = None
+    _spool: BinaryIO = field(init=False)
 
     def read(self, spool: BinaryIO) -> None:
         """Read each notebook, once, and keep in the file `spool`, not in memory, what counts of it.
@@ -70,27 +70,24 @@ class Submission:
         for path in self.paths:
             shown = printable("/".join(path.relative_to(self.folder).parts))
             told: list[str] = []
-            chapters: list[tuple[str, int, list[Cell]]] = []
             try:
                 data = folders.content(path, MAX_NOTEBOOK_BYTES)
                 left -= len(data)
                 if left < 0:
-                    raise NotANotebook("is not read: the notebooks before it are larger than 64 MiB together")
+                    raise Refused("is not read: the notebooks before it are larger than 64 MiB together")
                 content = parse(data)
                 told += content.notes[:5]
-                chapters += chapters_of(content, told)
-                problem = "" if chapters else no_chapter(content)
-            except (NotANotebook, folders.Refused) as error:
-                problem = str(error)
+                chapters = chapters_of(content, told)
+            except Refused as error:
+                problems.append((stem_of_name(path.name), f"{shown} {error}"))
             except Exception as error:  # whatever it is, it costs nobody else anything
-                problem = f"cannot be read ({type(error).__name__})"
+                problems.append((stem_of_name(path.name), f"{shown} cannot be read ({type(error).__name__})"))
+            else:
+                for stem, answers, cells in chapters:
+                    place = spool.tell(), spool.write(json.dumps(cells).encode())
+                    rank = (-answers, path.name != f"{stem}.ipynb", shown.count("/"), shown, place)
+                    found.setdefault(stem, []).append(rank)
             self.notes += [f"{shown}: {each}" for each in told]
-            for stem, answers, cells in chapters:
-                place = spool.tell(), spool.write(json.dumps(cells).encode())
-                rank = (-answers, path.name != f"{stem}.ipynb", shown.count("/"), shown, place)
-                found.setdefault(stem, []).append(rank)
-            if problem:
-                problems.append((stem_of_name(path.name), f"{shown} {problem}"))
         spool.flush()
         self._spool = spool
         for stem in sorted(found):
@@ -121,8 +118,6 @@ class Submission:
         return [Cell(*each) for each in json.loads(self._kept(stem))]
 
     def _kept(self, stem: str) -> bytes:
-        if self._spool is None:
-            raise ValueError(f"the submission of {self.learner} has not been read")
         first, length = self._places[stem]
         return os.pread(self._spool.fileno(), length, first)  # threads do not share where they are in it
 
@@ -148,7 +143,7 @@ def find(submissions: Path, *, one_learner: bool = False) -> list[Submission]:
         if top.is_file():
             return [Submission(printable(learner_of(submissions.name)) or "unnamed", top.parent, [top])]
         listed = folders.entries(top)
-    except (OSError, RuntimeError, folders.Refused) as error:
+    except (OSError, RuntimeError, Refused) as error:
         why = getattr(error, "strerror", None) or error
         told = f"a notebook or a folder that can be read, not {str(submissions)!r} ({why})"
         raise ValueError(f"submissions must be {told}") from None
