@@ -8,7 +8,8 @@ import pickle
 import secrets
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -23,8 +24,6 @@ from .result import NoPoints, Result, under_nbgrader
 from .sandbox import Answer, Cell, Sandbox
 from .walls import WALLS
 from .walls.limits import Limits
-
-_MISSING = object()
 
 
 def check(
@@ -66,7 +65,7 @@ def judge(
         answer = _sent(function)
     except ValueError as error:  # it holds something that cannot travel
         return Result(exercise.id, exercise.title, "fail", str(error).replace("fn ", f"`{exercise.function}` ", 1))
-    with _Progress(exercise, len(cases)) as tell:
+    with _progress(exercise, len(cases)) as tell:
         outcome = _sandbox(timeout_s).run(exercise, answer, cases, tell)
     result = exercise.judge(outcome.observed, hidden=False)
     again = "" if result.status in ("pass", "not attempted") else (
@@ -81,13 +80,14 @@ def _check(name: str, seed: int | None, places: list[Mapping[str, Any]], timeout
         text = f"There is no exercise {name!r}. The exercises: {', '.join(known)}."
         return Result(str(name), "", "not attempted", text)
     exercise = known[name]
-    found = next((place[exercise.function] for place in places if exercise.function in place), _MISSING)
-    if found is _MISSING:
-        return exercise.not_attempted(f"There is no function `{exercise.function}` yet: run the cell that defines it.")
+    function = exercise.function
+    if (place := next((each for each in places if function in each), None)) is None:
+        return exercise.not_attempted(f"There is no function `{function}` yet: run the cell that defines it.")
+    found = place[function]
     if not callable(found):
-        return exercise.not_attempted(f"`{exercise.function}` is a {type(found).__name__}, and should be a function.")
+        return exercise.not_attempted(f"`{function}` is a {type(found).__name__}, and should be a function.")
     if is_blank(found):
-        return exercise.not_attempted(f"`{exercise.function}` has no body yet.")
+        return exercise.not_attempted(f"`{function}` has no body yet.")
     return judge(found, exercise, seed=seed, timeout_s=timeout_s)
 
 
@@ -106,31 +106,29 @@ def _sent(function: Callable[..., Any]) -> Answer:
     return Answer(own, pickle.dumps({"call": pack(function, ()), "path": list(sys.path), "sources": sources}))
 
 
-class _Progress:
+@contextmanager
+def _progress(exercise: Exercise, num_cases: int) -> Iterator[Callable[[int, str], None]]:
     """Says below the cell what the check is doing; in the end nothing of it is left."""
+    shown: list[Any] = []
 
-    def __init__(self, exercise: Exercise, num_cases: int) -> None:
-        self._name, self._num_cases = exercise.id, num_cases
-        self._shown: Any = None
-
-    def __enter__(self) -> Callable[[int, str], None]:
-        return self._tell
-
-    def __exit__(self, *_: object) -> None:
-        self._show("")
-
-    def _tell(self, done: int, words: str) -> None:
-        if in_notebook():
-            self._show(f"checking {self._name} with {words}: {done} of {self._num_cases} cases are done …")
-
-    def _show(self, text: str) -> None:
+    def show(text: str) -> None:
         data = {"text/plain": text, "text/html": f'<span style="opacity:.7">{text}</span>'}
-        if self._shown is not None:
-            self._shown.update(data, raw=True)
-        elif text:
+        if shown:
+            shown[0].update(data, raw=True)
+        else:
             from IPython.display import display
 
-            self._shown = display(data, raw=True, display_id=True)
+            shown.append(display(data, raw=True, display_id=True))
+
+    def tell(done: int, words: str) -> None:
+        if in_notebook():
+            show(f"checking {exercise.id} with {words}: {done} of {num_cases} cases are done …")
+
+    try:
+        yield tell
+    finally:
+        if shown:
+            show("")
 
 
 def _places(frame: types.FrameType) -> list[Mapping[str, Any]]:

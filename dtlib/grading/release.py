@@ -1,13 +1,9 @@
 """`dtlib release`: makes from the solutions the notebooks that learners get, and what ships of the banks.
 
-The markers and the cell metadata are nbgrader's, so that its users can take the solutions as their source notebooks:
-
-- ``### BEGIN SOLUTION`` … ``### END SOLUTION`` in a code cell becomes one line that raises ``NotImplementedError``, as
-  far indented as the marker; in a Markdown cell it becomes a line that invites an answer.
-- ``### BEGIN HIDDEN TESTS`` … ``### END HIDDEN TESTS`` disappears, and a cell in which nothing else is left with it.
-
-Outputs, execution counts and the versions of a kernel are dropped. Cell ids stay, so that an exercise can be found in
-a notebook that a learner has changed. The same solutions always give the same bytes.
+The markers and the cell metadata are nbgrader's, so that its users can take the solutions as their source notebooks.
+A solution becomes a line that raises ``NotImplementedError`` or, in a Markdown cell, invites an answer; hidden tests
+disappear, and a cell in which nothing else is left with them. Cell ids stay, so that an exercise can be found in a
+notebook that a learner has changed. The same solutions always give the same bytes.
 
 From the course's own solutions and the banks comes also what `grading.check` says of mistakes (`dtlib.grading.bank`),
 so that a learner needs neither: both hold right answers.
@@ -81,7 +77,9 @@ def exercise_text(source: Path) -> str:
 
 def banks(solutions: Path) -> str:
     """The text of `bank.SHIPPED` that the solutions and the banks give; each must fit its exercise."""
-    sources = {name: "".join(cell["source"]) for stem in checks.STEMS for name, cell in _cells(solutions, stem).items()}
+    paths = [path for stem in checks.STEMS if (path := solutions / f"{stem}.ipynb").exists()]
+    cells = [cell for path in paths for cell in json.loads(path.read_text("utf-8"))["cells"]]
+    sources = {cell["id"]: "".join(cell["source"]) for cell in cells}
     try:
         told = {"shared": bank.read(bank.CHECKS / "shared.md")}
         for name, (path, exercise) in checks.bare().items():
@@ -124,11 +122,6 @@ def strip(text: str, where: str, blank: str = BLANK_CODE) -> str:
     if opened:
         refuse(since, f"BEGIN {opened} without its END")
     return "\n".join(kept).strip("\n")
-
-
-def _cells(folder: Path, stem: str) -> dict[str, Any]:
-    path = folder / f"{stem}.ipynb"
-    return {cell["id"]: cell for cell in json.loads(path.read_text("utf-8"))["cells"]} if path.exists() else {}
 
 
 def _release_cell(cell: dict[str, Any], notebook: str, number: int) -> dict[str, Any] | None:
