@@ -96,33 +96,22 @@ class Check:
 
         A gate looks at the cases that came back: what one that did not come back would have done, nobody knows.
         """
-        failing: list[tuple[Observed, Finding]] = []
-        passing: list[Observed] = []
-        unknown: list[Observed] = []
-        for each in cases:
-            if not self.applies(each.case) or (self.gate and not each.has_come):
-                continue
-            if each.trouble is not None and each.trouble.kind == "not known":
-                unknown.append(each)
-                continue
-            finding = self._look(each)
-            if finding is None:
-                passing.append(each)
-            else:
-                failing.append((each, finding))
+        looked_at = [each for each in cases if self.applies(each.case) and (each.has_come or not self.gate)]
+        unknown = [each.trouble for each in looked_at if _is_unknown(each)]
+        found = [(each, self._look(each)) for each in looked_at if not _is_unknown(each)]
+        failing = [(each, finding) for each, finding in found if finding is not None]
+        passing = [each for each, finding in found if finding is None]
+        if not failing and unknown:
+            return self.result("not known", message=str(Finding(f"no result: {unknown[0]}", "")))
         if not failing:
-            if unknown:
-                return self.result("not known", message=f"{Finding(f'no result: {unknown[0].trouble}', '')}")
             return self.result("pass" if passing else "not looked at")
         failed = [each for each, _ in failing]
         known = next((mistake for mistake in self.mistakes if _fits(mistake, failed, passing)), None)
         # A wrong result says more than none; among equals, the first and easiest case says most.
         told = min(failing, key=lambda pair: not pair[0].has_come)[1]
-        return self.result(
-            "fail",
-            mistake=known.name if known else "",
-            message=f"{told} {known.feedback}" if known else str(told),
-        )
+        if known is None:
+            return self.result("fail", message=str(told))
+        return self.result("fail", mistake=known.name, message=f"{told} {known.feedback}")
 
     def _look(self, observed: Observed) -> Finding | None:
         if observed.trouble is not None:
@@ -184,9 +173,8 @@ class Exercise:
     def judge(self, cases: Sequence[Observed], *, hidden: bool = True) -> Result:
         """The verdict on `cases`; checks that are not visible only with `hidden`."""
         if any(each.trouble and each.trouble.kind == "blank" for each in cases):
-            return self.not_attempted(
-                f"`{self.function}` still raises NotImplementedError: replace that line by your answer."
-            )
+            message = f"`{self.function}` still raises NotImplementedError: replace that line by your answer."
+            return self.not_attempted(message)
         shown = [check for check in self.checks if check.visible or hidden]
         results = tuple(self._counted(check, check.judge(cases), cases) for check in shown)
         if any(check.gate and result.verdict == "fail" for check, result in zip(shown, results, strict=True)):
@@ -201,14 +189,17 @@ class Exercise:
         values = [other for other in self.checks if other.kind in ("value", "gradient")]
         if all(other.judge(looked_at).verdict != "fail" for other in values):
             return result
-        return replace(
-            result, points=0, verdict="not counted", message="What is held counts once the values are right."
-        )
+        message = "What is held counts once the values are right."
+        return replace(result, points=0, verdict="not counted", message=message)
 
     def not_attempted(self, message: str) -> Result:
         """The result of an exercise that nobody has begun: `message` says what to do first."""
         checks = tuple(check.result("not looked at") for check in self.checks if check.visible)
         return Result(self.id, self.title, "not attempted", message, checks)
+
+
+def _is_unknown(observed: Observed) -> bool:
+    return observed.trouble is not None and observed.trouble.kind == "not known"
 
 
 def _fits(mistake: Mistake, failing: Sequence[Observed], passing: Sequence[Observed]) -> bool:

@@ -22,6 +22,8 @@ _MAX_STACK_BYTES, _MAX_OUTPUT_BYTES = 2**18, 2**14
 _SLACK_BYTES = 4096  # what may cross beside gloo's messages
 _FRAME = re.compile(r'^  File "([^"\n]{1,200})", line (\d{1,6}) in (\S{1,200})$', re.MULTILINE)
 
+Cells = Sequence[tuple[str, str]]
+
 
 @dataclass
 class Start:
@@ -42,11 +44,13 @@ class Start:
         """What the ranks printed, each line with the number of its rank where there are several."""
         if len(self.outputs) == 1:
             return list(self.outputs)
-        lines = []
-        for rank, text in enumerate(self.outputs):
-            if text:
-                lines += [f"[rank {rank}] {line}\n" for line in text.removesuffix("\n").split("\n")]
-        return lines
+        lines = (
+            (rank, line)
+            for rank, text in enumerate(self.outputs)
+            if text
+            for line in text.removesuffix("\n").split("\n")
+        )
+        return [f"[rank {rank}] {line}\n" for rank, line in lines]
 
 
 def receive(control: socket.socket, world_size: int) -> Start:
@@ -65,9 +69,6 @@ def receive(control: socket.socket, world_size: int) -> Start:
             for fd in fds:
                 os.close(fd)
     return start
-
-
-Cells = Sequence[tuple[str, str]]
 
 
 def read_start(start: Start, jobs: Sequence[tuple[Exercise, Cells, Case]]) -> list[Observed]:
@@ -102,12 +103,11 @@ def _written(result: bytes, num_jobs: int) -> list[Any]:
 
 def _seen(exercise: Exercise, case: Case, job: Mapping[str, Any], said: Sequence[Any], *, is_tapped: bool) -> Seen:
     traffic = job.get("traffic")
-    n = case.get("world_size", 1)
-    labels = [[label for label, _ in exercise.handed_out(case, rank)] for rank in range(n)]
-    asks = []
-    for rank, number, label, position, why, held, peak in job["asks"]:
-        label = label or labels[rank][number]
-        asks.append(Ask(rank, number, position, why, held, peak, label))
+    labels = [[label for label, _ in exercise.handed_out(case, rank)] for rank in range(case.get("world_size", 1))]
+    asks = [
+        Ask(rank, number, position, why, held, peak, label or labels[rank][number])
+        for rank, number, label, position, why, held, peak in job["asks"]
+    ]
     return Seen(
         log=[Header(*each) for each in (traffic["log"] if traffic else [] if is_tapped else _told_log(said))],
         asks=asks,
@@ -153,10 +153,8 @@ def _trouble(
     if traffic and traffic["lost"]:
         return Trouble("not known", "the machine was too busy to read all packets")
     if traffic and (not traffic["complete"] or traffic["other_bytes"] > _SLACK_BYTES):
-        return Trouble(
-            "tampered",
-            "data crossed the network beside the messages of torch.distributed, or on connections that were closed",
-        )
+        why = "beside the messages of torch.distributed, or on connections that were closed"
+        return Trouble("tampered", f"data crossed the network {why}")
     return None
 
 
@@ -192,18 +190,15 @@ def _own_line(stack: str, file: str, sources: Mapping[str, Sequence[str]]) -> st
 
 def _told(data: Any, who: str) -> Trouble:
     """The trouble that a rank tells of itself, as short texts."""
-    try:
-        report = data[TROUBLE_MARK]
-        texts = {
-            key: str(report.get(key) or "")[:600] for key in ("kind", "type", "text", "where", "function", "source")
-        }
-        number = report.get("number")
-    except (KeyError, TypeError, AttributeError):
+    report = data.get(TROUBLE_MARK) if isinstance(data, dict) else None
+    if not isinstance(report, dict):
         return Trouble("died", f"{who} ended in a way that nobody can read")
-    if not texts["type"]:
-        kind = texts["kind"] if texts["kind"] in ("missing", "syntax", "blank") else "raised"
-        return Trouble(kind, texts["text"], texts["where"])
-    text = f"{who} raised {texts['type']}" + (f": {texts['text']}" if texts["text"] else "")
-    line = f"line {number} of `{texts['function']}`" if isinstance(number, int) else ""
-    line += f": `{texts['source']}`" if line and texts["source"] else ""
-    return Trouble("blank" if texts["kind"] == "blank" else "raised", text[:600], line[:300])
+    names = ("kind", "type", "text", "where", "function", "source")
+    kind, error, text, where, function, source = (str(report.get(name) or "")[:600] for name in names)
+    if not error:
+        return Trouble(kind if kind in ("missing", "syntax", "blank") else "raised", text, where)
+    told = f"{who} raised {error}" + (f": {text}" if text else "")
+    number = report.get("number")
+    line = f"line {number} of `{function}`" if isinstance(number, int) else ""
+    line += f": `{source}`" if line and source else ""
+    return Trouble("blank" if kind == "blank" else "raised", told[:600], line[:300])
