@@ -44,13 +44,8 @@ class Start:
         """What the ranks printed, each line with the number of its rank where there are several."""
         if len(self.outputs) == 1:
             return list(self.outputs)
-        lines = (
-            (rank, line)
-            for rank, text in enumerate(self.outputs)
-            if text
-            for line in text.removesuffix("\n").split("\n")
-        )
-        return [f"[rank {rank}] {line}\n" for rank, line in lines]
+        texts = ((rank, text) for rank, text in enumerate(self.outputs) if text)
+        return [f"[rank {rank}] {line}\n" for rank, text in texts for line in text.removesuffix("\n").split("\n")]
 
 
 def receive(control: socket.socket, world_size: int) -> Start:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 Status = Literal["pass", "partly right", "fail", "not attempted", "not known"]
@@ -18,8 +18,6 @@ SIGNS = {
     "not counted": "–",
     "not looked at": "○",
 }
-_GREY = "#757575"
-_COLOURS = {"pass": "#2e7d32", "partly right": "#b26a00", "fail": "#c62828"}
 
 
 @dataclass(frozen=True)
@@ -40,11 +38,6 @@ class CheckResult:
     mistake: str = ""
     message: str = ""
     is_told: bool = False
-
-    @property
-    def passed(self) -> bool:
-        """Whether it earned its points."""
-        return self.verdict == "pass"
 
     @property
     def sign(self) -> str:
@@ -95,10 +88,6 @@ class Result:
         """Names of the known mistakes that were recognised, in the order of the checks."""
         return tuple(check.mistake for check in self.checks if check.mistake)
 
-    def as_dict(self) -> dict[str, Any]:
-        """The result as plain data for JSON."""
-        return {**asdict(self), "checks": [asdict(check) for check in self.checks], "points": self.points}
-
     def __str__(self) -> str:
         lines = [self.heading]
         for check, message in self.told:
@@ -119,7 +108,7 @@ class Result:
 
         environment = jinja2.Environment(loader=jinja2.PackageLoader(__package__, "report"), autoescape=True)
         environment.filters["prose"] = _prose
-        return environment.get_template("result.html.jinja").render(result=self, colours=_COLOURS, grey=_GREY)
+        return environment.get_template("result.html.jinja").render(result=self)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         # nbgrader reads the number of points from the plain text of a grade cell's result.

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from functools import partial
 
 import nbformat
@@ -213,7 +214,7 @@ class TestFreshInputs:
     def test_two_runs_with_one_seed_give_identical_results(self):
         space = namespace(SETUP, ring("return full_bytes, 1.0"))
         first, second = (check("collectives.2", seed=8, namespace=space) for _ in range(2))
-        assert first.as_dict() == second.as_dict()
+        assert asdict(first) == asdict(second)
 
     def test_failure_tells_how_to_repeat_it(self):
         result = check("collectives.2", namespace=namespace(SETUP, ring("return 1.0, 1.0")))
@@ -275,7 +276,7 @@ class TestShowsItself:
 
     def test_result_is_plain_data(self):
         result = answer("collectives.2", ring("return 2 * full_bytes, 1.0"))
-        told = json.loads(json.dumps(result.as_dict()))
+        told = json.loads(json.dumps(asdict(result)))
         assert told["status"] == "fail"
         assert [each["mistake"] for each in told["checks"] if each["max_points"]] == ["2 D", ""]
 

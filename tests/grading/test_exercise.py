@@ -74,7 +74,7 @@ class TestJudge:
 
     def test_data_of_another_form_fail_the_check_only(self):
         (check,) = exercise(seven()).judge([Observed({"words": ""}, ({},))]).checks
-        assert not check.passed
+        assert check.verdict == "fail"
         assert "another form (KeyError: 'answer')" in check.message
 
     def test_blank_is_not_attempted(self):

@@ -6,7 +6,6 @@ no structure in it, unless it is `Markdown` already.
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -62,27 +61,20 @@ def summary_lines(group: Record, limit: int = 10) -> list[str]:
     """The class in a few lines of plain text, for a terminal."""
     of_all, kept = group["class"], group["measured"]["kept"]
     middle = f"mean {of_all['mean_percent']:g} %, median {of_all['median_percent']:g} %, seed {group['seed']}"
-    return [
-        f"{_count(of_all['graded'], 'learner')} graded, {kept} of them kept from an earlier run",
-        *[middle] * bool(of_all["graded"]),
-        *[f"the next run grades everybody again, since no record is kept: {group['not_kept']}"]
-        * bool(group["not_kept"]),
-        *(f"these names look alike: {', '.join(names)}" for names in group["alike"][:limit]),
-        *(f"⚠ {' '.join(each.values())}" for each in group["faults"][:limit]),
-    ]
+    lines = [f"{_count(of_all['graded'], 'learner')} graded, {kept} of them kept from an earlier run"]
+    if of_all["graded"]:
+        lines.append(middle)
+    if group["not_kept"]:
+        lines.append(f"the next run grades everybody again, since no record is kept: {group['not_kept']}")
+    lines += [f"these names look alike: {', '.join(names)}" for names in group["alike"][:limit]]
+    return lines + [f"⚠ {' '.join(each.values())}" for each in group["faults"][:limit]]
 
 
 def _distribution(row: Record) -> Markdown:
     """How many learners have how many points in an exercise, as a small picture."""
     counts = row["distribution"]
-    bars = ""
-    for points, count in enumerate(counts):
-        place, height = f'<rect x="{9 * points}" width="8"', max(1, 30 * count / max(1, *counts))
-        bars += f'<g><title>{points} points: {_count(count, "learner")}</title>{place} height="31" class="all"/>'
-        bars += f'{place} y="{31 - height:.4g}" height="{height:.4g}"/></g>'
-    said = ", ".join(f"{points} points: {count}" for points, count in enumerate(counts) if count) or "nobody"
-    size = f'width="{9 * len(counts)}" height="31"'
-    return Markdown(f'<svg {size} role="img" aria-label="{html.escape(said, quote=True)}">{bars}</svg>')
+    said = ", ".join(f"{points} points: {count}" for points, count in enumerate(counts) if count)
+    return Markdown(_filled("distribution.svg", counts=counts, most_learners=max(1, *counts), said=said or "nobody"))
 
 
 def _class(group: Record, exercises: Sequence[Exercise], odd: Sequence[Record], draw: Callable[[Record], str]) -> str:
@@ -90,18 +82,13 @@ def _class(group: Record, exercises: Sequence[Exercise], odd: Sequence[Record], 
     columns = list(worth)
     if len(columns) > _MAX_COLUMNS:
         columns = list(dict.fromkeys(name.partition(".")[0] for name in columns))
-    rows = []
-    for each in group["learners"][:_MOST_ROWS]:
-        total = [f"{each['points']} / {each['max_points']}", f"{each['percent']:g}"]
-        cells = [markdown(each["learner"]), *total, *(_cell(each, name, worth) for name in columns)]
-        rows.append(Markdown(f"| {' | '.join(cells)} |"))
     computed, waited = (group["measured"].get(name, 0.0) for name in ("cpu_seconds", "starved_seconds"))
     return _filled(
         "class.md",
         **group,
         of_all=group["class"],
-        columns=[Markdown(name.replace(".", "<br>")) for name in columns],
-        rows=rows,
+        columns=columns,
+        worth=worth,
         odd=odd,
         is_slow=waited > max(computed, _SLOW_SECONDS),
         waited=f"the learners' processes computed {duration(computed)} and waited {duration(waited)} for a processor",
@@ -110,7 +97,7 @@ def _class(group: Record, exercises: Sequence[Exercise], odd: Sequence[Record], 
     )
 
 
-def _cell(each: Record, column: str, worth: dict[str, int]) -> str:
+def _column(each: Record, column: str, worth: dict[str, int]) -> str:
     """The cell of an exercise, or of a chapter."""
     found = each["exercises"]
     if column in worth:
@@ -142,7 +129,8 @@ def _environment() -> Any:
         finalize=lambda value: markdown(value) if isinstance(value, str) and not isinstance(value, Markdown) else value,
     )
     filters = {"prose": prose, "fenced": fenced, "bar": bar, "duration": duration, "markup": Markdown}
-    environment.filters.update(filters, general="{:g}".format, short=lambda text: markdown(text, 300))
+    environment.filters.update(filters, general="{:.4g}".format, short=lambda text: markdown(text, 300))
     environment.globals.update(signs=_SHOWN_SIGNS, count=_count, percent=percent, meaning=MEANING, whole=WHOLE)
     environment.globals.update(mark=Markdown(MARK), most=_MOST_LISTED, waiting=WAITING)
+    environment.globals.update(most_rows=_MOST_ROWS, column=_column)
     return environment
