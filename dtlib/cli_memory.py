@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+import re
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -52,15 +53,25 @@ def _list_models(context: click.Context, _: click.Parameter, wanted: bool) -> No
 @click.option("--dropout", is_flag=True, help="Train with dropout, and keep its masks.")
 @click.option("--pipeline-stage", type=int, help="Count this stage, from 0.  [default: the fullest]")
 @click.option("--gpu", help="Say whether it fits, for example H100.")
+@click.option(
+    "--margin",
+    type=float,
+    default=10,
+    show_default=True,
+    metavar="PERCENT",
+    help="What of the GPU is kept free: for its runtime, communication, gaps.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the breakdown as JSON, in bytes.")
 @click.option(
     "--list", is_flag=True, is_eager=True, expose_value=False, callback=_list_models, help="List the models and exit."
 )
-def memory(name: str | None, pipeline_stage: int | None, gpu: str | None, as_json: bool, **options: Any) -> None:
+def memory(
+    name: str | None, pipeline_stage: int | None, gpu: str | None, margin: float, as_json: bool, **options: Any
+) -> None:
     """Say what one rank of a job keeps in memory, part by part.
 
-    Model states, activations, and the modules that are whole for a moment, on the fullest rank. Buffers of the
-    communication library, gaps of the allocator and the runtime's own memory come on top.
+    Model states, activations, and what is whole for a moment: an upper bound, on the fullest rank. Buffers of the
+    communication library, gaps of the allocator and the runtime's own memory come on top: --margin is for them.
 
     Exit code 0, or 2 for a name or a degree that is not possible.
     """
@@ -68,63 +79,119 @@ def memory(name: str | None, pipeline_stage: int | None, gpu: str | None, as_jso
     from dtlib.theory.footprint import Setup, memory_by_stage
 
     if name is None:
-        raise click.UsageError(f"--model is missing; there are {', '.join(models.MODELS)}")
+        raise click.UsageError(f"--model is missing; --list shows the {len(models.MODELS)} that there are")
     try:
+        if not 0 <= margin < 100:
+            raise ValueError(f"margin must be from 0 to below 100, not {margin:g}")
         model, setup = models.model(name), Setup(**options)
-        device = hardware.accelerator(gpu) if gpu else None
+        device = None if gpu is None else hardware.accelerator(gpu)
         stages = memory_by_stage(model, setup)
         if pipeline_stage is not None and not 0 <= pipeline_stage < setup.pp:
-            raise ValueError(f"pipeline-stage must be from 0 to {setup.pp - 1}, not {pipeline_stage}")
+            raise ValueError(f"pipeline_stage must be from 0 to {setup.pp - 1}, not {pipeline_stage}")
     except ValueError as error:
-        raise click.UsageError(str(error)) from error
-    fullest = max(range(setup.pp), key=lambda stage: stages[stage].total)
-    stage = fullest if pipeline_stage is None else pipeline_stage
+        raise click.UsageError(_with_flags(str(error))) from error
+    job = _Job(model, setup, stages, pipeline_stage, device, margin)
     if as_json:
-        click.echo(json.dumps(_as_dict(model, setup, stage, stages[stage], device), indent=2, ensure_ascii=False))
+        click.echo(json.dumps(_as_dict(job), indent=2, ensure_ascii=False))
     else:
-        _print(model, setup, stage, stages[stage], device)
+        _print(job)
 
 
-def _as_dict(
-    model: Architecture, setup: Setup, stage: int, found: RankMemory, device: Accelerator | None
-) -> dict[str, Any]:
+def _with_flags(message: str) -> str:
+    """What the theory says about its arguments, said about the options of the command."""
+    message = re.sub(r"^name (.+?) of (model|recipe)\b", r"\2 \1", message)
+    message = re.sub(r"^name (.+?) of accelerator\b", r"gpu \1", message)
+    options = [each.name for each in memory.params if each.name] + ["model"]
+    words = "|".join(sorted(options, key=len, reverse=True))
+    flag = re.compile(rf"(?:^|(?<=multiple of )|(?<=where )|(?<=with )|(?<= on ))({words})\b")
+    return flag.sub(lambda found: "--" + found[1].replace("_", "-"), message)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What was asked for, and what was found."""
+
+    model: Architecture
+    setup: Setup
+    stages: list[RankMemory]
+    asked: int | None
+    device: Accelerator | None
+    margin: float
+
+    @property
+    def fullest(self) -> int:
+        """The stage that decides what fits."""
+        return max(range(self.setup.pp), key=lambda stage: self.stages[stage].total)
+
+    @property
+    def stage(self) -> int:
+        """The stage that is shown."""
+        return self.fullest if self.asked is None else self.asked
+
+    @property
+    def shown(self) -> RankMemory:
+        """What a rank of it keeps."""
+        return self.stages[self.stage]
+
+    @property
+    def most_bytes(self) -> float:
+        """What the fullest stage keeps."""
+        return self.stages[self.fullest].total
+
+    def usable_bytes(self, device: Accelerator) -> float:
+        """What the margin leaves of a device."""
+        return device.memory_bytes * (1 - self.margin / 100)
+
+    def largest_micro_batch(self, device: Accelerator) -> int:
+        """The largest that fits."""
+        from dtlib.theory.footprint import largest_micro_batch
+
+        return largest_micro_batch(self.model, self.setup, self.usable_bytes(device))
+
+
+def _as_dict(job: _Job) -> dict[str, Any]:
     from dtlib.theory.models import model_parameters
 
+    model, setup, device = job.model, job.setup, job.device
     told: dict[str, Any] = {
         "model": model.name,
         "num_params": model_parameters(model).total,
         "parameters": model_parameters(model).parts,
         "setup": {**asdict(setup), "micro_batches": setup.num_micro_batches, "seq": setup.seq_of(model)},
         "world_size": setup.world_size,
-        "pipeline_stage": stage,
-        "bytes": found.parts,
-        "states_bytes": found.states,
-        "activations_bytes": found.activations,
-        "transient_bytes": found.transient,
-        "total_bytes": found.total,
+        "pipeline_stage": job.stage,
+        "bytes": job.shown.parts,
+        "states_bytes": job.shown.states,
+        "activations_bytes": job.shown.activations,
+        "transient_bytes": job.shown.transient,
+        "total_bytes": job.shown.total,
     }
     if device is not None:
         told["device"] = {
             "name": device.name,
             "memory_bytes": device.memory_bytes,
-            "fits": found.total <= device.memory_bytes,
-            "largest_micro_batch": _largest_micro_batch(model, setup, device),
+            "usable_bytes": job.usable_bytes(device),
+            "fullest_stage": job.fullest,
+            "fullest_bytes": job.most_bytes,
+            "fits": job.most_bytes <= job.usable_bytes(device),
+            "largest_micro_batch": job.largest_micro_batch(device),
         }
     return told
 
 
-def _print(model: Architecture, setup: Setup, stage: int, found: RankMemory, device: Accelerator | None) -> None:
+def _print(job: _Job) -> None:
     from rich.console import Console
     from rich.table import Table
 
     from dtlib.theory.models import model_parameters
     from dtlib.theory.units import GB, format_bytes
 
+    setup, found = job.setup, job.shown
     console = Console(highlight=False)
-    psi, degrees = model_parameters(model).total, f"dp {setup.dp} × tp {setup.tp} × pp {setup.pp}"
-    ranks = f"{setup.world_size:,} ranks ({degrees}), ZeRO stage {setup.zero}"
-    console.print(f"{model.name}: {psi:,} parameters on {ranks}", soft_wrap=True)
-    whose = f"on a rank of pipeline stage {stage}" if setup.pp > 1 else "on each rank"
+    psi, degrees = model_parameters(job.model).total, f"dp {setup.dp} × tp {setup.tp} × pp {setup.pp}"
+    ranks = f"{setup.world_size:,} {'rank' if setup.world_size == 1 else 'ranks'} ({degrees}), ZeRO stage {setup.zero}"
+    console.print(f"{job.model.name}: {psi:,} parameters on {ranks}", soft_wrap=True)
+    whose = f"on a rank of pipeline stage {job.stage}" if setup.pp > 1 else "on each rank"
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column, justify in ((whose, "left"), ("bytes", "right"), ("share", "right")):
         table.add_column(column, justify=justify)  # type: ignore[arg-type]
@@ -133,15 +200,20 @@ def _print(model: Architecture, setup: Setup, stage: int, found: RankMemory, dev
     table.add_section()
     table.add_row("[bold]total[/]", f"[bold]{format_bytes(found.total)}[/]", f"{found.total / GB:.1f} GB")
     console.print(table)
-    if device is None:
-        return
-    largest = _largest_micro_batch(model, setup, device)
-    verdict = "[green]fits[/]" if found.total <= device.memory_bytes else "[red]does not fit[/]"
-    most = f"micro-batches of up to {largest} would" if largest else "no micro-batch would"
-    console.print(f"It {verdict} the {device.memory_bytes / GB:.0f} GB of {device.name}; {most}.", soft_wrap=True)
+    if setup.recompute == "selective" and setup.attention == "flash":
+        console.print("--recompute selective changes nothing here: flash attention keeps no matrix.", soft_wrap=True)
+    if job.device is not None:
+        console.print(_verdict(job, job.device), soft_wrap=True)
 
 
-def _largest_micro_batch(model: Architecture, setup: Setup, device: Accelerator) -> int:
-    from dtlib.theory.footprint import largest_micro_batch
+def _verdict(job: _Job, device: Accelerator) -> str:
+    from dtlib.theory.units import format_bytes
 
-    return largest_micro_batch(model, setup, device.memory_bytes)
+    usable, largest = job.usable_bytes(device), job.largest_micro_batch(device)
+    verdict = "It [green]fits[/]" if job.most_bytes <= usable else "It [red]does not fit[/]"
+    whose = f"the fullest stage, {job.fullest}," if job.setup.pp > 1 else "a rank"
+    kept = f"{job.margin:g} % of its {format_bytes(device.memory_bytes, digits=3)} kept free"
+    room = f"{device.name} has {format_bytes(usable, digits=3)}, with {kept}"
+    sequences = f"{largest:,} sequence{'s' if largest > 1 else ''}"
+    most = f"The largest micro-batch that would has {sequences}." if largest else "No micro-batch would."
+    return f"{verdict}: {whose} needs {format_bytes(job.most_bytes, digits=3)}, {room}. {most}"

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from dtlib.cli import main
 from dtlib.cli_memory import memory
-from dtlib.theory import footprint, models
+from dtlib.theory import footprint, hardware, models
 from dtlib.theory.footprint import Setup
 from dtlib.theory.units import format_bytes
 
@@ -38,7 +38,7 @@ def test_the_table_has_every_part_and_the_total():
     assert "llama3-70b: 70,553,706,496 parameters on 64 ranks (dp 64 × tp 1 × pp 1), ZeRO stage 3" in result.output
     lines = result.output.splitlines()
     for part in found.table():
-        (line,) = [line for line in lines if line.startswith(part.name + " ")]
+        (line,) = [line for line in lines if line.startswith(part.name + "  ")]
         assert f"{format_bytes(part.value)} " in line
         assert line.rstrip().endswith(f"{part.share:.1%}")
     (total,) = [line for line in lines if line.startswith("total ")]
@@ -79,17 +79,47 @@ def test_the_fullest_stage_unless_another_is_named():
 
 def test_a_gpu_says_whether_it_fits():
     options = ("--model", "llama3-70b", "--dp", 64, "--zero", 3, "--recompute", "full")
-    assert (
-        "It fits the 80 GB of H100-80GB-SXM; micro-batches of up to 3 would."
-        in invoke(*options, "--gpu", "h100").output
-    )
+    h100 = hardware.accelerator("h100").memory_bytes
+    needed = told(*options)["total_bytes"]
+    room = "H100-80GB-SXM has 71.2 GiB, with 10 % of its 79.1 GiB kept free"
+    verdict = f"It fits: a rank needs {format_bytes(needed, digits=3)}, {room}."
+    assert f"{verdict} The largest micro-batch that would has 2 sequences." in invoke(*options, "--gpu", "h100").output
     assert told(*options, "--gpu", "h100")["device"] == {
-        "name": "H100-80GB-SXM", "memory_bytes": 80e9, "fits": True, "largest_micro_batch": 3,
+        "name": "H100-80GB-SXM", "memory_bytes": h100, "usable_bytes": 0.9 * h100, "fullest_stage": 0,
+        "fullest_bytes": needed, "fits": True, "largest_micro_batch": 2,
     }  # fmt: skip
     crowded = invoke("--model", "llama3-70b", "--gpu", "h100")
     assert crowded.exit_code == 0
-    assert "It does not fit the 80 GB of H100-80GB-SXM; no micro-batch would." in crowded.output
+    assert "It does not fit: a rank needs" in crowded.output
+    assert "No micro-batch would." in crowded.output
     assert "device" not in told(*options)
+
+
+def test_the_margin_decides_what_fits():
+    options = ("--model", "llama3-70b", "--dp", 64, "--zero", 3, "--recompute", "full", "--gpu", "h100")
+    needed, room = told(*options)["total_bytes"], hardware.accelerator("h100").memory_bytes
+    margin = 100 * (1 - needed / room)
+    assert told(*options, "--margin", margin - 0.01)["device"]["fits"]
+    assert not told(*options, "--margin", margin + 0.01)["device"]["fits"]
+    assert told(*options, "--margin", margin + 0.01)["device"]["largest_micro_batch"] == 0
+
+
+def test_the_fullest_stage_decides_whichever_is_shown():
+    degrees = ("--tp", 8, "--pp", 16, "--dp", 64, "--zero", 2, "--sequence-parallel")
+    options = ("--model", "llama3-405b", *degrees, "--gpu", "H100")
+    shown = told(*options, "--pipeline-stage", 15)
+    assert shown["pipeline_stage"] == 15
+    assert shown["total_bytes"] < shown["device"]["usable_bytes"]
+    assert not shown["device"]["fits"]
+    assert shown["device"] == told(*options)["device"]
+    assert "It does not fit: the fullest stage, 1, needs" in invoke(*options, "--pipeline-stage", 15).output
+
+
+def test_what_changes_nothing_is_said():
+    said = "--recompute selective changes nothing here: flash attention keeps no matrix."
+    assert said in invoke("--model", "tiny", "--recompute", "selective").output
+    assert said not in invoke("--model", "tiny", "--recompute", "selective", "--attention", "matrix").output
+    assert "on 1 rank (dp 1" in invoke("--model", "tiny").output
 
 
 def test_the_list_has_every_model_and_its_source():
@@ -103,21 +133,34 @@ def test_the_list_has_every_model_and_its_source():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "--model is missing; there are tiny, 25m, gpt2-124m"),
-        (("--model", "gpt9"), "name 'gpt9' of model is unknown; there are tiny, 25m, gpt2-124m"),
-        (("--model", "70b"), "name '70b' of model fits llama2-70b, llama3-70b, mpt-70b"),
-        (("--model", "lama3"), "Did you mean llama2-13b or llama3-8b or llama3-70b?"),
-        (("--model", "llama3-70b", "--tp", 3), "tp of llama3-70b must be one of 1, 2, 4, 8, 16, 32, 64"),
-        (("--model", "llama3-70b", "--pp", 81), "pp of llama3-70b must be from 1 to 80"),
-        (("--model", "llama3-70b", "--pp", 4, "--chunks", 3), "must be one of 1, 2, 4, 5, 10, 20"),
-        (("--model", "llama3-70b", "--dp", 0), "dp must be at least 1, not 0"),
-        (("--model", "llama3-70b", "--zero", 4), "zero must be 0, 1, 2 or 3, not 4"),
-        (("--model", "llama3-70b", "--recipe", 17), "name '17' of recipe is unknown; there are 12-byte, 16-byte"),
-        (("--model", "llama3-70b", "--recompute", "some"), "recompute must be one of none, selective, full"),
-        (("--model", "llama3-70b", "--attention", "no"), "attention must be one of matrix, flash"),
-        (("--model", "llama3-70b", "--gpu", "abacus"), "name 'abacus' of accelerator is unknown; there are V100"),
-        (("--model", "llama3-70b", "--pp", 2, "--pipeline-stage", 2), "pipeline-stage must be from 0 to 1, not 2"),
-        (("--model", "gpt3", "--seq", 4096), "seq of gpt3-175b must be at most 2048"),
+        ((), "--model is missing; --list shows the 66 that there are"),
+        (("--model", "abacus"), "--model 'abacus' is unknown; there are tiny, 25m, gpt2-124m"),
+        (("--model", "70b"), "--model '70b' fits llama2-70b, llama3-70b, mpt-70b"),
+        (("--model", "lama3"), "--model 'lama3' is unknown; did you mean llama2-13b or llama3-8b or llama3-70b?"),
+        (("--model", "llama3-70b", "--tp", 3), "--tp of llama3-70b must be one of 1, 2, 4, 8, 16, 32, 64"),
+        (("--model", "llama3-70b", "--pp", 81), "--pp of llama3-70b must be from 1 to 80"),
+        (
+            ("--model", "llama3-70b", "--pp", 4, "--chunks", 21),
+            "--chunks must be at most 20 with num_layers=80 on --pp=4",
+        ),
+        (("--model", "llama3-70b", "--dp", 0), "--dp must be at least 1, not 0"),
+        (("--model", "llama3-70b", "--zero", 4), "--zero must be 0, 1, 2 or 3, not 4"),
+        (("--model", "llama3-70b", "--recipe", 17), "--recipe '17' is unknown; there are 12-byte, 16-byte"),
+        (("--model", "llama3-70b", "--recompute", "some"), "--recompute must be one of none, selective, full"),
+        (("--model", "llama3-70b", "--attention", "no"), "--attention must be one of matrix, flash"),
+        (("--model", "llama3-70b", "--gpu", "abacus"), "--gpu 'abacus' is unknown; there are V100"),
+        (("--model", "llama3-70b", "--pp", 2, "--pipeline-stage", 2), "--pipeline-stage must be from 0 to 1, not 2"),
+        (("--model", "gpt3", "--seq", 4096), "--seq of gpt3-175b must be at most 2048"),
+        (("--model", "llama3-70b", "--gpu", ""), "--gpu '' is unknown; there are V100"),
+        (("--model", "tiny", "--margin", 100), "--margin must be from 0 to below 100, not 100"),
+        (
+            ("--model", "tiny", "--tp", 2, "--seq", 63, "--sequence-parallel"),
+            "of --tp=2 with --sequence-parallel, not 63",
+        ),
+        (
+            ("--model", "gpt3", "--pp", 4, "--chunks", 2, "--micro-batches", 6),
+            "--micro-batches must be a multiple of --pp=4 where --chunks=2 are interleaved",
+        ),
         (("--model", "tiny", "--dp", "many"), "'many' is not a valid integer"),
     ],
 )

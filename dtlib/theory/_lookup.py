@@ -13,7 +13,7 @@ Preset = TypeVar("Preset")
 def find(what: str, name: str, known: Mapping[str, Preset]) -> Preset:
     """The entry of `known` called `name`, or the only one whose name contains its words.
 
-    Otherwise ``ValueError``: it lists the names that fit, or all of them and those that look like `name`. `what` says
+    Otherwise ``ValueError``: it lists the names that fit, or those that look like `name`, or all of them. `what` says
     what they are names of.
     """
     wanted = _words(name) if isinstance(name, str) else []
@@ -26,8 +26,8 @@ def find(what: str, name: str, known: Mapping[str, Preset]) -> Preset:
         raise ValueError(f"name {name!r} of {what} fits {', '.join(found)}; say which")
     alike = difflib.get_close_matches("".join(wanted), {"".join(_words(each)): each for each in known}, cutoff=0.5)
     meant = [each for each in known if "".join(_words(each)) in alike]
-    hint = f". Did you mean {' or '.join(meant)}?" if meant else ""
-    raise ValueError(f"name {name!r} of {what} is unknown; there are {', '.join(known)}{hint}")
+    hint = f"did you mean {' or '.join(meant)}?" if meant else f"there are {', '.join(known)}"
+    raise ValueError(f"name {name!r} of {what} is unknown; {hint}")
 
 
 def _words(name: str) -> list[str]:
@@ -36,4 +36,6 @@ def _words(name: str) -> list[str]:
 
 
 def _contains(words: list[str], wanted: list[str]) -> bool:
-    return any(words[start : start + len(wanted)] == wanted for start in range(len(words)))
+    """Whether `wanted` are among `words`, in this order."""
+    rest = iter(words)
+    return all(word in rest for word in wanted)

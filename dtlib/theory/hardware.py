@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from ._lookup import find
-from .units import GB, TB, TFLOP, Gbit
+from .units import GB, TB, TFLOP, Gbit, GiB
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,8 @@ class Link:
 class Accelerator:
     """A GPU as its data sheet has it.
 
-    `memory_bytes` are the decimal gigabytes of its name. `half_flop_per_s` is the dense rate of 16-bit matrix products
+    `memory_bytes` is what the card shows to a program, after what its driver keeps: an "80 GB" card has 79 GiB, which
+    is more than 80 decimal gigabytes (74.5 GiB). `half_flop_per_s` is the dense rate of 16-bit matrix products
     (bf16; fp16 on the V100), without sparsity; `measured_half_flop_per_s` the best that a plain matrix product has
     reached, None where nobody published it. `link` joins the GPUs of one node, `host_link` the GPU and its CPU.
     """
@@ -97,27 +98,46 @@ _SHEETS = "NVIDIA data sheets, collected in stas00/ml-engineering"
 
 ACCELERATORS: Mapping[str, Accelerator] = _by_name(
     Accelerator(
-        "V100-32GB-SXM", 32 * GB, 0.9 * TB, 125 * TFLOP, None,
+        "V100-32GB-SXM", 31.74 * GiB, 0.9 * TB, 125 * TFLOP, None,
         LINKS["NVLink 2"], LINKS["PCIe 3 x16"], "NVIDIA V100 data sheet",
     ),
     Accelerator(
-        "A100-80GB-SXM", 80 * GB, 2.0 * TB, 312 * TFLOP, 271.2 * TFLOP,
+        "A100-40GB-SXM", 39.39 * GiB, 1.555 * TB, 312 * TFLOP, 271.2 * TFLOP,
         LINKS["NVLink 3"], LINKS["PCIe 4 x16"], _SHEETS,
     ),
     Accelerator(
-        "H100-80GB-SXM", 80 * GB, 3.35 * TB, 989 * TFLOP, 794.5 * TFLOP,
+        "A100-80GB-SXM", 79.15 * GiB, 2.0 * TB, 312 * TFLOP, 271.2 * TFLOP,
+        LINKS["NVLink 3"], LINKS["PCIe 4 x16"], _SHEETS,
+    ),
+    Accelerator(
+        "H100-80GB-PCIe", 79.11 * GiB, 2.0 * TB, 756 * TFLOP, None,
+        LINKS["PCIe 5 x16"], LINKS["PCIe 5 x16"], "NVIDIA H100 data sheet",
+    ),
+    Accelerator(
+        "H100-80GB-SXM", 79.11 * GiB, 3.35 * TB, 989 * TFLOP, 794.5 * TFLOP,
         LINKS["NVLink 4"], LINKS["PCIe 5 x16"], _SHEETS,
     ),
     Accelerator(
-        "H200-141GB-SXM", 141 * GB, 4.8 * TB, 989 * TFLOP, None,
+        "H200-141GB-SXM", 139.81 * GiB, 4.8 * TB, 989 * TFLOP, None,
         LINKS["NVLink 4"], LINKS["PCIe 5 x16"], _SHEETS,
     ),
     Accelerator(
-        "B200-180GB", 180 * GB, 8.0 * TB, 2250 * TFLOP, 1745 * TFLOP,
+        "B200-180GB", 178.35 * GiB, 8.0 * TB, 2250 * TFLOP, 1745 * TFLOP,
         LINKS["NVLink 5"], LINKS["PCIe 5 x16"], _SHEETS,
     ),
+    Accelerator(
+        "RTX-4090-24GB", 23.64 * GiB, 1.008 * TB, 165.2 * TFLOP, None,
+        LINKS["PCIe 4 x16"], LINKS["PCIe 4 x16"], "NVIDIA Ada architecture paper, appendix A",
+    ),
+    Accelerator(
+        "RTX-5090-32GB", 31.36 * GiB, 1.792 * TB, 209.5 * TFLOP, None,
+        LINKS["PCIe 5 x16"], LINKS["PCIe 5 x16"], "NVIDIA RTX Blackwell architecture paper, appendix A",
+    ),
 )  # fmt: skip
-"""The accelerators that `accelerator` finds, by name."""
+"""The accelerators that `accelerator` finds, by name. Their memory is the total that CUDA reports for them."""
+
+_MEANT = {"A100": "A100-80GB-SXM", "H100": "H100-80GB-SXM"}
+"""Which of several a bare name means."""
 
 
 def link(name: str) -> Link:
@@ -130,5 +150,9 @@ def link(name: str) -> Link:
 
 
 def accelerator(name: str) -> Accelerator:
-    """The accelerator called `name`, for example ``accelerator("H100")``; rules and errors as for `link`."""
-    return find("accelerator", name, ACCELERATORS)
+    """The accelerator called `name`, for example ``accelerator("H100")``; rules and errors as for `link`.
+
+    A bare "A100" or "H100" means the card of 80 GB in an SXM socket.
+    """
+    usual = _MEANT.get(name.strip().upper(), name) if isinstance(name, str) else name
+    return find("accelerator", usual, ACCELERATORS)

@@ -3,22 +3,23 @@ import dataclasses
 import pytest
 
 from dtlib.theory import hardware
-from dtlib.theory.units import GB, TB, TFLOP
+from dtlib.theory.units import GB, TB, TFLOP, GiB
 
-# device, memory GB, memory TB/s, dense and measured TFLOP/s, NVLink and PCIe GB/s in one direction: data sheets and
-# measured matrix products as collected in stas00/ml-engineering.
+# device, memory GiB that it shows, memory TB/s, dense and measured TFLOP/s, NVLink and PCIe GB/s in one direction: data
+# sheets and measured matrix products as collected in stas00/ml-engineering.
 PUBLISHED = [
-    ("A100-80GB-SXM", 80, 2.0, 312, 271.2, 300, 31),
-    ("H100-80GB-SXM", 80, 3.35, 989, 794.5, 450, 63),
-    ("H200-141GB-SXM", 141, 4.8, 989, None, 450, 63),
-    ("B200-180GB", 180, 8.0, 2250, 1745, 900, 63),
+    ("A100-40GB-SXM", 39.39, 1.555, 312, 271.2, 300, 31),
+    ("A100-80GB-SXM", 79.15, 2.0, 312, 271.2, 300, 31),
+    ("H100-80GB-SXM", 79.11, 3.35, 989, 794.5, 450, 63),
+    ("H200-141GB-SXM", 139.81, 4.8, 989, None, 450, 63),
+    ("B200-180GB", 178.35, 8.0, 2250, 1745, 900, 63),
 ]
 
 
 @pytest.mark.parametrize(("name", "memory", "rate", "flops", "measured", "nvlink", "pcie"), PUBLISHED)
 def test_accelerators_are_those_of_the_data_sheets(name, memory, rate, flops, measured, nvlink, pcie):
     gpu = hardware.accelerator(name)
-    assert gpu.memory_bytes == memory * GB
+    assert gpu.memory_bytes == memory * GiB
     assert gpu.memory_bytes_per_s == rate * TB
     assert gpu.half_flop_per_s == flops * TFLOP
     assert gpu.measured_half_flop_per_s == (measured and measured * TFLOP)
@@ -73,6 +74,11 @@ def test_links_are_found_by_what_people_say(said, name):
 
 def test_accelerators_are_found_by_what_people_say():
     assert hardware.accelerator("h100").name == "H100-80GB-SXM"
+    assert hardware.accelerator(" a100 ").name == "A100-80GB-SXM"
+    assert hardware.accelerator("A100 40GB").name == "A100-40GB-SXM"
+    assert hardware.accelerator("H100 PCIe").name == "H100-80GB-PCIe"
+    assert hardware.accelerator("RTX 4090").name == "RTX-4090-24GB"
+    assert hardware.accelerator("5090").name == "RTX-5090-32GB"
     assert hardware.accelerator("B200").name == "B200-180GB"
     for name in hardware.ACCELERATORS:
         assert hardware.accelerator(name).name == name
@@ -80,16 +86,29 @@ def test_accelerators_are_found_by_what_people_say():
         assert hardware.link(name).name == name
 
 
-@pytest.mark.parametrize("name", ["", "token ring", "NVLink 40", "vlink", None, 4, "nvlink 4 5"])
+@pytest.mark.parametrize("name", ["", "token ring", None, 4])
 def test_unknown_links_list_what_there_is(name):
     with pytest.raises(ValueError, match="is unknown; there are NVLink 2, NVLink 3"):
         hardware.link(name)
 
 
+@pytest.mark.parametrize("name", ["NVLink 40", "vlink", "nvlink 4 5"])
+def test_what_is_nearly_a_name_is_told_which(name):
+    with pytest.raises(ValueError, match=r"is unknown; did you mean NVLink 3 or NVLink 4 or NVLink 5\?$"):
+        hardware.link(name)
+
+
+def test_a_card_shows_more_than_the_decimal_gigabytes_of_its_name_and_less_than_the_binary_ones():
+    for name, gpu in hardware.ACCELERATORS.items():
+        sold = int(next(word for word in name.split("-") if word.endswith("GB"))[:-2])
+        sold = 192 if name.startswith("B200") else sold  # sold as 180 of the 192 that are built in
+        assert 0.9 * sold * GiB < gpu.memory_bytes < sold * GiB, name
+
+
 def test_ambiguous_names_list_what_fits():
     with pytest.raises(ValueError, match="'infiniband' of link fits InfiniBand EDR, InfiniBand HDR"):
         hardware.link("infiniband")
-    with pytest.raises(ValueError, match="fits A100-80GB-SXM, H100-80GB-SXM;"):
+    with pytest.raises(ValueError, match="fits A100-80GB-SXM, H100-80GB-PCIe, H100-80GB-SXM;"):
         hardware.accelerator("80GB")
 
 

@@ -20,17 +20,21 @@ DATA = Path(__file__).parents[2] / "chapters" / "data"
 class LlamaLayer(nn.Module):
     """Written from the papers, not from the formulas: every matrix a module."""
 
-    def __init__(self, h, heads, kv_heads, f):
+    def __init__(self, m):
         super().__init__()
-        d = h // heads
+        h, d, f = m.hidden, m.head_dim, m.ffn_hidden
         self.attention_norm, self.mlp_norm = nn.RMSNorm(h), nn.RMSNorm(h)
-        self.q, self.k, self.v, self.o = (nn.Linear(h, n * d, bias=False) for n in (heads, kv_heads, kv_heads, heads))
+        self.q = nn.Linear(h, m.num_heads * d, bias=m.qkv_biases)
+        self.k, self.v = (nn.Linear(h, m.num_kv_heads * d, bias=m.qkv_biases) for _ in "kv")
+        self.o = nn.Linear(m.num_heads * d, h, bias=False)
+        if m.qk_norms:
+            self.q_norm, self.k_norm = nn.RMSNorm(d), nn.RMSNorm(d)
         self.gate, self.up, self.down = (nn.Linear(*io, bias=False) for io in ((h, f), (h, f), (f, h)))
 
 
 def llama_module(m):
     with torch.device("meta"):
-        layers = [LlamaLayer(m.hidden, m.num_heads, m.num_kv_heads, m.ffn_hidden) for _ in range(m.num_layers)]
+        layers = [LlamaLayer(m) for _ in range(m.num_layers)]
         embedding, head = nn.Embedding(m.vocab, m.hidden), nn.Linear(m.hidden, m.vocab, bias=False)
         if m.tied:
             head.weight = embedding.weight
@@ -46,15 +50,15 @@ def gpt_module(m):
         embedding, head = nn.Embedding(m.vocab, m.hidden), nn.Linear(m.hidden, m.vocab, bias=False)
         if m.tied:
             head.weight = embedding.weight
-        return nn.ModuleDict(
-            {
-                "embedding": embedding,
-                "positions": nn.Embedding(m.seq, m.hidden),
-                "layers": nn.ModuleList(layers),
-                "norm": nn.LayerNorm(m.hidden),
-                "head": head,
-            }
-        )
+        modules = {
+            "embedding": embedding,
+            "layers": nn.ModuleList(layers),
+            "norm": nn.LayerNorm(m.hidden),
+            "head": head,
+        }
+        modules["positions"] = nn.Embedding(m.seq, m.hidden) if m.learned_positions else nn.Identity()
+        modules["embedding_norm"] = nn.LayerNorm(m.hidden) if m.embedding_norm else nn.Identity()
+        return nn.ModuleDict(modules)
 
 
 def counted(module):
@@ -127,6 +131,25 @@ def test_every_preset_of_ranks_is_a_preset_here():
         ("llama3-8b", 8_030_261_248),
         ("llama3-70b", 70_553_706_496),
         ("llama3-405b", 405_853_388_800),
+        ("qwen2.5-0.5b", 494_032_768),
+        ("qwen2.5-1.5b", 1_543_714_304),
+        ("qwen2.5-3b", 3_085_938_688),
+        ("qwen2.5-7b", 7_615_616_512),
+        ("qwen2.5-14b", 14_770_033_664),
+        ("qwen2.5-32b", 32_763_876_352),
+        ("qwen2.5-72b", 72_706_203_648),
+        ("qwen3-0.6b", 596_049_920),
+        ("qwen3-1.7b", 1_720_574_976),
+        ("qwen3-4b", 4_022_468_096),
+        ("qwen3-8b", 8_190_735_360),
+        ("qwen3-14b", 14_768_307_200),
+        ("qwen3-32b", 32_762_123_264),
+        ("bloom-560m", 559_214_592),
+        ("bloom-1.1b", 1_065_314_304),
+        ("bloom-1.7b", 1_722_408_960),
+        ("bloom-3b", 3_002_557_440),
+        ("bloom-7.1b", 7_069_016_064),
+        ("bloom-176b", 176_247_271_424),
     ],
 )
 def test_released_weights_have_as_many_parameters(name, num_params):
@@ -272,8 +295,10 @@ def test_every_preset_has_a_source_and_finds_itself():
 
 
 def test_unknown_models_list_what_there_is():
-    with pytest.raises(ValueError, match="name 'gpt5' of model is unknown; there are tiny, 25m, gpt2-124m"):
-        models.model("gpt5")
+    with pytest.raises(ValueError, match="name 'abacus' of model is unknown; there are tiny, 25m, gpt2-124m"):
+        models.model("abacus")
+    with pytest.raises(ValueError, match=r"name 'lama3-8' of model is unknown; did you mean .*llama3-8b.*\?$"):
+        models.model("lama3-8")
     with pytest.raises(ValueError, match="'70b' of model fits llama2-70b, llama3-70b, mpt-70b"):
         models.model("70b")
 

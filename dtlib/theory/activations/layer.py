@@ -82,8 +82,9 @@ def torch_cpu_widths(element: int = 4, *, attention: Attention = "flash", in_one
 class LayerActivations(Breakdown):
     """Bytes that one rank keeps of one layer and one micro-batch, tensor by tensor, in the order of the forward pass.
 
-    `attention_input` and `mlp_input` are what the norms put out. `softmax_output` is the attention matrix,
-    `softmax_dropped` the same after dropout, `log_sum_exp` all that flash attention keeps of it. `mlp_hidden` is what
+    `attention_input` and `mlp_input` are what the norms put out, `head_norm_inputs` are queries and keys before norms
+    of their own. `softmax_output` is the attention matrix, `softmax_dropped` the same after dropout, `log_sum_exp` all
+    that flash attention keeps of it. `mlp_hidden` is what
     the first matrix (or both, if gated) puts out, `mlp_activation` the non-linearity's output, `mlp_product` the
     gated product. After a full recompute only `attention_norm_input` is kept: the layer's input.
     """
@@ -91,6 +92,8 @@ class LayerActivations(Breakdown):
     attention_norm_input: float = 0
     attention_norm_statistics: float = 0
     attention_input: float = 0
+    head_norm_inputs: float = 0
+    head_norm_statistics: float = 0
     queries: float = 0
     keys: float = 0
     values: float = 0
@@ -150,8 +153,10 @@ def layer_activations(
     norm_input = over(kept * tokens * h, outside)
     if checked_recompute(recompute) == "full":
         return LayerActivations(attention_norm_input=norm_input)
-    statistics = over(widths.statistic * tokens * (2 if model.norm == "layer" else 1), outside)
+    per_norm = widths.statistic * (2 if model.norm == "layer" else 1)
+    statistics = over(per_norm * tokens, outside)
     kv_entries = tokens * kv_width_of_rank(model, t)
+    normed = tokens * (model.query_width // t + kv_width_of_rank(model, t)) if model.qk_norms else 0
     matrix = 0 if flash or recompute == "selective" else over(model.num_heads * s * tokens, t)
     mask = over(widths.mask * tokens * h, outside) if dropout else 0
     wide = over(kept * tokens * model.ffn_hidden, t)
@@ -159,6 +164,8 @@ def layer_activations(
         attention_norm_input=norm_input,
         attention_norm_statistics=statistics,
         attention_input=norm_input,
+        head_norm_inputs=kept * normed,
+        head_norm_statistics=over(per_norm * normed, model.head_dim),
         queries=over(widths.core * tokens * model.query_width, t),
         keys=widths.core * kv_entries,
         values=(widths.core if widths.values is None else widths.values) * kv_entries,

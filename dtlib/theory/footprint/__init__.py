@@ -8,7 +8,7 @@ Arguments out of range raise ``ValueError``, which names the argument, its value
 from .budget import fits, fitting_models, largest_micro_batch, most_layers
 from .rank import RankMemory, memory_by_stage, rank_memory
 from .setup import Setup, checked_pp
-from .stages import chunks_in_flight, embeddings_in_flight, stage_layers, stage_parameters
+from .stages import chunks_in_flight, embeddings_in_flight, piece_layers, stage_layers, stage_parameters
 
 __all__ = [
     "RankMemory",
@@ -21,6 +21,7 @@ __all__ = [
     "largest_micro_batch",
     "memory_by_stage",
     "most_layers",
+    "piece_layers",
     "rank_memory",
     "stage_layers",
     "stage_parameters",

@@ -7,11 +7,11 @@ from dataclasses import dataclass, fields
 from dtlib.theory.activations import layer_activations
 from dtlib.theory.breakdown import Breakdown, over
 from dtlib.theory.memory import ModelStates, recipe
-from dtlib.theory.models import Architecture, ModelParameters, checked_model, norm_parameters
+from dtlib.theory.models import Architecture, checked_model, layer_of_rank, norm_parameters
 from dtlib.theory.zero import states
 
 from .setup import Setup
-from .stages import chunks_in_flight, embeddings_in_flight, stage_layers, stage_parameters
+from .stages import chunks_in_flight, embeddings_in_flight, piece_layers, stage_parameters
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,10 @@ class RankMemory(Breakdown):
     The model states as `ModelStates` names them. `layer_activations` is what all layers keep, `recomputed_layer` what
     the one that is computed again adds, `embedding_activations` the dropout mask behind the embedding,
     `head_activations` the inputs of the last norm and of the head, and `logits` the scores in fp32.
-    `gathered_weights` and `unsharded_gradients` are the modules that stages 2 and 3 hold whole for a moment.
+    `gathered_weights` and `unsharded_gradients` are the modules that stages 2 and 3 hold whole for a moment, and
+    `logits_gradient` is what the loss hands back.
 
-    Not counted: buffers of the communication library, the allocator's gaps, the runtime's own memory, the gradient of
-    the logits.
+    Not counted: buffers of the communication library, the allocator's gaps, the runtime's own memory.
     """
 
     weights: float
@@ -41,6 +41,7 @@ class RankMemory(Breakdown):
     logits: float
     gathered_weights: float
     unsharded_gradients: float
+    logits_gradient: float
 
     @property
     def states(self) -> float:
@@ -55,8 +56,8 @@ class RankMemory(Breakdown):
 
     @property
     def transient(self) -> float:
-        """Bytes of modules that are whole for a moment."""
-        return self.gathered_weights + self.unsharded_gradients
+        """Bytes that are there for a moment: whole modules, and the gradient of the logits."""
+        return self.gathered_weights + self.unsharded_gradients + self.logits_gradient
 
 
 def rank_memory(model: Architecture | str, setup: Setup, stage: int | None = None) -> RankMemory:
@@ -69,7 +70,7 @@ def rank_memory(model: Architecture | str, setup: Setup, stage: int | None = Non
     if stage is None:
         return max(memory_by_stage(model, setup), key=lambda memory: memory.total)
     setup.check(model)
-    parameters = stage_parameters(model, setup.tp, setup.pp, stage)
+    parameters = stage_parameters(model, setup.tp, setup.pp, stage, setup.chunks)
     kept = states(parameters.total, setup.dp, setup.zero, setup.recipe)
     return RankMemory(**kept.parts, **_activations(model, setup, stage), **_whole_modules(model, setup, stage))
 
@@ -95,26 +96,26 @@ def _activations(model: Architecture, setup: Setup, stage: int) -> dict[str, flo
         ).total
 
     p, m, v = setup.pp, setup.num_micro_batches, setup.chunks
-    num_layers = stage_layers(model.num_layers, p)[stage]
-    chunks = chunks_in_flight(p, stage, m, v)
+    largest_piece = max(piece_layers(model.num_layers, p, v)[stage])
     kept = layer(setup.recompute)
     outside = setup.tp if setup.sequence_parallel else 1
     entries = over(setup.micro_batch * setup.seq_of(model) * model.hidden, outside)
     scores = setup.micro_batch * setup.seq_of(model) * -(-model.vocab // setup.tp)
     first, last = stage == 0, stage == p - 1
     return {
-        "layer_activations": over(kept * num_layers * chunks, v),
+        "layer_activations": kept * largest_piece * chunks_in_flight(p, stage, m, v),
         "recomputed_layer": 0 if setup.recompute == "none" else layer("none") - kept,
         "embedding_activations": entries * embeddings_in_flight(p, m, v) if first and setup.dropout else 0,
         "head_activations": 4 * entries if last else 0,  # two inputs of two bytes
         "logits": 4 * scores if last else 0,
+        "logits_gradient": 4 * scores if last else 0,
     }
 
 
 def _whole_modules(model: Architecture, setup: Setup, stage: int) -> dict[str, float]:
     """Bytes of the largest modules, whole: layers, the embedding with the positions, the head with the norm."""
-    parameters, per_param = stage_parameters(model, setup.tp, setup.pp, stage), recipe(setup.recipe).per_param
-    sizes = _module_sizes(model, parameters, stage_layers(model.num_layers, setup.pp)[stage])
+    per_param = recipe(setup.recipe).per_param
+    sizes = _module_sizes(model, setup, stage)
     shared = setup.dp > 1
     gathered = sum(sizes[: 1 + setup.prefetched]) if shared and setup.zero >= 3 else 0
     unsharded = sizes[0] if shared and setup.zero >= 2 else 0
@@ -124,9 +125,12 @@ def _whole_modules(model: Architecture, setup: Setup, stage: int) -> dict[str, f
     }
 
 
-def _module_sizes(model: Architecture, parameters: ModelParameters, num_layers: int) -> list[int]:
+def _module_sizes(model: Architecture, setup: Setup, stage: int) -> list[int]:
     """Parameters of each module of a rank, the largest first."""
-    norms = 2 * norm_parameters(model)
-    layer = (parameters.attention + parameters.mlp) // num_layers + norms
-    ends = (parameters.embedding + parameters.positions, parameters.head + parameters.norms - num_layers * norms)
-    return sorted([*[layer] * num_layers, *(end for end in ends if end)], reverse=True)
+    parameters = stage_parameters(model, setup.tp, setup.pp, stage, setup.chunks)
+    num_layers = sum(piece_layers(model.num_layers, setup.pp, setup.chunks)[stage])
+    layer = layer_of_rank(model, setup.tp)
+    first, last = stage == 0, stage == setup.pp - 1
+    before = parameters.embedding + parameters.positions + first * model.embedding_norm * norm_parameters(model)
+    behind = parameters.head + last * norm_parameters(model)
+    return sorted([*[layer.total] * num_layers, *(end for end in (before, behind) if end)], reverse=True)

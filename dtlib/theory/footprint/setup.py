@@ -11,6 +11,8 @@ from dtlib.theory.models import Architecture, checked_model, checked_tp
 from dtlib.theory.valid import flag, whole
 from dtlib.theory.zero import checked_stage
 
+from .stages import piece_layers
+
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
@@ -18,10 +20,10 @@ class Setup:
 
     `dp` ranks of data parallelism share the states as ZeRO's stage `zero` says; `tp` ranks split each matrix, and with
     `sequence_parallel` what lies between the matrices; `pp` stages split the layers, each with `chunks` pieces of them
-    if interleaved. A rank works on `micro_batches` micro-batches of `micro_batch` sequences between two updates
-    (default: as many as there are stages), `seq` tokens each (default: the model's). `recipe` names the bytes of a
-    parameter, `recompute` what is computed again, `attention` how attention is stored (``"flash"`` or ``"matrix"``);
-    `prefetched` modules are gathered ahead at stage 3.
+    if interleaved (`piece_layers`). A rank works on `micro_batches` micro-batches of `micro_batch` sequences between
+    two updates (default: as many as there are stages), `seq` tokens each (default: the model's). `recipe` names the
+    bytes of a parameter, `recompute` what is computed again, `attention` how attention is stored (``"flash"`` or
+    ``"matrix"``); `prefetched` modules are gathered ahead at stage 3.
 
     ``ValueError`` for counts below 1 and unknown words; what depends on the model is checked when it is known.
     """
@@ -78,14 +80,7 @@ class Setup:
         """``ValueError`` that says what is possible where `model` cannot be cut like this."""
         checked_tp(model, self.tp)
         checked_pp(model, self.pp)
-        pieces = model.num_layers // self.pp
-        if self.chunks > 1 and (self.pp == 1 or model.num_layers % (self.pp * self.chunks)):
-            even = self.pp > 1 and model.num_layers % self.pp == 0
-            possible = [v for v in range(1, pieces + 1) if pieces % v == 0] if even else [1]
-            raise ValueError(
-                f"chunks of {model.name} on pp={self.pp} must be one of {', '.join(map(str, possible))} "
-                f"(num_layers={model.num_layers} in equal pieces), not {self.chunks}"
-            )
+        piece_layers(model.num_layers, self.pp, self.chunks)
         if self.sequence_parallel and self.seq_of(model) % self.tp:
             raise ValueError(f"seq must be a multiple of tp={self.tp} with sequence_parallel, not {self.seq_of(model)}")
         if model.learned_positions and self.seq_of(model) > model.seq:

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-from dtlib.theory.models import (
-    Architecture,
-    ModelParameters,
-    checked_model,
-    checked_tp,
-    kv_width_of_rank,
-    norm_parameters,
-)
+from dtlib.theory.models import Architecture, ModelParameters, checked_model, layer_of_rank, norm_parameters
 from dtlib.theory.valid import whole
 
 
@@ -23,36 +16,55 @@ def stage_layers(num_layers: int, stages: int) -> list[int]:
     l, p = whole("num_layers", num_layers, 1), whole("stages", stages, 1)
     if p > l:
         raise ValueError(f"stages must be at most num_layers={l}, not {p}")
-    layers = [-(-l // p)] * p
+    return _even(l, p)
+
+
+def piece_layers(num_layers: int, stages: int, chunks: int = 1) -> list[list[int]]:
+    """Layers of each piece of each of p stages: stage i has the `chunks` pieces i, i + p, i + 2p, … of p·v.
+
+    As even as those of `stage_layers`. The first and the last piece may be without a layer, with the embedding or the
+    head alone: 126 layers on 16 stages of 8 pieces are one a piece but for these two. ``ValueError`` for counts below
+    1, more stages than layers, several pieces on one stage, or more than l + 2 of them.
+    """
+    v, p = whole("chunks", chunks, 1), whole("stages", stages, 1)
+    if v == 1:
+        return [[layers] for layers in stage_layers(num_layers, p)]
+    l = sum(stage_layers(num_layers, p))
+    most = (l + 2) // p if p > 1 else 1
+    if v > most:
+        raise ValueError(f"chunks must be at most {most} with num_layers={l} on pp={p}, not {v}")
+    pieces = _even(l, p * v)
+    return [pieces[stage::p] for stage in range(p)]
+
+
+def _even(l: int, pieces: int) -> list[int]:
+    """l layers in pieces as even as possible, the shorter ones at the ends."""
+    layers = [-(-l // pieces)] * pieces
     for turn in range(sum(layers) - l):
-        layers[turn // 2 if turn % 2 else p - 1 - turn // 2] -= 1
+        layers[turn // 2 if turn % 2 else pieces - 1 - turn // 2] -= 1
     return layers
 
 
-def stage_parameters(model: Architecture | str, tp: int, pp: int, stage: int) -> ModelParameters:
-    """Parameters on one rank of stage `stage` (0 to pp−1) when `tp` ranks split each matrix.
+def stage_parameters(model: Architecture | str, tp: int, pp: int, stage: int, chunks: int = 1) -> ModelParameters:
+    """Parameters on one rank of stage `stage` (0 to pp−1), of `chunks` pieces, when `tp` ranks split each matrix.
 
-    Columns of the first matrix of each pair and rows of the second are split, and the rows of embedding and head
-    (⌈V/t⌉ each); norms, positions and the biases of the second matrices are on every rank. The first stage holds
-    embedding and positions, the last one the norm behind the layers and the head: its own copy of the embedding where
-    the two are tied and p > 1. ``ValueError`` for degrees that `model` does not divide by.
+    The matrices of a layer are split as `layer_of_rank` says, and the rows of embedding and head (⌈V/t⌉ each); norms
+    and positions are on every rank. The first stage holds embedding and positions, the last one the norm behind the
+    layers and the head: its own copy of the embedding where the two are tied and p > 1. ``ValueError`` for degrees that
+    `model` does not divide by.
     """
     model = checked_model(model)
-    t, layers = checked_tp(model, tp), stage_layers(model.num_layers, pp)
-    stage = _checked_stage(stage, len(layers))
-    h, q, k, f = model.hidden, model.query_width // t, kv_width_of_rank(model, t), model.ffn_hidden // t
-    attention, mlp = 2 * h * q + 2 * h * k, (3 if model.gated else 2) * h * f
-    if model.biases:
-        attention += q + 2 * k + h
-        mlp += (2 if model.gated else 1) * f + h
-    first, last, l = stage == 0, stage == len(layers) - 1, layers[stage]
-    table = -(-model.vocab // t) * h
+    layer, pieces = layer_of_rank(model, tp), piece_layers(model.num_layers, pp, chunks)
+    stage = _checked_stage(stage, len(pieces))
+    first, last, l = stage == 0, stage == len(pieces) - 1, sum(pieces[stage])
+    table = -(-model.vocab // tp) * model.hidden
+    outside = last + (first and model.embedding_norm)
     return ModelParameters(
         embedding=table if first else 0,
-        positions=model.seq * h if first and model.learned_positions else 0,
-        attention=l * attention,
-        mlp=l * mlp,
-        norms=(2 * l + last) * norm_parameters(model),
+        positions=model.seq * model.hidden if first and model.learned_positions else 0,
+        attention=l * layer.attention,
+        mlp=l * layer.mlp,
+        norms=l * layer.norms + outside * norm_parameters(model),
         head=table if last and not (model.tied and first) else 0,
     )
 

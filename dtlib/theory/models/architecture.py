@@ -22,9 +22,11 @@ class Architecture:
 
     Attention has `num_heads` query heads and `num_kv_heads` key and value heads of `head_dim` entries each. The MLP
     is `ffn_hidden` wide; `gated` means three matrices (gate, up, down) instead of two. `tied` shares one matrix
-    between the embedding and the head. With `biases` every matrix of a layer has one; the head never does. A
-    ``"layer"`` norm has a weight and a bias, an ``"rms"`` norm a weight. `learned_positions` is a table of `seq` rows;
-    without it, positions cost nothing. `source` says where the sizes were published.
+    between the embedding and the head. With `biases` every matrix of a layer has one, with `qkv_biases` those of
+    queries, keys and values do; the head never does. A ``"layer"`` norm has a weight and a bias, an ``"rms"`` norm a
+    weight. `qk_norms` adds one over the entries of each query head and one over those of each key head,
+    `embedding_norm` one behind the embedding. `learned_positions` is a table of `seq` rows; without it, positions cost
+    nothing. `source` says where the sizes were published.
 
     ``ValueError`` for a size below 1, heads that the key and value heads do not divide, or an unknown norm.
     """
@@ -43,6 +45,9 @@ class Architecture:
     norm: Norm
     gated: bool
     learned_positions: bool
+    qkv_biases: bool = False
+    qk_norms: bool = False
+    embedding_norm: bool = False
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -112,10 +117,16 @@ def llama(
     vocab: int,
     seq: int,
     num_kv_heads: int | None = None,
+    head_dim: int | None = None,
     tied: bool = False,
+    qkv_biases: bool = False,
+    qk_norms: bool = False,
     source: str = "",
 ) -> Architecture:
-    """A model of the Llama family; as many key and value heads as query heads unless `num_kv_heads` says less.
+    """A model of the Llama family.
+
+    There are as many key and value heads as query heads unless `num_kv_heads` says less, of h/a entries each unless
+    `head_dim` says otherwise.
 
     ``ValueError`` where `hidden` is no multiple of `num_heads`, or `num_kv_heads` does not divide `num_heads`.
     """
@@ -125,7 +136,7 @@ def llama(
         hidden=hidden,
         num_heads=num_heads,
         num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
-        head_dim=_head_dim(hidden, num_heads),
+        head_dim=_head_dim(hidden, num_heads) if head_dim is None else head_dim,
         ffn_hidden=ffn_hidden,
         vocab=vocab,
         seq=seq,
@@ -134,6 +145,8 @@ def llama(
         norm="rms",
         gated=True,
         learned_positions=False,
+        qkv_biases=qkv_biases,
+        qk_norms=qk_norms,
         source=source,
     )
 

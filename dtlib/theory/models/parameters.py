@@ -10,11 +10,12 @@ from dtlib.theory.valid import whole
 
 from .architecture import Architecture
 from .presets import checked_model
+from .tensor_parallel import checked_tp, kv_width_of_rank
 
 
 @dataclass(frozen=True)
 class LayerParameters(Breakdown):
-    """Parameters of one layer: its attention, its MLP, its two norms."""
+    """Parameters of one layer: its attention, its MLP, its norms."""
 
     attention: int
     mlp: int
@@ -28,7 +29,8 @@ class LayerParameters(Breakdown):
 
 @dataclass(frozen=True)
 class ModelParameters(Breakdown):
-    """Parameters of a model: `attention`, `mlp` and `norms` are those of all layers, and the last norm."""
+    """Parameters of a model: `attention`, `mlp` and `norms` are those of all layers; the norms outside of them are
+    among `norms`."""
 
     embedding: int
     positions: int
@@ -52,21 +54,33 @@ def layer_parameters(model: Architecture | str) -> LayerParameters:
     """Count the parameters of one layer of `model`.
 
     With q = a·d entries of all queries of a token, k of all keys, f of the MLP: attention has h·q + 2·h·k + q·h
-    weights (and q + 2k + h biases), the MLP 2·h·f (f + h biases) or, gated, 3·h·f (2f + h biases), the two norms
-    h each (2h each with a bias).
+    weights (and q + 2k + h biases, or the q + 2k alone), the MLP 2·h·f (f + h biases) or, gated, 3·h·f (2f + h biases),
+    the two norms h each (2h each with a bias), those of queries and keys d each.
     """
-    model = checked_model(model)
-    h, q, k, f = model.hidden, model.query_width, model.kv_width, model.ffn_hidden
+    return layer_of_rank(checked_model(model), 1)
+
+
+def layer_of_rank(model: Architecture, tp: int) -> LayerParameters:
+    """`layer_parameters` on one of `tp` ranks.
+
+    They split the columns of the first matrices of each pair and the rows of the second. Norms and the biases of the
+    second matrices are on every rank. ``ValueError`` for a `tp` that `model` does not divide by.
+    """
+    t = checked_tp(model, tp)
+    h, q, k, f = model.hidden, model.query_width // t, kv_width_of_rank(model, t), model.ffn_hidden // t
     attention, mlp = 2 * h * q + 2 * h * k, (3 if model.gated else 2) * h * f
+    if model.biases or model.qkv_biases:
+        attention += q + 2 * k
     if model.biases:
-        attention += q + 2 * k + h
+        attention += h
         mlp += (2 if model.gated else 1) * f + h
-    return LayerParameters(attention, mlp, 2 * norm_parameters(model))
+    of_heads = 2 * norm_parameters(model, model.head_dim) if model.qk_norms else 0
+    return LayerParameters(attention, mlp, 2 * norm_parameters(model) + of_heads)
 
 
 def model_parameters(model: Architecture | str) -> ModelParameters:
-    """Count the parameters of `model`: l layers, one norm behind them, V·h for the embedding, again V·h for a head
-    that is not tied to it, s·h for learned positions."""
+    """Count the parameters of `model`: l layers, one norm behind them, V·h for the embedding (and a norm where it has
+    one), again V·h for a head that is not tied to it, s·h for learned positions."""
     model = checked_model(model)
     layer, table = layer_parameters(model), model.vocab * model.hidden
     return ModelParameters(
@@ -74,15 +88,15 @@ def model_parameters(model: Architecture | str) -> ModelParameters:
         positions=model.seq * model.hidden if model.learned_positions else 0,
         attention=model.num_layers * layer.attention,
         mlp=model.num_layers * layer.mlp,
-        norms=model.num_layers * layer.norms + norm_parameters(model),
+        norms=model.num_layers * layer.norms + (1 + model.embedding_norm) * norm_parameters(model),
         head=0 if model.tied else table,
     )
 
 
-def norm_parameters(model: Architecture | str) -> int:
-    """Parameters of one norm: 2h with a bias, h without."""
+def norm_parameters(model: Architecture | str, width: int | None = None) -> int:
+    """Parameters of one norm over `width` entries (default: h): twice as many with a bias, as many without."""
     model = checked_model(model)
-    return (2 if model.norm == "layer" else 1) * model.hidden
+    return (2 if model.norm == "layer" else 1) * (model.hidden if width is None else whole("width", width, 1))
 
 
 @formula(

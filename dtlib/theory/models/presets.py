@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
+from typing import Any
 
 from dtlib.theory._lookup import find
 
@@ -13,6 +15,9 @@ _GPT2 = "Radford et al. 2019, Table 2, and the released weights"
 _GPT3 = "Brown et al. 2020, arXiv 2005.14165, Table 2.1"
 _LLAMA2 = "Touvron et al. 2023, arXiv 2307.09288, and the released configuration"
 _LLAMA3 = "Grattafiori et al. 2024, arXiv 2407.21783, Table 3, and the released configuration"
+_QWEN25 = "Yang et al. 2024, arXiv 2412.15115, Table 1, and the released configurations"
+_QWEN3 = "Yang et al. 2025, arXiv 2505.09388, Table 1, and the released configurations"
+_BLOOM = "BigScience Workshop 2022, arXiv 2211.05100, Table 3, and the released configurations"
 _MPT = "mosaicml/llm-foundry, scripts/train"
 _SC21 = "Narayanan et al. 2021, arXiv 2104.04473, Table 1"
 _KORTHIKANTI = "Korthikanti et al. 2022, arXiv 2205.05198, Table 3"
@@ -32,17 +37,12 @@ def _gpts(sizes: Iterable[_Size], *, vocab: int, seq: int, source: str, tied: bo
     ]
 
 
-def _llamas(
-    sizes: Iterable[tuple[str, int, int, int, int, int]], *, vocab: int, seq: int, source: str, tied: bool = False
-) -> list[Architecture]:
-    """Sizes: a name, l, h, a, key and value heads, the width of the MLP."""
+def _llamas(sizes: Iterable[tuple[str, int, int, int, int, int]], **shared: Any) -> list[Architecture]:
+    """Sizes: a name, l, h, a, key and value heads, the width of the MLP; what they share is as `llama` takes it."""
     return [
-        llama(
-            name, num_layers=l, hidden=h, num_heads=a, num_kv_heads=g, ffn_hidden=f,
-            vocab=vocab, seq=seq, tied=tied, source=source,
-        )
+        llama(name, num_layers=l, hidden=h, num_heads=a, num_kv_heads=g, ffn_hidden=f, **shared)
         for name, l, h, a, g, f in sizes
-    ]  # fmt: skip
+    ]
 
 
 _COURSE_MODELS = (
@@ -81,6 +81,57 @@ _LLAMA3_MODELS = _llamas(
     seq=8192,
     source=_LLAMA3,
 )
+_QWEN_MODELS = [
+    *_llamas(
+        [
+            ("qwen2.5-0.5b", 24, 896, 14, 2, 4864),
+            ("qwen2.5-1.5b", 28, 1536, 12, 2, 8960),
+            ("qwen2.5-3b", 36, 2048, 16, 2, 11008),
+        ],
+        vocab=151936, seq=32768, tied=True, qkv_biases=True, source=_QWEN25,
+    ),
+    *_llamas(
+        [
+            ("qwen2.5-7b", 28, 3584, 28, 4, 18944),
+            ("qwen2.5-14b", 48, 5120, 40, 8, 13824),
+            ("qwen2.5-32b", 64, 5120, 40, 8, 27648),
+            ("qwen2.5-72b", 80, 8192, 64, 8, 29568),
+        ],
+        vocab=152064, seq=131072, qkv_biases=True, source=_QWEN25,
+    ),
+    *_llamas(
+        [
+            ("qwen3-0.6b", 28, 1024, 16, 8, 3072),
+            ("qwen3-1.7b", 28, 2048, 16, 8, 6144),
+            ("qwen3-4b", 36, 2560, 32, 8, 9728),
+        ],
+        vocab=151936, seq=32768, head_dim=128, tied=True, qk_norms=True, source=_QWEN3,
+    ),
+    *_llamas(
+        [
+            ("qwen3-8b", 36, 4096, 32, 8, 12288),
+            ("qwen3-14b", 40, 5120, 40, 8, 17408),
+            ("qwen3-32b", 64, 5120, 64, 8, 25600),
+        ],
+        vocab=151936, seq=32768, head_dim=128, qk_norms=True, source=_QWEN3,
+    ),
+]  # fmt: skip
+_BLOOM_MODELS = [  # positions are a bias on the scores, which has no parameters
+    replace(each, learned_positions=False, embedding_norm=True)
+    for each in _gpts(
+        [
+            ("bloom-560m", 24, 1024, 16),
+            ("bloom-1.1b", 24, 1536, 16),
+            ("bloom-1.7b", 24, 2048, 16),
+            ("bloom-3b", 30, 2560, 32),
+            ("bloom-7.1b", 30, 4096, 32),
+            ("bloom-176b", 70, 14336, 112),
+        ],
+        vocab=250880,
+        seq=2048,
+        source=_BLOOM,
+    )
+]
 _MPT_MODELS = _gpts(
     [
         ("mpt-125m", 12, 768, 12),
@@ -163,8 +214,8 @@ MODELS: Mapping[str, Architecture] = MappingProxyType(
     {
         each.name: each
         for each in (
-            *_COURSE_MODELS, *_GPT2_MODELS, *_GPT3_MODELS, *_LLAMA2_MODELS, *_LLAMA3_MODELS, *_MPT_MODELS,
-            *_MEGATRON_MODELS, *_ULTRASCALE_MODELS,
+            *_COURSE_MODELS, *_GPT2_MODELS, *_GPT3_MODELS, *_LLAMA2_MODELS, *_LLAMA3_MODELS, *_QWEN_MODELS,
+            *_BLOOM_MODELS, *_MPT_MODELS, *_MEGATRON_MODELS, *_ULTRASCALE_MODELS,
         )
     }
 )  # fmt: skip
