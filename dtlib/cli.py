@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-try:
-    import click
-except ModuleNotFoundError:
-    raise SystemExit("dtlib: the command line needs more than the theory does: pip install 'dtlib[lab]'") from None
+import click
 
 from dtlib.cli_memory import memory
 from dtlib.grading.command import grade
@@ -17,14 +14,28 @@ from dtlib.grading.command import grade
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dtlib.lab.doctor import Examination
+    from dtlib.doctor import Examination
     from dtlib.lab.ledger import Coverage
 
 # torch, rich and the rest of dtlib are imported by the command that needs them: --help answers at once.
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="dtlib")
+class _Commands(click.Group):
+    """Commands of which some need packages that `pip install .` leaves out."""
+
+    def invoke(self, context: click.Context) -> Any:
+        try:
+            return super().invoke(context)
+        except ModuleNotFoundError as error:
+            if (error.name or "dtlib").startswith("dtlib"):
+                raise  # a fault of ours
+            from dtlib.doctor import INSTALL
+
+            raise click.ClickException(f"this command needs {error.name}, which is not installed: {INSTALL}") from error
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="dtlib-course", prog_name="dtlib")
 def main() -> None:
     """The mathematics of distributed training: derived, run on real processes, and measured."""
 
@@ -37,10 +48,8 @@ def doctor(as_json: bool) -> None:
     Exit code 0 if the course runs here, 1 if something that it requires is missing. Things that only some
     measurements need (a private network, a GPU, Chromium) do not change it.
     """
-    try:
-        from dtlib.lab.doctor import examine
-    except ImportError as error:
-        raise click.ClickException(f"{error}. The lab needs: pip install 'dtlib[lab]'") from error
+    from dtlib.doctor import examine
+
     if as_json:
         examination = examine()
         click.echo(json.dumps(examination.as_dict(), indent=2, ensure_ascii=False))

@@ -6,10 +6,9 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from dtlib import lab, theory
+from dtlib import doctor, lab, theory
 from dtlib.cli import main
-from dtlib.lab import doctor
-from dtlib.lab.doctor import Examination, Finding
+from dtlib.doctor import Examination, Finding
 
 registry = importlib.import_module("dtlib.theory.formula")
 
@@ -27,6 +26,34 @@ def test_help_needs_neither_torch_nor_numpy():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "doctor" in done.stdout
+
+
+def without_torch(*arguments):
+    """The command in a process that has what `pip install .` gives, and nothing else that can be imported."""
+    code = (
+        "import sys\n"
+        "absent = {'torch', 'cloudpickle', 'jinja2', 'markdown_it', 'matplotlib', 'platformdirs'}\n"
+        "class Absent:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.partition('.')[0] in absent:\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Absent())\n"
+        "from dtlib.cli import main\n"
+        "main(sys.argv[1:])"
+    )
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+
+
+def test_what_pip_install_gives_answers_or_says_what_is_missing():
+    assert without_torch("--help").returncode == 0
+    job = without_torch("memory", "--model", "llama3-70b", "--dp", "64", "--zero", "3", "--gpu", "H100")
+    assert job.returncode == 0, job.stderr
+    assert "It does not fit" in job.stdout
+    assert without_torch("memory", "--list").returncode == 0
+    done = without_torch("ledger")
+    assert done.returncode == 1, done.stderr
+    assert "which is not installed: pip install '.[lab]' in the folder of the course" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_every_command_explains_itself():

@@ -31,7 +31,7 @@ def of_learner(*parts: Any) -> str:
     return hashlib.sha256(json.dumps([of_grader(), *parts], sort_keys=True).encode()).hexdigest()
 
 
-def version(name: str = "dtlib") -> str:
+def version(name: str = "dtlib-course") -> str:
     """The version of a package, "unknown" where it is not installed."""
     try:
         return metadata.version(name)

@@ -16,8 +16,9 @@ from typing import Any
 from dtlib.processes import namespace
 from dtlib.theory import units
 
-from . import here
+# dtlib.lab and dtlib.grading are imported by the probes: what they need may be what this machine lacks.
 
+INSTALL = "pip install '.[lab]' in the folder of the course"
 MIN_PYTHON, MIN_TORCH = (3, 11), (2, 11)
 _CHILD_SECONDS = 20.0
 
@@ -94,7 +95,7 @@ def _torch() -> list[Finding]:
     try:
         version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
-        note = "dtlib.theory works without it; ranks and lab need: pip install 'dtlib[lab]'"
+        note = f"dtlib.theory and dtlib memory work without it; for ranks and lab: {INSTALL}"
         return [Finding("torch", False, "not installed", note, required=True)]
     ok = tuple(int(part) for part in version.split("+")[0].split(".")[:2]) >= MIN_TORCH
     note = "" if ok else f"the course needs torch {'.'.join(map(str, MIN_TORCH))} or later"
@@ -102,6 +103,8 @@ def _torch() -> list[Finding]:
 
 
 def _machine() -> list[Finding]:
+    from dtlib.lab import here
+
     few = "" if here.cores() > 1 else "ranks take turns on one core: overlap cannot show in the clock"
     return [
         Finding("cores", here.cores() > 1, f"{here.cores()} ({platform.system()} {platform.machine()})", few),
@@ -123,7 +126,7 @@ def _start_method() -> list[Finding]:
 
 def _ranks() -> list[Finding]:
     """Do what every chapter does: an all-reduce on two ranks, its bytes counted."""
-    from .launch import run
+    from dtlib.lab.launch import run
 
     full_bytes = 2**20
     start = time.perf_counter()
@@ -153,7 +156,7 @@ def _all_reduce(full_bytes: int) -> tuple[int, str]:
     import torch
     import torch.distributed as dist
 
-    from .wire import wire
+    from dtlib.lab.wire import wire
 
     tensor = torch.ones(full_bytes // 4)
     with wire() as counted:
@@ -180,7 +183,7 @@ def _walls() -> list[Finding]:
 
 
 def _tcp_counts() -> list[Finding]:
-    from .wire import kernel_counts_connections
+    from dtlib.lab.wire import kernel_counts_connections
 
     counts = kernel_counts_connections()
     note = "" if counts else f"no TCP_INFO with byte counts on {sys.platform}: send calls are counted instead"

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pytest
 
-from dtlib.lab import doctor
+from dtlib import doctor
 
 
 @pytest.fixture(scope="module")
