@@ -13,14 +13,14 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Look at what a check cell shows once nbval has run it."""
     yield
     cell: Any = getattr(item, "cell", None)
-    if cell is None or not cell.get("id", "").endswith("-check"):
+    folder = item.path.parent.name
+    if cell is None or folder not in ("exercises", "solutions") or not cell.get("id", "").endswith("-check"):
         return
     from dtlib.grading import all_exercises
 
     shown = item.test_outputs[-1]  # type: ignore[attr-defined]
     points = all_exercises()[cell["id"].removesuffix("-check").replace("-", ".")].points
-    is_solved = item.path.parent.name == "solutions"
-    wanted = f"pass · {points} of {points} points" if is_solved else f"not attempted · 0 of {points} points"
+    wanted = f"pass · {points} of {points} points" if folder == "solutions" else f"not attempted · 0 of {points} points"
     text = shown["data"]["text/plain"]
     assert text.splitlines()[0].endswith(wanted), text
     assert "text/html" in shown["data"]
