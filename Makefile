@@ -4,11 +4,13 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 BOOK   := _build/html
+PART   := $(BIN)/python _ext/minutes.py run
+XML     = --junitxml=_build/minutes/$@.xml
 NBVAL  := --nbval-lax --nbval-cell-timeout=120 --nbval-kernel-name=python3 -p no:cacheprovider -q -n 2 --dist loadscope
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup book test soak lint unit notebooks lab serve bench picture clean
+.PHONY: help setup book test soak lint unit notebooks pages lab serve bench picture clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,11 +26,11 @@ $(READY): requirements.txt pyproject.toml
 
 book: $(READY)  ## execute every notebook and build the HTML book
 	@rm -rf $(BOOK) _build/.doctrees _build/ledger.jsonl
-	@$(BIN)/jupyter-book build . -q -n -W --keep-going
+	@$(PART) $@ $(BIN)/jupyter-book build . -q -n -W --keep-going
 	@echo "The book is at file://$(CURDIR)/$(BOOK)/index.html"
 
-test: lint unit notebooks book  ## run everything: lint, types, tests, notebooks, the book, links, browser
-	@$(BIN)/pytest -q tests/book
+test: lint unit notebooks book pages  ## run everything: lint, types, tests, notebooks, the book, links, browser
+	@$(BIN)/python _ext/minutes.py show
 
 soak: $(READY)  ## what takes long, once for an issue: many seeds, and a busy machine (tables in _build/soak)
 	@rm -rf _build/soak
@@ -41,10 +43,13 @@ lint: $(READY)  ## check style and types
 	@$(BIN)/mypy
 
 unit: $(READY)  ## run the tests of the library
-	@DTLIB_LEDGER=$(CURDIR)/_build/unit-ledger.jsonl $(BIN)/pytest -q -n 2 --dist loadscope --no-loadscope-reorder tests --ignore=tests/book
+	@DTLIB_LEDGER=$(CURDIR)/_build/unit-ledger.jsonl $(PART) $@ $(BIN)/pytest -q -n 2 --dist loadscope --no-loadscope-reorder $(XML) tests --ignore=tests/book
 
 notebooks: $(READY)  ## execute chapters, exercises and solutions with nbval
-	@DTLIB_LEDGER=$(CURDIR)/_build/nbval-ledger.jsonl $(BIN)/pytest $(NBVAL) chapters exercises solutions
+	@DTLIB_LEDGER=$(CURDIR)/_build/nbval-ledger.jsonl $(PART) $@ $(BIN)/pytest $(NBVAL) $(XML) chapters exercises solutions
+
+pages: $(READY)  ## open the pages of the book that was built, and follow their links
+	@$(PART) $@ $(BIN)/pytest -q $(XML) tests/book
 
 lab: $(READY)  ## open JupyterLab on the exercises
 	@$(BIN)/jupyter lab --notebook-dir=. exercises
