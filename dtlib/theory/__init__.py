@@ -1,11 +1,12 @@
 """What should happen: closed forms and simulations on numpy arrays. Nothing here imports torch."""
 
-from . import activations, collectives, dp, footprint, hardware, memory, models, units, zero
+from . import activations, cluster, collectives, dp, footprint, hardware, memory, models, units, zero
 from .formula import Formula, formula, formulas
 
 __all__ = [
     "Formula",
     "activations",
+    "cluster",
     "collectives",
     "dp",
     "footprint",
