@@ -17,7 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-_DTLIB = str(Path(__file__).resolve().parents[2]) + os.sep
+# Paths are those that code is known by, which a link in them is part of.
+_DTLIB = str(Path(__file__).absolute().parents[2]) + os.sep
 _ANSWERS = tuple(_DTLIB + each + os.sep for each in ("theory", "ranks", os.path.join("grading", "checks")))
 # Constants, conversions and the registry are tools: they answer nothing.
 _TOOLS = tuple(
@@ -25,7 +26,7 @@ _TOOLS = tuple(
     for each in (("units.py",), ("hardware.py",), ("formula.py",), ("models", "presets.py"))
 )
 # Where torch itself splits weights, gradients or the states of an optimizer among ranks, or computes a layer again.
-_TORCH = Path(getattr(importlib.util.find_spec("torch"), "origin", "")).resolve().parent
+_TORCH = Path(getattr(importlib.util.find_spec("torch"), "origin", "")).absolute().parent
 _SHARDING = ("fsdp", "_composable", "_shard", "tensor", "optim", "algorithms", "checkpoint")
 _BUILT_INS = (
     *(str(_TORCH / "distributed" / each) + os.sep for each in _SHARDING),
