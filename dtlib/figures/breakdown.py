@@ -31,6 +31,7 @@ PARTS: dict[str, Look] = {
     "logits": Look("#a86a7f", hatch="xxxxx"),
     "gathered weights": Look("#3f8490", hatch="\\\\\\\\\\"),
     "unsharded gradients": Look("#a5714f", hatch="//////"),
+    "logits gradient": Look("#b98a72", hatch="////-"),
     "buffers": Look("#5d8a94", hatch="\\\\|"),
     "temporary": Look("#7c7c74", hatch="/-"),
 }
