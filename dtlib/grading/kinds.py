@@ -514,10 +514,19 @@ def _of_sums(taken: Callable[[Observed], Any], right: Theory, sums: Sums) -> lis
 
         return shape
 
+    def times(power: int, of_mean: bool) -> Callable[[Any, Any, int], bool]:
+        """N to a power times the right mean, or the right sum."""
+
+        def shape(found: Any, wanted: Any, rank: int) -> bool:
+            is_mean, n = wanted.sum() < 1.5 * len(wanted), wanted.shape[1]
+            return is_mean == of_mean and bool(np.allclose(found, wanted * float(n) ** power, rtol=0.02))
+
+        return shape
+
     shapes: dict[str, Callable[[Any, Any, int], bool]] = {
-        "sum for mean": lambda found, wanted, rank: np.allclose(found, wanted * wanted.shape[1], rtol=0.02),
-        "mean for sum": lambda found, wanted, rank: np.allclose(found, wanted / wanted.shape[1], rtol=0.02),
-        "divided twice": lambda found, wanted, rank: np.allclose(found, wanted / wanted.shape[1], rtol=0.02),
+        "sum for mean": times(1, True),
+        "mean for sum": times(-1, False),
+        "divided twice": times(-1, True),
         "no sync": _is_own,
         "partly no sync": _is_partly_own,
         "nothing added": lambda found, wanted, rank: np.allclose(np.abs(found).max(1), np.abs(found).sum(1), rtol=0.02),

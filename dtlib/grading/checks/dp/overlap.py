@@ -2,9 +2,10 @@
 
 Between two layers stands a gate (see `inputs`), at which a rank asks the desk for a key. One rank leads: the others get
 a key only when it has asked for its next one, so whatever it has begun by then it has begun without waiting for them.
+In the second step they stay at a gate in the middle until its backward has ended: so whoever waits before that is seen.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,26 +17,31 @@ from dtlib.grading.seen import Case, Observed
 
 LAYERS, STEPS = 6, 2
 LAST_GATE, FINISHED, A_STEP = LAYERS - 2, LAYERS, LAYERS + 1  # places of questions in a step, from the first gate on
+HELD = (LAST_GATE, 2)  # the gate of each step at which the others wait for the leader's `finish` to end
+UNDER_WAY = 2  # all-reduces that gloo begins before the first of them has ended
 RTOL, ATOL = 1e-3, 1e-5
 SLACK = 64  # bytes: gloo may round the pieces of an all-reduce up
-SIZES = ((2, 2.3, False), (3, 0.1, False), (2, 1.4, True), (3, 2.2, True), (3, 100.0, False))
+#: Ranks, how long a bucket is (the first so many parameters together, less so many bytes), whether layers are shuffled.
+SIZES = ((2, 7, 0, False), (3, 1, 1, False), (2, 5, 0, True), (3, 6, 4, True), (3, 2 * LAYERS, 0, False))
 
 
 def draw(rng: inputs.Rng) -> inputs.Cases:
-    """Buckets of several parameters (one filled to the last byte), of one each, of some, of all; layers in the order
-    of the list, and in another: there the last-listed parameter of a bucket is not always the last to be ready."""
+    """Buckets of several parameters, of one each (the first is too long by itself), of some, of all: filled to the last
+    byte, or a few bytes too short for the next. Layers in the order of the list, and in another: there the last-listed
+    parameter of a bucket is not always the last to be ready, and a bucket is complete before one that was cut earlier.
+    """
     cases: inputs.Cases = []
-    for n, of_layer, shuffled in SIZES:
+    for n, parameters, less, shuffled in SIZES:
         width, use = int(rng.integers(40, 60)), list(range(LAYERS))
-        while shuffled and use.index(2) < min(use.index(3), use.index(4)):
-            use[1:-1] = [int(each) for each in rng.permutation(use[1:-1])]
         own = {"steps": STEPS, "leader": int(rng.integers(0, n)), "use": use, "gated": True}
-        own["bucket_bytes"] = int(of_layer * oracle.FLOAT_BYTES * width * width)
         words = f"layers of {width}×{width}{', used in another order' if shuffled else ''}, buckets of "
-        case = inputs.training(rng, n, [*[width] * LAYERS, 1], words, {"in order": not shuffled}, **own)
-        if not cases:
-            case["bucket_bytes"] = lengths(case)[0]
+        widths = [*[width] * LAYERS, width**2 // 8 if parameters == 1 else 1]
+        case = inputs.training(rng, n, widths, words, {"in order": not shuffled}, **own)
+        case["bucket_bytes"] = oracle.FLOAT_BYTES * sum(oracle.sizes(case)[-parameters:]) - less
+        while shuffled and (use.index(2) < min(use.index(3), use.index(4)) or moments(case) == sorted(moments(case))):
+            use[:-1] = [int(each) for each in rng.permutation(use[:-1])]
         case["words"] += f"{case['bucket_bytes']} B"
+        case["is"]["the first fits"] = parameters > 1
         case["is"]["one bucket"] = len(buckets(case)) == 1
         cases.append(case)
     return cases
@@ -50,13 +56,15 @@ def handed_out(case: Case, rank: int) -> inputs.Pieces:
 
 
 def holds(case: Case) -> list[tuple[int, int, int, int]]:
-    """The leader is one gate ahead: the others wait at each gate for its next question, and it for them to follow."""
+    """The leader is one gate ahead: the others wait at each gate for its next question, and it for them to follow; at
+    the gate of `HELD` they wait for the end of its step."""
     leader, found = case["leader"], []
     for rank in set(range(case["world_size"])) - {leader}:
-        for first in (1 + step * A_STEP for step in range(STEPS)):  # the piece of the first gate
-            for gate in range(first, first + LAST_GATE + 1):
-                until = gate + 1 if gate < first + LAST_GATE else first + FINISHED
-                found += [(rank, gate, leader, until), (leader, gate + 1, rank, gate)]
+        for step, held in enumerate(HELD):
+            first = 1 + step * A_STEP  # the piece of the first gate
+            for gate in range(first, first + held):
+                found += [(rank, gate, leader, gate + 1), (leader, gate + 1, rank, gate)]
+            found += [(rank, first + held, leader, first + FINISHED), (leader, first + held + 1, rank, first + held)]
     return found
 
 
@@ -101,7 +109,9 @@ def find_buckets(observed: Observed) -> Finding | None:
 
 
 def overflows(observed: Observed) -> bool:
-    return sent(observed)[0] > SLACK + max(observed.case["bucket_bytes"], *lengths(observed.case, 0))
+    """Whether buckets of several parameters are too long."""
+    single, most = lengths(observed.case, 0), observed.case["bucket_bytes"] + SLACK
+    return any(each > most and not any(close(each, one, 0.0, SLACK) for one in single) for each in sent(observed))
 
 
 # Overlap
@@ -116,17 +126,30 @@ def begun(observed: Observed, step: int) -> list[int]:
     return [count - (counts[first - 1] if step else 0) for count in counts[first : first + A_STEP]]
 
 
-def complete(case: Case) -> list[int]:
-    """How many buckets have all their gradients by each of the leader's questions in a step."""
+def moments(case: Case) -> list[int]:
+    """For each bucket at which of the leader's questions in a step it has all its gradients first."""
     ready = {layer: place for place, layer in enumerate(reversed(case["use"]))}
-    at = [max(ready[index // 2] for index in bucket) for bucket in buckets(case)]
-    return [sum(place <= question for place in at) for question in range(LAYERS)]
+    return [max(ready[index // 2] for index in bucket) for bucket in buckets(case)]
 
 
-def waited(observed: Observed, *, at_last: bool) -> list[bool]:
-    """For each time that another rank was let go on at a gate (the last, or all others): whether nothing moved."""
-    places = [each for each in observed.seen.asks if each.rank != observed.case["leader"] and each.label == "gate"]
-    return [each.why == "quiet" for each in places if ((each.number - 1) % A_STEP == LAST_GATE) == at_last]
+def let_go(observed: Observed) -> Iterator[tuple[bool, bool, bool]]:
+    """Each time that another rank may go on at a gate: whether nothing else moved, whether it stood where it waits for
+    the leader's `finish` to end, and whether the leader's backward had ended."""
+    ended = 0
+    for each in observed.seen.asks:
+        step, place = divmod(each.number - 1, A_STEP)
+        if each.rank == observed.case["leader"]:
+            ended += each.label == "backward ended"
+        elif each.label == "gate":
+            yield each.why == "quiet", place == HELD[step], ended > step
+
+
+def waits_in_backward(observed: Observed) -> bool:
+    return any(quiet and not ended for quiet, _, ended in let_go(observed))
+
+
+def finish_waits(observed: Observed) -> list[bool]:
+    return [quiet for quiet, at_last, _ in let_go(observed) if at_last]
 
 
 def find_overlap(observed: Observed) -> Finding | None:
@@ -135,24 +158,27 @@ def find_overlap(observed: Observed) -> Finding | None:
         return None
     if len(observed.seen.asks) != observed.case["world_size"] * (1 + STEPS * A_STEP):
         return Finding("a rank that goes past a gate", "every rank at every gate", observed.words)
-    if any(waited(observed, at_last=False)):
+    if waits_in_backward(observed):
         return Finding("a rank that waits for the others during backward", "none before it ends", observed.words)
-    if not all(waited(observed, at_last=True)) and not find_late(observed):
+    if not all(finish_waits(observed)) and not find_late(observed):
         return Finding("`finish` ending before the others had sent all", "it to wait for them", observed.words)
     return find_late(observed)
 
 
 def find_late(observed: Observed) -> Finding | None:
-    """A bucket that is complete and not under way."""
-    for step in range(STEPS):
-        for number, wanted in zip(begun(observed, step)[:LAYERS], complete(observed.case), strict=True):
+    """A bucket that is complete and not under way, as far as gloo begins it while the others stay behind."""
+    at = moments(observed.case)
+    for step, held in enumerate(HELD):
+        for question, number in enumerate(begun(observed, step)[:LAYERS]):
+            wanted = sum(moment <= question for moment in at)
+            wanted = min(wanted, sum(moment <= held for moment in at) + UNDER_WAY)
             if number < wanted:
                 where = f"in step {step + 1} when so many were complete; {observed.words}"
                 return Finding(f"{number} buckets under way", f"{wanted}", where)
     return None
 
 
-NO_WAIT = kinds.every(lambda each: set(waited(each, at_last=True)) == {False})
+NO_WAIT = kinds.every(lambda each: not any(finish_waits(each)))
 
 
 # Gradients
@@ -185,6 +211,7 @@ GRADIENT: kinds.Wrong = {
     "right in the first step only": kinds.first_step("gradients", right, RTOL, ATOL),
     "right numbers in wrong places": kinds.every(elsewhere),
     "right for one bucket size only": kinds.only_if("one bucket"),
+    "the first parameter is too long": kinds.only_if("the first fits"),
     "right for layers in order only": kinds.only_if("in order"),
 }
 TRAFFIC: kinds.Wrong = {
@@ -201,7 +228,7 @@ BUCKETS: kinds.Wrong = {
     "buckets that overflow": kinds.every(overflows),
 }
 OVERLAP: kinds.Wrong = {
-    "blocking in the hook": kinds.every(lambda each: any(waited(each, at_last=False))),
+    "blocking in the hook": kinds.every(waits_in_backward),
     "launched after backward": kinds.every(lambda each: begun(each, 0)[LAYERS - 1] == 0),
     "one bucket for all": kinds.every(lambda each: len(sent(each)) == STEPS),
     "finish does not wait": NO_WAIT,
