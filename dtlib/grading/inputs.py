@@ -31,24 +31,28 @@ def arguments(case: Case, rank: int) -> Pieces:
     return [("arguments", list(case["arguments"]))]
 
 
+SLOW = 2  # times that a rank that is slow to listen is held up when it does
+
+
 def values(case: Case, rank: int) -> Pieces:
     """What is handed out in an exercise that gives each rank a tensor: its ``values``, and what all are told."""
     common = {name: case[name] for name in ("src", "op", "max_norm", "pieces") if name in case}
     own = {"num_tokens": case["num_tokens"][rank]} if "num_tokens" in case else {}
-    return [("start", {"values": rank_values(case, rank), **common, **own})]
+    slow = SLOW if case.get("slow") == rank else 0
+    return [("start", {"values": rank_values(case, rank), "slow": slow, **common, **own}), *[("listens", None)] * slow]
 
 
 def rank_values(case: Case, rank: int) -> Array:
     """What `rank` holds at the start of a case: ``case["num_elements"]`` float32 numbers.
 
-    They are multiples of 1/8 of moderate size, so that sums of a few hundred of them are exact in any order. A rank
-    that has no tokens (``case["num_tokens"]``) has no gradient either: zeros.
+    They are multiples of 1/8 of moderate size, so that sums of a few hundred of them are exact in any order, flat or in
+    rows of ``case["columns"]``. A rank that has no tokens (``case["num_tokens"]``) has no gradient either: zeros.
     """
     rng = np.random.default_rng([int(case["seed"]), rank])
     drawn = rng.integers(-800, 800, int(case["num_elements"])) / 8
     if case.get("num_tokens", [1] * (rank + 1))[rank] == 0:
         drawn *= 0
-    return drawn.astype(np.float32)
+    return drawn.astype(np.float32).reshape((-1, case["columns"]) if "columns" in case else -1)
 
 
 def all_values(case: Case) -> Array:

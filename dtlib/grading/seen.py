@@ -120,8 +120,8 @@ class Seen:
         return [each for each in self.log[:position] if each.rank == rank and each.kind != "data"]
 
     def peers(self, rank: int) -> set[int]:
-        """To whom `rank` sent anything."""
-        return {each.peer for each in self.data() if each.rank == rank}
+        """To whom `rank` sent messages of its own."""
+        return {each.peer for each in self.data("send") if each.rank == rank}
 
 
 @dataclass(frozen=True)

@@ -12,19 +12,41 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from dtlib.grading.plain import pack, unpack
+
 from .desk import Desk
 
 
 def on_values(function: Callable[..., Any], desk: Desk, names: tuple[str, ...] = ()) -> dict[str, Any]:
-    """``function(tensor, ...)``: what the rank then holds in its tensor, and what was returned."""
+    """``function(tensor, ...)``: what the rank then holds in its tensor, and what was returned.
+
+    Like any caller it then changes the tensor: what has not left by now is wrong.
+    """
     given = desk.next()
     tensor = torch.from_numpy(given["values"])
-    returned = function(tensor, *(given[name] for name in names))
-    return {"tensor": tensor, "returned": returned}
+    with slow_to_listen(desk, given["slow"]):
+        returned = function(tensor, *(given[name] for name in names))
+    said = unpack(pack({"tensor": tensor, "returned": returned}))
+    given["values"].fill(float("nan"))
+    return said  # type: ignore[no-any-return]
 
 
 reduce_scatter = on_values  # it returns the rank's chunk
 broadcast, all_reduce = partial(on_values, names=("src",)), partial(on_values, names=("op",))
+
+
+@contextmanager
+def slow_to_listen(desk: Desk, times: int) -> Iterator[None]:
+    """Have the rank ask the desk before it begins to receive, so many times: it may be held up there."""
+    irecv, pieces = dist.irecv, iter(range(times))
+
+    def asking(*args: Any, **options: Any) -> Any:
+        if next(pieces, None) is not None:
+            desk.next()
+        return irecv(*args, **options)
+
+    with mock.patch.object(dist, "irecv", asking), mock.patch.object(distributed_c10d, "irecv", asking):
+        yield
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from dtlib.grading.exercise import Check, Finding
+from dtlib.grading.inputs import SLOW
 from dtlib.grading.kinds import every, full_bytes, near, order, sends
 from dtlib.grading.oracle import FLOAT_BYTES
 from dtlib.grading.seen import Case, Observed
@@ -17,11 +18,18 @@ ATOL = 1e-3  # inputs are multiples of 1/8, so sums are exact; a mean rounds, by
 
 def draw_ring(rng: np.random.Generator, **more: Any) -> list[dict[str, Any]]:
     """2, 4 and 3 ranks, each with equal chunks and with unequal ones; 4 with 3 elements and with 2. Two ranks come
-    first: there a message that is thrown away is missed for certain."""
+    first: there a message that is thrown away is missed for certain, and one listens late."""
     equal = [(n, n * int(rng.integers(8_000, 12_000))) for n in (2, 4, 3)]
     unequal = [(n, n * int(rng.integers(8_000, 12_000)) + int(rng.integers(1, n))) for n in (2, 4, 3)]
     shapes = [equal[0], unequal[0], *equal[1:], *unequal[1:]]
-    return [ring_case(n, length, rng, **more) for n, length in (*shapes, (4, 3), (4, 2))]
+    cases = [ring_case(n, length, rng, **more) for n, length in (*shapes, (4, 3), (4, 2))]
+    cases[0]["slow"] = first(cases[0])
+    return cases
+
+
+def first(case: Case) -> int:
+    """The rank that is told nothing before nothing else moves."""
+    return int(case["seed"] % case["world_size"])
 
 
 def ring_case(n: int, length: int, rng: np.random.Generator, **more: Any) -> dict[str, Any]:
@@ -66,8 +74,9 @@ def traffic(points: int, words: str, algorithm: str, steps: Callable[[int], int]
 
 
 def holds(case: Case) -> list[tuple[int, int, int, int]]:
-    """One rank is told nothing before nothing else moves: then its partners stand where they wait for it."""
-    return [(case["seed"] % case["world_size"], 0, -1, 0)]
+    """One rank is told nothing before nothing else moves: then its partners stand where they wait for it. If it is
+    slow, it listens when nothing else moves: then a partner who does not wait for its message has returned."""
+    return [(first(case), piece, -1, 0) for piece in range(1 + SLOW * ("slow" in case))]
 
 
 def takes_turns(observed: Observed) -> Finding | None:

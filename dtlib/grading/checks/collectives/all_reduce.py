@@ -10,18 +10,19 @@ from dtlib.grading import inputs
 from dtlib.grading.compare import close, mixture
 from dtlib.grading.exercise import Exercise
 from dtlib.grading.inputs import Cases, Rng, all_values
-from dtlib.grading.kinds import Sign, Wrong, every, instead, messages_alone, own_work, values
+from dtlib.grading.kinds import Sign, Wrong, every, instead, messages_alone, only_if, own_work, values
 from dtlib.grading.seen import Case, Observed
 from dtlib.theory import collectives as theory
 
-from ._ring import ATOL, cut, draw_ring, holds, ring, ring_case, traffic
+from ._ring import ATOL, cut, draw_ring, holds, messages, ring, ring_case, traffic
 
 FUNCTION = "ring_all_reduce"
+STEPS = theory.ring_all_reduce_steps
 
 
 def draw(rng: Rng) -> Cases:
-    """The cases of a ring for the sum; the mean of 4 ranks with equal chunks, of 3 with unequal ones."""
-    means = ((4, 4 * int(rng.integers(8_000, 12_000))), (3, 3 * int(rng.integers(8_000, 12_000)) + 1))
+    """The cases of a ring for the sum; the mean of 4 ranks with equal chunks and with few numbers, of 3."""
+    means = ((4, 4 * int(rng.integers(8_000, 12_000))), (3, 3 * int(rng.integers(8_000, 12_000)) + 1), (4, 3))
     return [*draw_ring(rng, op="sum"), *(ring_case(n, length, rng, op="mean") for n, length in means)]
 
 
@@ -36,10 +37,12 @@ def sums(case: Case, rank: int) -> Any:
 
 
 def chunks_right(count: Callable[[int], int]) -> Sign:
-    """On every rank of n, ``count(n)`` chunks hold what they should."""
+    """On every rank of n, ``count(n)`` chunks hold what they should, and messages are missing."""
 
     def holds(each: Observed) -> bool:
         n = each.case["world_size"]
+        if max(messages(each)) >= STEPS(n):
+            return False
         pairs = ((cut(said["tensor"], n), cut(row, n)) for said, row in zip(each.said, right(each.case), strict=True))
         return all(sum(map(lambda a, b: close(a, b, atol=ATOL), *pair)) == count(n) for pair in pairs)
 
@@ -47,7 +50,10 @@ def chunks_right(count: Callable[[int], int]) -> Sign:
 
 
 def divided_on_the_way(each: Observed) -> bool:
-    """Whether each chunk is (…((a + b)/d + c)/d + …)/d: whoever joined earlier is divided more often."""
+    """Whether each chunk is (…((a + b)/d + c)/d + …)/d: whoever joined earlier is divided more often. A few numbers do
+    not tell."""
+    if not each.case["is"]["large"]:
+        return True
     n, parts = each.case["world_size"], sums(each.case, 0)
     chunks = [cut(said["tensor"], n) for said in each.said]
     found = [mixture(own[number], [part[number] for part in parts]) for own in chunks for number in range(n)]
@@ -72,11 +78,11 @@ SUM: Wrong = {
 }
 MEAN: Wrong = {
     "mean of the mean": lambda case: [row / case["world_size"] for row in right(case)],
+    "too short to go round": only_if("long enough"),
     "divided at every step": every(divided_on_the_way),
 }
 EQUAL = "every rank ends up with the sum, chunks of equal length"
 MEANS = 'every rank ends up with the mean where `op` is `"mean"`'
-STEPS = theory.ring_all_reduce_steps
 in_place = partial(values, right=right, of="tensor", atol=ATOL)
 
 EXERCISE = Exercise(

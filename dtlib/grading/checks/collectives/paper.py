@@ -10,11 +10,13 @@ PAIR = "sent_bytes, seconds"
 
 
 def draw(rng: Rng) -> Cases:
-    """The documents' sizes, one of them on two links; 2 ranks, some that no power of two is, and 512."""
+    """The documents' sizes, one of them on two links; a few bytes that the ranks do not divide; 2 ranks, some that no
+    power of two is, and 512."""
     drawn: list[tuple[int, int, float]] = [
         (64 * units.MiB, 8, 50 * units.GB),
         (64 * units.MiB, 8, 900 * units.GB),
         (200 * units.MB, 16, 100 * units.GB),
+        (10, 4, 50 * units.GB),
     ]
     for n in (2, int(rng.choice([3, 5, 6, 7])), int(rng.choice([24, 64, 96])), 512):
         size = int(rng.integers(3, 900)) * int(rng.choice([units.MB, units.MiB]))

@@ -9,7 +9,8 @@ GBIT = 10**9
 
 
 def draw(rng: Rng) -> Cases:
-    """The sources' numbers; 2 ranks, other numbers and many; gradients of 1, 2 and 4 bytes; one micro-batch, many."""
+    """The sources' numbers; 2 ranks, other numbers and many; gradients of 1, 2 and 4 bytes; one micro-batch, many; few
+    parameters, which the ranks do not divide."""
     params = [int(each) * 10**8 for each in rng.integers(1, 700, 3)]
     micro = [int(each) for each in rng.integers(2, 33, 3)]
     drawn = [
@@ -19,6 +20,8 @@ def draw(rng: Rng) -> Cases:
         (params[1], 2, int(rng.choice([3, 5, 6, 7])), int(rng.choice([200, 400])) * GBIT, micro[1], 3),
         (params[2], int(rng.choice([1, 4])), int(rng.choice([16, 96, 128])), 800 * GBIT, 1, int(rng.integers(5, 17))),
         (params[0], 1, 4, 10 * GBIT, micro[2], 2),
+        (1001, 2, 4, 100 * GBIT, 5, 3),
+        (params[1], 4, 2, 50 * GBIT, micro[0], 7),
     ]
     words = "{:,} parameters of {} B, {} ranks, {:,.0f} bit/s, {} samples a micro-batch, {} of them"
     return [call(words.format(*each), each, **{"two ranks": each[2] == 2}) for each in drawn]

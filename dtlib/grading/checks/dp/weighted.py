@@ -10,18 +10,24 @@ from dtlib.grading.exercise import Exercise
 from dtlib.grading.seen import Case
 
 RTOL, ATOL = 1e-4, 1e-2  # numbers up to 100, in float32
+ROUNDED = 4.0  # a sum of some of them, times tens of thousands
 
 
 def draw(rng: inputs.Rng) -> inputs.Cases:
-    """Equal counts; two ranks and three with different ones; four, one of them without tokens, whichever it is."""
+    """Equal counts; two ranks and three with different ones; four, one of them without tokens, whichever it is. The
+    first two have so many tokens that a format of 16 bits does not count them; the gradient of the third has rows."""
     cases: inputs.Cases = []
     for n, kind in ((3, "equal"), (2, "different"), (3, "different"), (4, "empty")):
-        tokens = [int(each) for each in rng.integers(1, 90, n)]
-        tokens[0] = {"equal": tokens[-1], "different": tokens[-1] + int(rng.integers(1, 90)), "empty": 0}[kind]
+        is_many = len(cases) < 2
+        lowest, highest = (10_001, 60_000) if is_many else (1, 60)
+        tokens = [int(each) | is_many for each in rng.integers(lowest, highest, n)]  # then odd
+        tokens[0] = {"equal": tokens[-1], "different": tokens[-1] + int(rng.integers(1, 60)), "empty": 0}[kind]
         tokens = [int(each) for each in rng.permutation(tokens)] if kind != "equal" else tokens[-1:] * n
-        case = {"world_size": n, "num_elements": int(rng.integers(40_000, 70_000)), "num_tokens": tokens}
+        case = {"world_size": n, "num_elements": 8 * int(rng.integers(5_000, 9_000)), "num_tokens": tokens}
+        case |= {"columns": 8} if len(cases) == 2 else {}
         case["words"] = f"{n} ranks with {', '.join(map(str, tokens))} tokens"
-        case["is"] = {"two ranks": n == 2, "equal": kind == "equal", "all have some": kind != "empty"}
+        more = {"few tokens": not is_many, "one dimension": "columns" not in case}
+        case["is"] = {"two ranks": n == 2, "equal": kind == "equal", "all have some": kind != "empty", **more}
         cases.append(case | {"seed": int(rng.integers(0, 2**31))})
     return cases
 
@@ -30,8 +36,9 @@ def everywhere(formula: Callable[[Any, Any], Any]) -> kinds.Theory:
     """``formula(gradients, tokens)`` on every rank; both have a row a rank."""
 
     def theory(case: Case) -> list[Any]:
-        tokens = np.asarray(case["num_tokens"], np.float64)[:, None]
-        return [formula(inputs.all_values(case), tokens)] * case["world_size"]
+        rows = inputs.all_values(case)
+        tokens = np.asarray(case["num_tokens"], np.float64).reshape(-1, *[1] * (rows.ndim - 1))
+        return [formula(rows, tokens)] * len(rows)
 
     return theory
 
@@ -50,8 +57,10 @@ def needed(case: Case) -> float:
 
 GRADIENT: kinds.Wrong = {
     "plain mean": everywhere(lambda rows, tokens: rows.mean(0)),
-    "not divided": weighted_sum,
-    "divided by the ranks": everywhere(lambda rows, tokens: (tokens * rows).sum(0) / len(rows)),
+    "not divided": kinds.instead("tensor", weighted_sum, RTOL, ROUNDED),
+    "divided by the ranks": kinds.instead(
+        "tensor", everywhere(lambda rows, tokens: (tokens * rows).sum(0) / len(rows)), RTOL, ROUNDED
+    ),
     "divided by the own tokens": by_own_tokens,
     "divided twice": everywhere(lambda rows, tokens: (tokens * rows).sum(0) / tokens.sum() / len(rows)),
     "weights for a mean, and a sum": everywhere(lambda rows, tokens: (tokens * rows).sum(0) / tokens.sum() * len(rows)),
@@ -60,6 +69,7 @@ GRADIENT: kinds.Wrong = {
     "nothing happened": lambda case: list(inputs.all_values(case)),
     "right for equal counts only": kinds.only_if("equal"),
     "a rank without tokens": kinds.only_if("all have some"),
+    "right for few tokens only": kinds.only_if("few tokens"),
 }
 TRAFFIC: kinds.Wrong = {
     "gathered, then added": (lambda case: case["world_size"] / 2 * needed(case), kinds.GATHERED),

@@ -11,7 +11,8 @@ PARTS = "`embedding`, `attention`, `mlp`, `norms`, `head`"
 
 
 def draw(rng: Rng) -> Cases:
-    """Llama 3 8B; several heads of queries a key, tied and not; one key for each, and one for all, in one layer."""
+    """Llama 3 8B; odd sizes, whose counts no float32 holds; several heads of queries a key, tied and not; one key for
+    each, and one for all, in one layer."""
 
     def sizes(queries: int, keys: int, tied: bool, num_layers: int = 0) -> tuple[Any, ...]:
         hidden = queries * keys * 2 * int(rng.integers(4, 40))
@@ -21,6 +22,7 @@ def draw(rng: Rng) -> Cases:
 
     drawn = [
         (32, 4096, 32, 8, 14336, 128256, False),
+        (51, 5115, 33, 11, 13651, 128257, False),
         sizes(int(rng.integers(2, 7)), int(rng.integers(2, 5)), True),
         sizes(int(rng.integers(2, 7)), int(rng.integers(2, 5)), False),
         sizes(1, int(rng.integers(2, 5)), False),

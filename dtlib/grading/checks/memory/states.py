@@ -35,6 +35,7 @@ def draw(rng: Rng) -> Cases:
         ("18 bytes", count, recipe(gradients="fp32")),
         ("20 bytes", count + 1, recipe(main_gradients=True)),
         ("all in fp32", count, recipe("fp32", "fp32", master=False)),
+        ("all in fp32, and a copy of the weights", count + 1, recipe("fp32", "fp32")),
         ("fp16, and both copies of gradients in fp32", count + 5, recipe("fp16", "fp32", False, True)),
         (f"moments of 8 bits in blocks of {block}", count + 1, recipe(block=block)),
         (f"moments of 8 bits in blocks of {block}, all full", count, recipe(master=False, block=block)),
