@@ -55,6 +55,8 @@ def compare(seen: Any, expected: Any, where: str, rtol: float = 1e-6, atol: floa
         return Finding(told, f"a list of {len(expected)} tensors", where)
     if isinstance(expected, int | float) and not isinstance(expected, bool) and not plain.is_number(seen):
         return Finding(_kind(seen), "a finite number", where)
+    if show(seen) == show(expected) and plain.is_number(seen) and plain.is_number(expected):
+        return Finding(f"{seen:.15g}", f"{expected:.15g}", where)
     return Finding(show(seen), show(expected), where)
 
 

@@ -37,6 +37,11 @@ def scaled(factor: Callable[[Case], float] = lambda case: 1.0, *, only_last: boo
     return oracle.remembered(theory)
 
 
+def all_but_last(case: Case) -> Any:
+    m = case["micro_batches"]
+    return [oracle.combined([own], (m - 1) / m) for own in scaled()(dict(case, micro_batches=m - 1))] if m > 1 else None
+
+
 @oracle.remembered
 def alone(case: Case) -> Any:
     """On each rank the sum over its own micro-batches."""
@@ -79,6 +84,7 @@ GRADIENT: kinds.Wrong = {
     "not divided by the micro-batches": scaled(lambda case: case["micro_batches"]),
     "not divided at all": scaled(lambda case: case["micro_batches"] * case["world_size"]),
     "last micro-batch only": (scaled(only_last=True), scaled(lambda case: 1 / case["micro_batches"], only_last=True)),
+    "last micro-batch missing": all_but_last,
     "not written back": kinds.every(lambda each: is_alone(each) and each.seen.total_bytes >= 0.99 * needed(each.case)),
     "no sync": kinds.every(is_alone),
     "right for one micro-batch only": kinds.only_if("one micro-batch"),

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from dtlib.grading.inputs import Case, Cases, Rng, call
-from dtlib.grading.kinds import on_paper, values
+from dtlib.grading.kinds import instead, on_paper, values
 
 PAIR = "mfu, hfu"
 
@@ -40,8 +40,10 @@ def right(case: Case) -> list[float]:
     return [float(each) for each in passes @ forward * tokens_per_s / (num_gpus * peak)]
 
 
+TURNED = {"pair turned round": instead(lambda each: list(each.said[0]["answer"])[::-1], right)}
+
 EXERCISE = on_paper(
     "memory.3", "utilisations", "Two utilisations", draw,
-    values(2, "mfu", "the model FLOPs utilisation", right, part=0, parts=PAIR),
-    values(3, "hfu", "the hardware FLOPs utilisation", right, part=1, parts=PAIR),
+    values(2, "mfu", "the model FLOPs utilisation", right, part=0, parts=PAIR, wrong=TURNED),
+    values(3, "hfu", "the hardware FLOPs utilisation", right, part=1, parts=PAIR, wrong=TURNED),
 )  # fmt: skip
