@@ -315,6 +315,7 @@ _ENVIRONMENT = {
     "TMPDIR": TEMPORARY,
     "OMP_NUM_THREADS": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONWARNINGS": "ignore:`torch.distributed:FutureWarning",  # of names that newer versions have for old calls
 }
 _MODULES = (
     *(f"{__package__}.harness.{name}" for name in ("cells", "collectives", "paper")),
