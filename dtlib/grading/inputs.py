@@ -1,6 +1,7 @@
 """What a case holds, drawn from its seed with numpy: the same for the rank that is told it and for the judge.
 
-A rank is told its own numbers, and nothing from which it could work out those of the others.
+A rank is told its own numbers, and nothing from which it could work out those of the others, or what comes later: from
+a case's ``seed`` comes what nobody is told beforehand, and what is the same on all ranks from its ``weights_seed``.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def shard(tensor: Array, n: int, rank: int) -> Array:
 
 def tensors(case: Case) -> list[Array]:
     """Tensors of ``case["shapes"]``, float32, the same on all ranks."""
-    rng = np.random.default_rng(int(case["seed"]))
+    rng = np.random.default_rng(int(case["weights_seed"]))
     return [np.asarray(rng.standard_normal(shape, np.float32)) for shape in case["shapes"]]
 
 
@@ -150,7 +151,7 @@ def given_gradient(told: tuple[int, int], index: int, shape: tuple[int, ...]) ->
 
 def noise(case: Case, name: str, shape: Sequence[int], largest: float = 1.0) -> Array:
     """The tensor called `name` of a case: float32 numbers from -largest to `largest`."""
-    rng = np.random.default_rng([int(case["seed"]), *name.encode()])
+    rng = np.random.default_rng([int(case["weights_seed"]), *name.encode()])
     drawn = rng.random(int(np.prod(shape)), np.float32) - np.float32(0.5)
     drawn *= np.float32(2 * largest)
     return drawn.reshape(shape)
@@ -160,14 +161,14 @@ def gate_and_up(case: Case) -> tuple[Array, Array]:
     """Two tensors of ``case["shape"]``. Some entries of the gate are 0, some are far from it (see `special_places`)."""
     gate, up = noise(case, "gate", case["shape"], 4.0), noise(case, "up", case["shape"], 2.0)
     zero, far = np.split(special_places(case), 2)
-    gate.reshape(-1)[far] = np.where(far % 2, 60, -60)
+    gate.reshape(-1)[far] = np.where(far % 2, 100, -100)
     gate.reshape(-1)[zero] = 0
     return gate, up
 
 
 def special_places(case: Case) -> Array:
     """Where the gate is 0, and then where it is far from it: as many places, of a small tensor none."""
-    rng, size = np.random.default_rng([int(case["seed"]), 2**20 + 3]), int(np.prod(case["shape"]))
+    rng, size = np.random.default_rng([int(case["weights_seed"]), 2**20 + 3]), int(np.prod(case["shape"]))
     return rng.integers(0, size, 2 * min(20, size // 10))
 
 
@@ -180,6 +181,7 @@ def layer(case: Case, number: int) -> list[Array]:
 
 
 def layer_keys(case: Case) -> dict[str, Array]:
-    """By what the results of each layer are multiplied, and the gradients that come back to it."""
+    """By what the results of each layer are multiplied, and the gradients that come back to it; not told beforehand."""
+    case = {**case, "weights_seed": case["seed"]}
     names = [f"{way} {number}" for number in range(case["layers"]) for way in ("layer", "back")]
     return {name: np.float32(1) + noise(case, name, (int(case["width"]),), 0.5) for name in names}

@@ -157,12 +157,13 @@ def adamw(settings: Case) -> Update:
 
 
 def sgd(settings: Case) -> Update:
-    """One step of SGD with momentum and weight decay as torch makes it."""
+    """One step of SGD with momentum, Nesterov's or not, and weight decay as torch makes it."""
 
     def update(step: int, weight: Any, gradient: Any, state: dict[str, Any]) -> Any:
         gradient = gradient + settings["weight_decay"] * weight
         state["buffer"] = gradient if step == 1 else settings["momentum"] * state["buffer"] + gradient
-        return weight - settings["lr"] * state["buffer"]
+        ahead = gradient + settings["momentum"] * state["buffer"]
+        return weight - settings["lr"] * (ahead if settings.get("nesterov") else state["buffer"])
 
     return update
 

@@ -14,7 +14,7 @@ import pytest
 from nbclient import NotebookClient
 
 from dtlib import grading
-from dtlib.grading import NoPoints, check, notebook
+from dtlib.grading import NoPoints, all_exercises, check, notebook
 from dtlib.grading.walls.limits import Limits
 
 from .answers import cells, namespace, reference_namespace
@@ -316,6 +316,25 @@ def test_harnesses_bring_no_answers_along():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "['dtlib.grading.plain', 'dtlib.grading.inputs']", done.stdout + done.stderr
+
+
+def numbers(piece: object) -> set[int]:
+    """The whole numbers in a piece."""
+    if isinstance(piece, dict | list | tuple):
+        return set().union(*map(numbers, piece.values() if isinstance(piece, dict) else piece))
+    return {piece} if isinstance(piece, int) else set()
+
+
+@pytest.mark.parametrize("name", all_exercises())
+def test_nobody_is_told_the_seed_of_what_comes_later(name):
+    exercise = all_exercises()[name]
+    for case in exercise.cases(7):
+        for rank in range(case.get("world_size", 1)):
+            told = [
+                *dict(exercise.named(case, rank)).values(),
+                *(piece for _, piece in exercise.handed_out(case, rank)),
+            ]
+            assert case.get("seed", -1) not in numbers(told), case
 
 
 def test_importing_grading_does_not_import_torch():

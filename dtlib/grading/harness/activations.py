@@ -18,18 +18,23 @@ _DICE = 4  # how many dice others throw
 
 
 def gated(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
-    """``function(gate, up)`` of copies that nobody else keeps, forward and backward.
+    """``function(gate, up)`` of copies that nobody else keeps, forward and backward; with a `residual`, the first one
+    goes into the result as well, and `twice` adds a call with both exchanged, whose result goes back last.
 
     Between the two the desk tells which elements it wants to know; it is asked once more when all but the gradients is
     let go.
     """
     given = desk.next()
     gate, up = (torch.from_numpy(each).requires_grad_() for each in inputs.gate_and_up(given))
-    y = function(*_halves(gate, up)) if given["fused"] else function(gate * 1, up * 1)
-    wanted = desk.next()
-    output = elements(y.detach(), wanted)
-    y.backward(torch.from_numpy(inputs.noise(given, "upstream", given["shape"])))
+    pair = _halves(gate, up) if given["fused"] else (gate * 1, up * 1)
+    y = function(*pair) + pair[0] if given["residual"] else function(*pair)
+    del pair
+    ends = [y, function(up * 1, gate * 1)] if given["twice"] else [y]
     del y
+    wanted = desk.next()
+    output = elements(sum(end.detach() for end in ends), wanted)
+    while ends:
+        ends.pop(0).backward(torch.from_numpy(inputs.noise(given, "upstream", given["shape"])))
     desk.next()
     return {"output": output, "gradients": [elements(each.grad, wanted) for each in (gate, up)]}
 
@@ -37,6 +42,9 @@ def gated(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
 def checkpoint(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
     """A step through layers, each called as ``function(fn, x)``, with dice thrown by others after either half.
 
+    Layers that are `apart` are all called with the same x, and what the first one gives goes back first, and twice
+    as much to the second. Where there
+    are `earlier` gradients, those of the weights are the weights themselves.
     The desk is asked between the two and after them as in `gated`, and by each layer: when it is called, and when a
     gradient comes back to it.
     """
@@ -46,14 +54,20 @@ def checkpoint(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
     x = torch.from_numpy(inputs.noise(given, "x", shape)).requires_grad_()
     torch.manual_seed(given["dice"])
     y = x if given["leaf"] else x.tanh()
+    ends = []
     for layer in layers:
         out = function(_opaque(layer), y)
-        y = out + y if given["residual"] else out
+        if given["apart"]:
+            ends.append(out)
+        else:
+            y = out + y if given["residual"] else out
         del out
-    wanted = desk.next()
-    thrown, output = [torch.rand(_DICE)], elements(y.detach(), wanted)
-    y.backward(torch.from_numpy(inputs.noise(given, "upstream", shape)))
+    ends = ends or [y]
     del y
+    wanted = desk.next()
+    thrown, output = [torch.rand(_DICE)], elements(sum(end.detach() for end in ends), wanted)
+    for number in range(1, len(ends) + 1):
+        ends.pop(0).backward(number * torch.from_numpy(inputs.noise(given, "upstream", shape)))
     thrown.append(torch.rand(_DICE))
     desk.next()
     gradients = [elements(x.grad, wanted)]
@@ -67,6 +81,8 @@ class _Layer:
 
     def __init__(self, given: Mapping[str, Any], number: int, desk: Desk) -> None:
         self.weights = [torch.from_numpy(each).requires_grad_() for each in inputs.layer(given, number)]
+        for weight in self.weights if given["earlier"] else ():
+            weight.grad = weight.detach().clone()
         self.dropout, self.number, self.desk = given["dropout"], number, desk
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ def split(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
     ``positions``.
     """
     given, rebuilt = desk.next(), []
-    shard, unshard = _pair(function([torch.from_numpy(each) for each in inputs.tensors(given)]))
+    shard, unshard = _pair(function([torch.from_numpy(each).requires_grad_() for each in inputs.tensors(given)]))
     first = None if "positions" in given else shard.detach().clone()
     for _ in range(2):
         with torch.no_grad():
@@ -82,21 +82,25 @@ def gradients(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
         else:
             seen.append(_copied(shares))
         left.append(sum(each.grad is not None for each in model.parameters()))
+        if given["clears"]:
+            shares[:] = [None] * len(shares)
         desk.next()
     return {"shares": seen, "left": left}
 
 
 def clip(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
-    """``function(shards, max_norm)``, in place; it returns the norm before."""
+    """``function(shards, max_norm)``, in place: shards are views of one long tensor; it returns the norm before."""
     given = desk.next()
-    shards = [torch.from_numpy(each) for each in given["shards"]]
-    returned = function(list(shards), given["max_norm"])
-    return {"shards": shards, "returned": returned}
+    sizes = [len(each) for each in given["shards"]]
+    whole = torch.cat([torch.from_numpy(each) for each in given["shards"]])
+    returned = function(list(whole.split(sizes)), given["max_norm"])
+    return {"shards": list(whole.split(sizes)), "returned": returned}
 
 
 def stack(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
     """``outputs = function(inputs, shard, out_features)`` layer by layer, backward, and a step of the shards.
 
+    Where the next backward ``adds`` there is no step, and gradients stay.
     The desk gives a batch at each step. It is asked at gates between layers, forward and back, and when either ends. Of
     many elements of a gradient it tells those at some ``positions``.
     """
@@ -121,7 +125,7 @@ def stack(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
         desk.next()
         seen += [elements(each.grad, given["positions"]) for each in shards]
         with torch.no_grad():
-            for each in shards:
+            for each in () if given["adds"] else shards:
                 if each.grad is not None:
                     each -= given["rate"] * each.grad
                     each.grad = None

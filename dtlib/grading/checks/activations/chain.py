@@ -33,6 +33,7 @@ def draw(rng: Rng) -> Cases:
         ["tanh", "double", to_wide, "softmax", "dropout", to_wide],
         ["tanh", "times", "times", back, "gelu", "add", "norm"],
         ["double", "dropout", "relu", "double", to_wide, "tanh", "gelu", "tanh", "norm"],
+        ["norm", "dropout", to_wide, "dropout", "norm", "dropout", back],
         *([name if name != "linear" else back for name in map(str, rng.choice(list(KEEPS), 7))] for _ in range(2)),
     ]
     cases = []

@@ -19,7 +19,8 @@ TOLERANCE = 1e-4  # of float32, on numbers around 1; a known mistake is off by f
 
 
 def draw(rng: inputs.Rng) -> inputs.Cases:
-    """A leaf and a result, used by others too or not; dropout, of units so few that a result tells which; large."""
+    """A leaf and a result, used by others too or not, weights with gradients and without, layers in a row and side by
+    side; dropout, of units so few that a result tells which; large."""
 
     def case(num_layers: int, dropout: float, words: str, **more: Any) -> dict[str, Any]:
         drawn = {
@@ -28,17 +29,19 @@ def draw(rng: inputs.Rng) -> inputs.Cases:
             "tokens": int(rng.integers(5, 12)),
             "width": int(rng.integers(24, 40)),
             "hidden": int(rng.integers(12, 20) if num_layers == 1 else rng.integers(50, 90)),
-            "seed": int(rng.integers(0, 2**31)),
-            "dice": int(rng.integers(0, 2**31)),
+            **{name: int(rng.integers(0, 2**31)) for name in ("seed", "weights_seed", "dice")},
         }
+        drawn = dict.fromkeys(("leaf", "residual", "apart", "earlier", "weighed"), False) | drawn | more
         told = f"{num_layers} layer{'s' * (num_layers > 1)}, {words}" + (f", dropout {dropout}" if dropout else "")
-        where = {"dropout": bool(dropout), "one layer": num_layers == 1}
-        return {"leaf": False, "residual": False, "weighed": False, **drawn, **more, "words": told, "is": where}
+        where = {"dropout": bool(dropout), "one layer": num_layers == 1, "in a row": not drawn["apart"]}
+        return drawn | {"words": told, "is": where | {"no gradients yet": not drawn["earlier"]}}
 
     return [
         case(1, 0.0, "x a leaf", leaf=True),
         case(3, 0.0, "x the result of an operation"),
         case(2, 0.0, "x used by others too", residual=True),
+        case(3, 0.0, "weights that have gradients already", earlier=True),
+        case(2, 0.0, "both of x, the first goes back first", leaf=True, apart=True),
         case(1, 0.3, "x a leaf that others use too", leaf=True, residual=True),
         case(3, 0.5, "x the result of an operation"),
         case(2, 0.0, "large", weighed=True, tokens=10240, width=256, hidden=512),
@@ -47,7 +50,7 @@ def draw(rng: inputs.Rng) -> inputs.Cases:
 
 def handed_out(case: Case, rank: int) -> inputs.Pieces:
     """What to make the step of, and which entries of its result and of the input's gradient are asked for."""
-    start = {name: value for name, value in case.items() if name not in ("words", "is")}
+    start = {name: value for name, value in case.items() if name not in ("words", "is", "seed")}
     return [("start", start), ("between", places(case)), ("after", None)]
 
 
@@ -83,21 +86,25 @@ def step(case: Case, *, arrives: bool = True) -> list[Any]:
     rows, row = np.unique(at // width, return_inverse=True)  # a layer treats each token by itself
     x, back = (each[rows].astype(np.float64) for each in start_and_upstream(case))
     y = x if case["leaf"] else np.tanh(x)
-    passed, of_weights = list[Any](), list[Any]()
+    result, to_x, passed, of_weights = y, np.zeros(()), list[Any](), list[Any]()
     for number, kept in enumerate(dice(case)[0]):
         first, bias, second, other = own = weights(case, number)
         inside = np.tanh(y @ first.T + bias)
         passed.append((number, kept, own, y, inside))
         out = (inside * kept @ second.T + other) * keys[f"layer {number}"]
-        y = out + y if case["residual"] else out
-    for number, kept, (first, _, second, _), before, inside in reversed(passed):
-        to_out = (back if arrives else 1.0) * np.ones_like(back) * keys[f"back {number}"]
+        result = out + (result if case["residual"] or (case["apart"] and number) else 0)
+        y = y if case["apart"] else result
+    for number, kept, own, before, inside in reversed(passed):
+        first, _, second, _ = own
+        arrived = back * (number + 1 if case["apart"] else 1) if arrives else np.ones_like(back)
+        to_out = arrived * keys[f"back {number}"]
         to_inside = to_out @ second * kept * (1 - inside**2)
         matrices = [to_inside.T @ before, to_inside.sum(0), to_out.T @ (inside * kept), to_out.sum(0)]
-        of_weights = [*matrices, *of_weights]
-        back = to_inside @ first + (back if case["residual"] else 0)
-    back = back if case["leaf"] else back * (1 - np.tanh(x) ** 2)
-    return [y[row, at % width], back[row, at % width], *([] if case["weighed"] else of_weights)]
+        of_weights = [*(one + case["earlier"] * own[part] for part, one in enumerate(matrices)), *of_weights]
+        to_x = to_inside @ first + (back if case["residual"] else to_x if case["apart"] else 0)
+        back = back if case["apart"] else to_x
+    back = to_x if case["leaf"] else to_x * (1 - np.tanh(x) ** 2)
+    return [result[row, at % width], back[row, at % width], *([] if case["weighed"] else of_weights)]
 
 
 right = oracle.remembered(step)
@@ -151,8 +158,11 @@ def input_alone_is_off(each: Observed) -> bool:
 
 
 def input_alone_is_served(each: Observed) -> bool:
-    """Whether no weight has a gradient, and the input has."""
+    """Whether no weight has a gradient but an earlier one, and the input has one."""
     _, of_input, *of_weights = each.said[0]["results"]
+    earlier = [own for n in range(each.case["layers"]) for own in inputs.layer(each.case, n)]
+    if each.case["earlier"]:
+        of_weights = [None if np.array_equal(one, own) else one for one, own in zip(of_weights, earlier, strict=True)]
     return of_input is not None and all(one is None for one in of_weights)
 
 
@@ -205,7 +215,8 @@ GRADIENTS: Wrong = {
     "walks on beyond the layer": (raised("second time"), every(input_alone_is_off)),
     "weights without a gradient": every(input_alone_is_served),
     "what arrives is ignored": (raised("implicitly created only for scalar"), partial(results, arrives=False)),
-    "one memory for all layers": only_if("one layer"),
+    "one memory for all layers": (only_if("one layer"), only_if("in a row")),
+    "earlier gradients are gone": only_if("no gradients yet"),
 }
 DICE = {
     "loaded dice": dropped_others(in_forward=True),
@@ -232,7 +243,7 @@ between = kept(
     "held between forward and backward, what the step itself has among them",
     least=alive(room=-ROOM),
     wrong={
-        "copies of the inputs": (alive(), alive(inputs=2)),
+        "one tensor a layer too many": (alive(), alive(inputs=2)),
         "everything kept": (alive(inside=1, room=0), None),
     },
 )

@@ -15,8 +15,9 @@ from dtlib.grading.seen import Case, Observed
 
 
 def draw(rng: Rng) -> Cases:
-    """Layers alike and not; among those with growing inputs and among 40, every wrong way to plan has a larger peak."""
-    kinds = (("equal", 12), ("unequal", 9), ("narrowing", 11), ("widening", 10), ("many", 40))
+    """Layers alike and not, and a single one; among those with growing inputs and among 40, every wrong way to plan has
+    a larger peak."""
+    kinds = (("equal", 12), ("unequal", 9), ("narrowing", 11), ("widening", 10), ("many", 40), ("equal", 1))
     cases = [case(kind, layers, rng) for kind, layers in kinds]
     for place in (3, 4):
         while best(cases[place])[0] in (peak_of(plan(cases[place]), cases[place]) for plan in WAYS):
@@ -35,7 +36,7 @@ def case(kind: str, layers: int, rng: Rng) -> dict[str, Any]:
         kept[layers // 2] += 120
     few = layers <= 12
     told = ", kept/input " + ", ".join(f"{a}/{i}" for a, i in zip(kept, inputs, strict=True)) if few else ""
-    words = f"{layers} {kind} layers{told}"
+    words = f"{layers} {kind} layers{told}" if layers > 1 else f"a single layer{told}"
     return call(words, [kept.tolist(), inputs.tolist()], few=few)
 
 
@@ -145,7 +146,20 @@ def is_even(each: Observed) -> bool:
 
 def best_if_never_freed(each: Observed) -> bool:
     """Whether the plan would be as good as the best one if every checkpoint stayed to the end."""
-    return never_freed(answer(each)[0], each.case) <= never_freed(best(each.case)[1], each.case)
+    kept, inputs = each.case["arguments"]
+    layers = range(len(kept))
+    own = {sum(kept[start : end + 1]) - inputs[start] for start in layers for end in layers[start:]}
+    return never_freed(answer(each)[0], each.case) <= min(bound + fewest(each.case, bound) for bound in own)
+
+
+def fewest(case: Case, bound: float) -> float:
+    """The fewest bytes of checkpoints of a plan whose segments keep at most `bound` beside their own."""
+    kept, inputs = case["arguments"]
+    before, found = [0, *accumulate(kept)], [0.0] + [math.inf] * len(kept)
+    for end in range(1, len(found)):
+        starts = (start for start in range(end) if before[end] - before[start] - inputs[start] <= bound)
+        found[end] = min((found[start] + inputs[start] for start in starts), default=math.inf)
+    return found[-1]
 
 
 def peak_is(theory: Callable[[Sequence[int], Case], float]) -> Sign:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading import inputs, oracle
+from dtlib.grading import inputs, kinds, oracle
 from dtlib.grading.exercise import Exercise
 from dtlib.grading.kinds import ROOM, Ranges, Sign, Wrong, held_at, instead, keeps, own_work, raised, some_rank, values
 from dtlib.grading.seen import Case
@@ -20,19 +20,23 @@ LARGE = (1024, 4096)
 
 
 def draw(rng: inputs.Rng) -> inputs.Cases:
-    """Tensors of several shapes, and halves of one; both once more so large that what is kept can be weighed."""
-    small = [(False, shape) for shape in SHAPES] + [(True, shape) for shape in HALVES]
+    """Tensors of several shapes, and halves of one; with others that use the gate or go back first, too; both once
+    more so large that what is kept can be weighed."""
+    small = [(False, shape, "") for shape in SHAPES] + [(True, shape, "") for shape in HALVES]
+    used = [(False, SHAPES[0], words) for words in (", the gate used by others too", ", and exchanged")]
     cases = []
-    for fused, shape in [*small, (False, LARGE), (True, LARGE)]:
+    for fused, shape, more in [*small, *used, (False, LARGE, ""), (True, LARGE, "")]:
         words = f"two tensors of {'×'.join(map(str, shape)) or 'one entry'}" + (", halves of one" if fused else "")
-        seed = int(rng.integers(0, 2**31))
-        cases.append({"shape": list(shape), "fused": fused, "weighed": shape == LARGE, "seed": seed, "words": words})
+        own = {"shape": list(shape), "fused": fused, "weighed": shape == LARGE, "words": words + more}
+        own |= {"residual": "others" in more, "twice": "exchanged" in more}
+        own["is"] = {"one call": not own["twice"], "nobody else": not own["residual"]}
+        cases.append(own | {name: int(rng.integers(0, 2**31)) for name in ("seed", "weights_seed")})
     return cases
 
 
 def handed_out(case: Case, rank: int) -> inputs.Pieces:
     """What to make the tensors of, and which of their entries are asked for."""
-    start = {name: case[name] for name in ("shape", "fused", "seed")}
+    start = {name: case[name] for name in ("shape", "fused", "residual", "twice", "weights_seed")}
     return [("start", start), ("between", places(case)), ("after", None)]
 
 
@@ -55,9 +59,18 @@ def sigma(x: Any) -> Any:
     return 1 / (1 + np.exp(-x))
 
 
-def output(case: Case) -> Any:
-    gate, up, _ = tensors(case)
-    return [gate * sigma(gate) * up]
+def swiglu(gate: Any, up: Any) -> Any:
+    return gate * sigma(gate) * up
+
+
+def output(formula: Callable[[Any, Any], Any]) -> Callable[[Case], Any]:
+    """The result, with what others make of the gate, or of gate and up exchanged."""
+
+    def theory(case: Case) -> Any:
+        gate, up, _ = tensors(case)
+        return [formula(gate, up) + case["residual"] * gate + case["twice"] * formula(up, gate)]
+
+    return theory
 
 
 def gradients(slope: Callable[[Any], Any], *, arrives: bool = True, order: int = 1) -> Callable[[Case], Any]:
@@ -65,8 +78,14 @@ def gradients(slope: Callable[[Any], Any], *, arrives: bool = True, order: int =
 
     def theory(case: Case) -> Any:
         gate, up, upstream = tensors(case)
-        upstream = upstream if arrives else 1.0
-        return [[upstream * up * slope(gate), upstream * gate * sigma(gate)][::order]]
+
+        def formula(gate: Any, up: Any) -> list[Any]:
+            back = upstream if arrives else 1.0
+            return [back * up * slope(gate), back * gate * sigma(gate)][::order]
+
+        more = zip(formula(up, gate)[::-1], (upstream, 0.0), strict=True)
+        beside = [case["twice"] * other + case["residual"] * own for other, own in more]
+        return [[one + two for one, two in zip(formula(gate, up), beside, strict=True)]]
 
     return theory
 
@@ -79,9 +98,20 @@ def silu_slope(gate: Any) -> Any:
 right = gradients(silu_slope)
 
 
-def some_gradient(holds: Callable[[Any], bool]) -> Sign:
-    """Whether ``holds(gradient)`` for that of an input."""
-    return some_rank(lambda said, case: any(map(holds, said["gradients"])))
+def without_gradient(said: Any, case: Case) -> bool:
+    """Whether an input has none, or zeros; where another call gives it one, this says nothing."""
+    return bool(case["twice"]) or not all(map(np.any, said["gradients"]))
+
+
+def no_number(of: str, where: Callable[[Any], Any]) -> Sign:
+    """Whether something is not a number at such gates."""
+
+    def holds(said: Any, case: Case) -> bool:
+        told = said[of] if of == "gradients" else [said[of]]
+        gate = tensors(case)[0].reshape(-1)
+        return any(one is not None and not np.isfinite(one.reshape(-1)[where(gate)]).all() for one in told)
+
+    return some_rank(holds)
 
 
 def names(case: Case) -> list[str]:
@@ -93,18 +123,22 @@ def tensors_of(number: float) -> Callable[[Case, int], float]:
 
 
 MINE = 3  # between forward and backward the harness has two inputs and the result; afterwards two gradients as well
-OUTPUTS: Wrong = {
-    "sigmoid for silu": lambda case: [sigma(tensors(case)[0]) * tensors(case)[1]],
-    "gate and up exchanged": lambda case: [np.prod(tensors(case)[:2], axis=0) * sigma(tensors(case)[1])],
+ALL_CALLS = {"one memory for all calls": kinds.only_if("one call")}
+OUTPUTS: Wrong = ALL_CALLS | {
+    "sigmoid for silu": output(lambda gate, up: sigma(gate) * up),
+    "gate and up exchanged": output(lambda gate, up: swiglu(up, gate)),
+    "too large for a number": no_number("output", lambda gate: np.abs(gate) > 50),
 }
-GRADIENTS: Wrong = {
-    "divided to get it back": some_gradient(lambda one: one is not None and not np.isfinite(one).all()),
+GRADIENTS: Wrong = ALL_CALLS | {
+    "what arrives is changed": kinds.only_if("nobody else"),
+    "divided to get it back": no_number("gradients", lambda gate: gate == 0),
+    "too large for a number": no_number("gradients", lambda gate: np.abs(gate) > 50),
     "derivative of the sigmoid alone": gradients(lambda gate: sigma(gate) * (1 - sigma(gate))),
     "the sigmoid for its slope": gradients(sigma),
     "gradients exchanged": gradients(silu_slope, order=-1),
     "what arrives is ignored": gradients(silu_slope, arrives=False),
     "rounded to save bytes": instead("gradients", right, 0.03, 0.1),
-    "no gradient": (raised("does not require grad"), some_gradient(lambda one: not np.any(one))),  # None, or zeros
+    "no gradient": (raised("does not require grad"), some_rank(without_gradient)),
 }
 KEPT: Ranges = {
     "as autograd keeps it": (tensors_of(MINE + 2.5), tensors_of(MINE + 3)),
@@ -124,7 +158,7 @@ EXERCISE = Exercise(
     draw=draw, handed_out=handed_out,
     checks=(
         own_work(FUNCTION, built_in=True),
-        compared(1, "value", "`gate·σ(gate)·up`", output, of="output", wrong=OUTPUTS),
+        compared(1, "value", "`gate·σ(gate)·up`", output(swiglu), of="output", wrong=OUTPUTS),
         compared(2, "gradient", BOTH, right, of="gradients", kind="gradient", wrong=GRADIENTS, names=names),
         replace(kept, gate=True),
         keeps(1, "let go", NOTHING, held_at("after"), tensors_of(MINE + 1), AFTER, wrong=LEFT),

@@ -15,18 +15,27 @@ RTOL = 1e-4  # of a sum of squares in float32
 
 
 def draw(rng: Rng) -> Cases:
-    """A `max_norm` below the norm of every rank, above that of all, between these; a rank with empty tensors alone."""
+    """A `max_norm` below the norm of every rank and below most numbers, above the norm of all, between these; a rank
+    with empty tensors alone; small gradients, and gradients of zeros."""
     cases: Cases = []
-    for n, least, most in ((2, 0.1, 0.4), (3, 1.5, 4.0), (4, 0.1, 0.4), (3, 0.85, 0.95), (3, 0.1, 0.4)):
+    for n, least, most in (
+        (2, 0.002, 0.005),
+        (3, 1.5, 4.0),
+        (4, 0.1, 0.4),
+        (3, 0.85, 0.95),
+        *[(n, 0.1, 0.4) for n in (3, 3, 2)],
+    ):
         sizes = [[*(int(each) for each in rng.integers(2000, 9000, TENSORS - 2)), 0, 1]] * n
-        is_last = len(cases) == 4
-        case: dict[str, Any] = {"world_size": n, "seed": int(rng.integers(2**31))}
-        case["sizes"] = [[0] * TENSORS, *sizes[1:]] if is_last else sizes
+        is_empty, scale = len(cases) == 4, (1.0, 2.0**-30, 0.0)[max(0, len(cases) - 4)]
+        case: dict[str, Any] = {"world_size": n, "seed": int(rng.integers(2**31)), "scale": scale}
+        case["sizes"] = [[0] * TENSORS, *sizes[1:]] if is_empty else sizes
         share = float(rng.uniform(least, most))
-        case["max_norm"] = round(share * norm(case), 3)
-        empty = ", those of rank 0 empty" if is_last else ""
-        case["words"] = f"{n} ranks, {TENSORS} tensors{empty}, max_norm {share:.2f} times the norm"
-        case["is"] = {"two ranks": n == 2, "clips": most < 1, "far": not 0.8 < least < 1, "all have some": not is_last}
+        case["max_norm"] = float(f"{share * norm(case):.4g}") if scale else 1.0
+        special = ", those of rank 0 empty" if is_empty else "" if scale == 1 else f", numbers around {100 * scale:.0e}"
+        told = f"max_norm {share:.2g} times the norm" if scale else "all zeros"
+        case["words"] = f"{n} ranks, {TENSORS} tensors{special if scale else ''}, {told}"
+        case["is"] = {"two ranks": n == 2, "clips": most < 1 and scale > 0, "far": not 0.8 < least < 1}
+        case["is"] |= {"all have some": not is_empty, "large": scale in (0, 1), "not zero": scale > 0}
         cases.append(case)
     return cases
 
@@ -34,7 +43,7 @@ def draw(rng: Rng) -> Cases:
 def shards(case: Case, rank: int) -> list[Any]:
     sizes = case["sizes"][rank]
     whole = rank_values({"seed": case["seed"], "num_elements": sum(sizes)}, rank)
-    return [part.copy() for part in np.split(whole, np.cumsum(sizes)[:-1])]
+    return [part * np.float32(case["scale"]) for part in np.split(whole, np.cumsum(sizes)[:-1])]
 
 
 def handed_out(case: Case, rank: int) -> Pieces:
@@ -61,9 +70,12 @@ def told(length: Callable[[Case], Any]) -> Theory:
 
 
 def scaled(factor: Callable[[Case], Any]) -> Theory:
-    """The shards of each rank, times a number for all, for each rank or for each tensor."""
+    """The shards of each rank, times a number for all, for each rank or for each tensor; nothing where they are small,
+    for there two theories may be the same."""
 
     def theory(case: Case) -> Any:
+        if case["scale"] < 1:
+            return None
         factors = np.broadcast_to(factor(case), (case["world_size"], TENSORS))
         return [[each * f for each, f in zip(shards(case, r), row, strict=True)] for r, row in enumerate(factors)]
 
@@ -73,6 +85,26 @@ def scaled(factor: Callable[[Case], Any]) -> Theory:
 def clipped(length: Callable[[Case], Any]) -> Theory:
     """The shards of each rank where such a norm is clipped."""
     return scaled(lambda case: np.minimum(1.0, case["max_norm"] / np.maximum(length(case), 1e-9)))
+
+
+def right(case: Case) -> Any:
+    """What the shards of each rank should be."""
+    factor = min(1.0, case["max_norm"] / (norm(case) or 1.0))
+    return [[each * factor for each in shards(case, rank)] for rank in range(case["world_size"])]
+
+
+def by_value(case: Case) -> Any:
+    """The shards of each rank where numbers are clipped one by one."""
+    if case["scale"] < 1:
+        return None
+    most = case["max_norm"] if case["is"]["clips"] else np.inf
+    return [[np.clip(each, -most, most) for each in shards(case, rank)] for rank in range(case["world_size"])]
+
+
+def as_they_were(each: Observed) -> bool:
+    """Whether nothing was scaled although the norm that was found is too large."""
+    found = [all(map(np.array_equal, said["shards"], shards(each.case, r))) for r, said in enumerate(each.said)]
+    return all(found) and max(returned(each)) > each.case["max_norm"]
 
 
 def returned(observed: Observed) -> list[Any]:
@@ -109,20 +141,25 @@ LENGTHS: dict[str, Callable[[Case], Any]] = {
     "root forgotten": lambda case: norm(case) ** 2,
     "a mean over the ranks": lambda case: norm(case) / np.sqrt(case["world_size"]),
 }
+WHERE: Wrong = {
+    "right for ranks with elements only": only_if("all have some"),
+    "right for large numbers only": only_if("large"),
+    "a norm of zero": only_if("not zero"),
+}
 NORM: Wrong = {name: told(length) for name, length in LENGTHS.items()} | {
     "the norm afterwards": told(lambda case: min(norm(case), case["max_norm"])),
-    "right for ranks with elements only": only_if("all have some"),
     "nothing returned": every(lambda each: all(said["returned"] is None for said in each.said)),
 }
 CLIPPED: Wrong = {name: clipped(length) for name, length in LENGTHS.items()} | {
     "each tensor by itself": (clipped(of_tensors), clipped(lambda case: np.linalg.norm(of_tensors(case), axis=0))),
     "scaled up": scaled(lambda case: case["max_norm"] / norm(case)),
     "the own norm decides": only_if("far"),
-    "nothing happened": scaled(lambda case: 1.0),
+    "nothing happened": every(as_they_were),
+    "each number by itself": by_value,
     "right only where it clips": only_if("clips"),
-    "right for ranks with elements only": only_if("all have some"),
 }
 CALLS: Wrong = {
+    **WHERE,
     "gradients gathered": every(lambda each: each.seen.total_bytes > 1000),
     "a call for each tensor": every(lambda each: len(calls(each)) >= TENSORS - 1),
     "a gather of norms": every(lambda each: calls(each) == ["all_gather"]),
@@ -133,11 +170,11 @@ SAME = "every shard scaled by the same factor, in place, and only where the norm
 CHECKS = (
     own_work("clip_shards", built_in=True),
     values(
-        2, "norm", "the norm of all gradients, on every rank", told(norm), of=returned, rtol=RTOL, wrong=NORM,
-        least_sent=a_number,
+        2, "norm", "the norm of all gradients, on every rank", told(norm), of=returned, rtol=RTOL,
+        wrong={**NORM, **WHERE}, least_sent=a_number,
     ),
     values(
-        2, "clipped", SAME, clipped(norm), of="shards", rtol=RTOL, atol=1e-5, wrong=CLIPPED, kind="gradient",
+        2, "clipped", SAME, right, of="shards", rtol=RTOL, wrong={**CLIPPED, **WHERE}, kind="gradient",
         least_sent=a_number,
     ),
     order(1, "one number", "one all-reduce of one number is all that travels", find_call, wrong=CALLS, kind="traffic"),

@@ -19,7 +19,7 @@ LAYERS_IN_FLIGHT = 6  # a gradient, what is sent and received of it, and the sam
 
 def draw(rng: inputs.Rng) -> inputs.Cases:
     """Sizes that N divides and others, biases shorter than N, frozen parameters, layers in another order, one backward
-    and two; 20 layers that can be weighed."""
+    and two, the second with a list that was cleared; 20 layers that can be weighed."""
     cases = []
     for n, steps, odd, frozen, shuffled, weighed in (
         (2, 1, 0, (), False, False),
@@ -30,20 +30,23 @@ def draw(rng: inputs.Rng) -> inputs.Cases:
         (2, 2, 0, (), False, True),
     ):
         width = 1000 if weighed else n * int(rng.integers(40, 60) // n) + odd
-        widths = [*[width] * (20 if weighed else 6), width if weighed or shuffled or not odd else 1]
+        is_short, clears = n == 3, n == 4 and not odd
+        widths = [*[width] * (20 if weighed else 6), n - 1 if is_short else width]
         use = [*range(2, len(widths) - 1), 0, 1] if shuffled else list(range(len(widths) - 1))
         words = f"{len(use)} layers of {width}×{width}{', used in another order' if shuffled else ''}, "
         words += f"{steps} backward{'s' if steps > 1 else ''}{', some parameters frozen' if frozen else ''}"
+        words += f"{f', the last of {n - 1}' if is_short else ''}{', entries set to None between' if clears else ''}"
         properties = {"divisible": not odd, "none frozen": not frozen, "in order": not shuffled}
+        properties |= {"long enough": not is_short}
         own = {"steps": steps, "use": use, "frozen": list(frozen), "biases": not weighed, "weighed": weighed}
-        own |= {"gated": True, "leader": int(rng.integers(n))}
+        own |= {"gated": True, "clears": clears, "leader": int(rng.integers(n))}
         cases.append(inputs.training(rng, n, widths, words, properties, **own))
     return cases
 
 
 def handed_out(case: Case, rank: int) -> inputs.Pieces:
     """The network; in each backward a key at each gate, and nothing when it has ended."""
-    start = inputs.network(case, rank, case["steps"])
+    start = inputs.network(case, rank, case["steps"]) | {"clears": case["clears"]}
     start |= {"positions": asked_for(case, rank)} if case["weighed"] else {}
     backwards = [[*inputs.gates(case, rank, step), ("backward ended", None)] for step in range(case["steps"])]
     return [("start", start), *(piece for backward in backwards for piece in backward)]
@@ -80,14 +83,19 @@ def means(case: Case) -> Any:
     return [oracle.mean_gradients(case, [step]) for step in range(case["steps"])]
 
 
+def added(case: Case, step: int) -> slice:
+    """The backwards that have added to what is there after one."""
+    return slice(step if case["clears"] else 0, step + 1)
+
+
 def shares(case: Case, rank: int, step: int, since: int = 0) -> Any:
     """The shares of a rank, added up since a backward."""
-    return oracle.shares(case, rank % case["world_size"], oracle.combined(means(case)[since : step + 1]))
+    return oracle.shares(case, rank % case["world_size"], oracle.combined(means(case)[added(case, step)][since:]))
 
 
 def whole(case: Case, rank: int, step: int) -> Any:
     """The mean gradients in full."""
-    return [None if each is None else each.reshape(-1) for each in oracle.combined(means(case)[: step + 1])]
+    return [None if each is None else each.reshape(-1) for each in oracle.combined(means(case)[added(case, step)])]
 
 
 @oracle.remembered
@@ -96,7 +104,7 @@ def contributions(case: Case) -> Any:
 
     def of(source: int) -> Any:
         local = [oracle.local_gradients(case, source, step) for step in range(case["steps"])]
-        return told(lambda case, rank, step: oracle.shares(case, rank, oracle.combined(local[: step + 1])))(case)
+        return told(lambda case, rank, step: oracle.shares(case, rank, oracle.combined(local[added(case, step)])))(case)
 
     return [of(source) for source in range(case["world_size"])]
 
@@ -135,7 +143,7 @@ GRADIENT: kinds.Wrong = {
     "the last one is not waited for": kinds.Sign(lambda failing, passing: any(map(let_go_early, failing))),
     "whole gradients": told(whole),
     "a share of another rank": told(lambda case, rank, step: shares(case, rank + 1, step)),
-    "only the last backward": told(lambda case, rank, step: shares(case, rank, step, since=step)),
+    "only the last backward": told(lambda case, rank, step: shares(case, rank, step, since=-1)),
     "the second backward counts otherwise": kinds.first_step(said, right, RTOL, ATOL),
     "a frozen parameter": kinds.only_if("none frozen"),
     "right for layers in order only": kinds.only_if("in order"),

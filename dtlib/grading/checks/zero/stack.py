@@ -23,7 +23,7 @@ LAYERS_IN_USE = 7  # a weight, what is sent and received of it, its gradient, an
 
 
 def draw(rng: inputs.Rng) -> inputs.Cases:
-    """Sizes that N divides and others; so many weights that they can be weighed."""
+    """Sizes that N divides and others; two backwards before one update; so many weights that they can be weighed."""
     cases = []
     for n, width, weighed in (
         (2, 2 * int(rng.integers(46, 54)), False),
@@ -33,16 +33,20 @@ def draw(rng: inputs.Rng) -> inputs.Cases:
     ):
         large = 17 if weighed else 5
         widths = [*[width] * (large + 1), width - n * int(rng.integers(1, 4)), 1]
-        words = f"{large} layers of {width}×{width} and two smaller ones"
+        adds = n == 3 and not weighed
+        words = f"{large} layers of {width}×{width} and two smaller ones{', no update in between' * adds}"
         own = {"steps": 1, "gates": list(range(1, large + 2))} if weighed else {"steps": 2, "gates": [1]}
-        own |= {"biases": False, "weighed": weighed}
-        cases.append(inputs.training(rng, n, widths, words, {"divisible": n == 2}, **own))
+        own |= {"biases": False, "weighed": weighed, "adds": adds}
+        cases.append(inputs.training(rng, n, widths, words, {"divisible": n == 2, "no gradients yet": not adds}, **own))
     return cases
 
 
 def handed_out(case: Case, rank: int) -> inputs.Pieces:
     """The shards of a rank one by one; at each step a batch."""
-    start = {name: case[name] for name in ("widths", "steps", "gates")} | {"rate": RATE, "positions": places(case)}
+    start = {name: case[name] for name in ("widths", "steps", "gates", "adds")} | {
+        "rate": RATE,
+        "positions": places(case),
+    }
     shards = oracle.shares(case, rank, oracle.start(case))
     pieces: inputs.Pieces = [("start", start), *(("shard", each.astype(np.float32)) for each in shards)]
     for step in range(case["steps"]):
@@ -81,15 +85,17 @@ def steps(
     """
 
     def theory(case: Case) -> Any:
-        weights, found = oracle.start(case), []
+        weights, found, before = oracle.start(case), list[Any](), list[Any]()
         ranks = range(case["world_size"])
         for step in range(case["steps"] if told(case) else 0):
             shares: list[Any] = []
             for _, (parts,) in oracle.backward(case, weights, ranks, step, back):
                 each = [kept(case, parts, rank) for rank in ranks]
                 shares.insert(0, each if places(case) is None else [one[places(case)] for one in each])
-            found += shares
-            if step + 1 < case["steps"]:
+            if case["adds"] and before:
+                shares = [[a + b for a, b in zip(*both, strict=True)] for both in zip(before, shares, strict=True)]
+            found, before = found + shares, shares
+            if step + 1 < case["steps"] and not case["adds"]:
                 moved = zip(weights, map(np.concatenate, shares), strict=True)
                 weights = [weight - RATE * gradient.reshape(weight.shape) for weight, gradient in moved]
         return [list(each) for each in zip(*found, strict=True)] or None
@@ -114,7 +120,20 @@ def last_alone(said: Any, case: Case) -> bool:
 
 
 def find_held(observed: Observed) -> Finding | None:
-    """That no rank holds more than its shards, in backward their gradients too, and some layers."""
+    """That no rank holds more than its shards, in backward their gradients too, and some layers; when it ends, none."""
+    if found := find_peak(observed):
+        return found
+    for rank in range(len(observed.said)):
+        for name, times in (("forward", 1), ("backward", 2)):
+            most = times * share_bytes(observed.case, rank) + kinds.ROOM
+            seen = observed.seen.held(rank, f"{name} ended")
+            if seen > most:
+                where = f"the shards among them, on rank {rank}; {observed.words}"
+                return Finding(f"{show_bytes(seen)} when {name} has ended", f"at most {show_bytes(most)}", where)
+    return None
+
+
+def find_peak(observed: Observed) -> Finding | None:
     for rank in range(len(observed.said)):
         for name, label, times in (("forward", "forward", 1), ("backward", "back", 2)):
             asks = (each for each in observed.seen.asks if each.rank == rank and each.label.startswith(label))
@@ -163,9 +182,17 @@ def find_order(observed: Observed) -> Finding | None:
     return None
 
 
-def some_step(holds: Callable[[float, float, float], bool]) -> kinds.Sign:
-    """In every failing case some step moved the weights so often: before the second layer, in forward, in backward."""
-    return kinds.every(lambda each: any(holds(*step) for step in moved(each)))
+def some_step(
+    holds: Callable[[float, float, float], bool], otherwise: Callable[[float, float, float], bool] = lambda *step: False
+) -> kinds.Sign:
+    """In every failing case some step moved the weights so often: before the second layer, in forward, in backward; or
+    so, without an all-reduce."""
+
+    def fits(each: Observed) -> bool:
+        reduces = "all_reduce" in dict(each.seen.collectives())
+        return any(holds(*step) or (otherwise(*step) and not reduces) for step in moved(each))
+
+    return kinds.every(fits)
 
 
 GRADIENT: kinds.Wrong = {
@@ -179,16 +206,18 @@ GRADIENT: kinds.Wrong = {
         steps(back=lambda gradient: gradient / len(gradient)),
     ),
     "nothing flows through": kinds.some_rank(last_alone),
+    "earlier gradients are gone": kinds.only_if("no gradients yet"),
     "right in the first step only": kinds.first_step("gradients", right, RTOL, ATOL),
 }
 MEMORY: kinds.Wrong = {
     "full parameters kept after forward": at_rest("forward ended"),
     "full gradients kept": at_rest("backward ended"),
+    "the last layers stay": kinds.every(lambda each: find_peak(each) is None),
     "many layers at a time": kinds.NOTHING_ELSE,
 }
 ORDER: kinds.Wrong = {
     "all layers at once": some_step(lambda first, forward, back: first > 0.5),
-    "gathered more than once": some_step(lambda first, forward, back: forward > 1.5),
+    "gathered more than once": some_step(lambda first, forward, back: forward > 1.5, lambda *step: step[2] > 2.5),
     "not gathered again": some_step(lambda first, forward, back: back < 1.5),
     "all-reduce for reduce-scatter": some_step(lambda first, forward, back: 2.5 < back < 3.5),
 }
