@@ -48,6 +48,7 @@ class Answers:
 
     stem = ""
 
+    @pytest.mark.timeout(900)  # hundreds of programs
     def test_the_bank_is_as_it_says(self, sandbox: Sandbox, subtests: pytest.Subtests):
         tried = [each for name in self.names() for each in tried_on(name)]
         wrong = try_all(sandbox, tried)
