@@ -316,7 +316,7 @@ def _distributed_step(wrap, what):
         wrapped = dp.BucketedDataParallel(model)
         optimizer = torch.optim.AdamW(wrapped.parameters(), lr=1e-2)
     else:
-        wrapped = zero.ZeroStage3(model, partial(torch.optim.AdamW, lr=1e-2))
+        wrapped = zero.Zero(model, partial(torch.optim.AdamW, lr=1e-2), stage=3)
         optimizer = wrapped.optimizer
     for _ in range(3):
         optimizer.zero_grad()

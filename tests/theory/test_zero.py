@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtlib.ranks.zero._quantised import packed_bytes
+from dtlib.ranks.zero.quantised import packed_bytes
 from dtlib.theory import collectives, memory, models, zero
 from dtlib.theory.units import GB
 

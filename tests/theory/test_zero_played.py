@@ -5,7 +5,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtlib.theory import zero
-from dtlib.theory.units import KiB
 
 
 def span(event, name="", activations=0, temporary=0, full=0):
@@ -27,6 +26,7 @@ def passes(layers, saved=0):
         span("forward done", "", saved * layers),
         *(each for i in reversed(inside) for each in (
             span("backward", str(i), saved * (i + 1)), span("gradient", f"{i}.w", saved * i),
+            span("backward done", str(i), saved * i),
         )),
         span("end"),
     ]  # fmt: skip
@@ -42,22 +42,22 @@ def test_stage_3_worked_out_by_hand():
     played = zero.play(buckets, passes(2, 10), 2, 3, rules=zero.Rules(prefetch=0, scalar_bytes=0))
     assert [(each.event, each.name) for each in played] == [
         ("begin", ""), ("forward", ""), ("forward", "0"), ("forward done", "0"), ("forward", "1"),
-        ("forward done", "1"), ("forward done", ""), ("backward", "1"), ("gradient", "1.w"),
-        ("backward", "0"), ("gradient", "0.w"), ("step", ""), ("step done", ""), ("end", ""),
+        ("forward done", "1"), ("forward done", ""), ("backward", "1"), ("gradient", "1.w"), ("backward done", "1"),
+        ("backward", "0"), ("gradient", "0.w"), ("backward done", "0"), ("step", ""), ("step done", ""), ("end", ""),
     ]  # fmt: skip
-    assert column(played, "weights") == [24] * 14
-    assert column(played, "optimizer") == [48] * 14
-    assert column(played, "gathered_weights", "held") == [0, 0, 32, 0, 16, 0, 0, 16, 0, 32, 0, 0, 0, 0]
+    assert column(played, "weights") == [24] * 16
+    assert column(played, "optimizer") == [48] * 16
+    assert column(played, "gathered_weights", "held") == [0, 0, 32, 0, 16, 0, 0, 16, 16, 0, 32, 32, 0, 0, 0, 0]
     # The buffer of layer 1 stays while its reduction is under way: until that of layer 0 begins.
-    assert column(played, "unsharded_gradients", "held") == [0] * 8 + [16, 16, 32, 0, 0, 0]
-    assert column(played, "exchange", "held") == [0] * 8 + [8, 8, 16, 0, 0, 0]
-    assert column(played, "gradients", "held") == [0] * 10 + [8, 24, 24, 24]
+    assert column(played, "unsharded_gradients", "held") == [0] * 8 + [16, 16, 16, 32, 32, 0, 0, 0]
+    assert column(played, "exchange", "held") == [0] * 8 + [8, 8, 8, 16, 16, 0, 0, 0]
+    assert column(played, "gradients", "held") == [0] * 11 + [8, 8, 24, 24, 24]
     # In the hook: weights 32, the gradient and the buffer 32 each, the buffer of layer 1 with room for what arrives.
-    in_the_hook = played[9].fullest
+    in_the_hook = played[10].fullest
     assert (in_the_hook.gathered_weights, in_the_hook.unsharded_gradients, in_the_hook.exchange) == (32, 80, 8)
     # The step: twice the piece of 16 bytes, and the 8 bytes that are left of the piece before; or the other way round.
-    assert column(played, "temporary")[11] == 2 * 8 + 16
-    assert column(played, "activations", "held") == [0, 0, 0, 10, 10, 20, 20, 20, 10, 10, 0, 0, 0, 0]
+    assert column(played, "temporary")[13] == 2 * 8 + 16
+    assert column(played, "activations", "held") == [0, 0, 0, 10, 10, 20, 20, 20, 10, 10, 10, 0, 0, 0, 0, 0]
 
 
 def test_prefetch_gathers_what_comes_next():
@@ -69,7 +69,7 @@ def test_prefetch_gathers_what_comes_next():
     stays = zero.play(buckets, passes(3), 2, 3, rules=zero.Rules(prefetch=0, reshard_after_forward=False))
     gathered = {(each.event, each.name): each.held.gathered_weights for each in stays}
     assert [gathered["forward done", name] for name in "012"] == [4 * 8, 4 * 12, 4 * 14]
-    assert [gathered["gradient", f"{name}.w"] for name in "210"] == [4 * 12, 4 * 8, 0]
+    assert [gathered["backward done", name] for name in "210"] == [4 * 12, 4 * 8, 0]
 
 
 def test_stages_1_and_2_worked_out_by_hand():
@@ -92,27 +92,26 @@ def test_without_sync_the_gradient_stays_whole():
     assert column(loud, "gradients", "held")[-1] == column(quiet, "gradients", "held")[-1] == 12
 
 
-def test_the_outermost_unit_is_reduced_in_parts():
-    large = 64 * KiB // 4
-    params = {"embedding.w": large, "norm.w": 4, "scale": 1, "blocks.0.w": 8, "blocks.0.mlp.w": 2, "head.w": large - 1}
+def test_what_is_in_no_unit_is_one_bucket():
+    params = {"embedding.w": 16384, "norm.w": 4, "scale": 1, "blocks.0.w": 8, "blocks.0.mlp.w": 2, "head.w": 16383}
     found = zero.unit_buckets(params, ["blocks.0"], frozen=["blocks.0.mlp.w"])
     assert [(bucket.unit, list(bucket.params), bucket.frozen) for bucket in found] == [
         ("blocks.0", ["blocks.0.w"], False),
         ("blocks.0", ["blocks.0.mlp.w"], True),
-        ("", ["embedding.w"], False),
-        ("", ["norm.w", "scale", "head.w"], False),
+        ("", ["embedding.w", "norm.w", "scale", "head.w"], False),
     ]
-    assert [list(bucket.positions) for bucket in found] == [[3], [4], [0], [1, 2, 5]]
+    assert [list(bucket.positions) for bucket in found] == [[3], [4], [0, 1, 2, 5]]
     kept = zero.reduction_buckets(params, frozen=["norm.w"])
     assert [(list(bucket.params), bucket.frozen) for bucket in kept][-1] == (["norm.w"], True)
 
 
-def test_frozen_weights_stay_until_the_gradients_of_the_inputs_are_there():
-    work = passes(2)
-    work.insert(-1, span("backward done", "0"))
+def test_weights_stay_until_the_gradients_of_the_inputs_are_there():
     buckets = zero.unit_buckets({"0.w": 8, "0.frozen": 8, "1.w": 4}, ["0", "1"], frozen=["0.frozen"])
-    played = zero.play(buckets, work, 2, 3)
-    assert [each.held.gathered_weights for each in played if each.name in ("0.w", "0")][-2:] == [64, 0]
+    played = zero.play(buckets, passes(2), 2, 3, rules=zero.Rules(prefetch=0))
+    assert [each.held.gathered_weights for each in played if each.name in ("0.w", "0")][-3:] == [64, 64, 0]
+    work = [each for each in passes(2) if each.event != "backward done"]  # no input needs one
+    played = zero.play(buckets, work, 2, 3, rules=zero.Rules(prefetch=0))
+    assert [each.held.gathered_weights for each in played if each.event in ("gradient", "step")] == [16, 80, 0]
 
 
 sizes = st.lists(st.integers(1, 50), min_size=1, max_size=5)

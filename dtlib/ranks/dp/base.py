@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakMethod, WeakSet
 
 import torch
 import torch.distributed as dist
@@ -45,6 +46,8 @@ class DataParallel(nn.Module, ABC):
     ) -> None:
         super().__init__()
         _refuse_group(group)
+        if any(each in _split for each in module.modules()):
+            raise ValueError("module must have its weights, and a stage 3 of ZeRO has split them: wrap a module once")
         self.module = module
         self.group = group
         self.world_size = dist.get_world_size(group)
@@ -65,7 +68,7 @@ class DataParallel(nn.Module, ABC):
         for index, parameter in enumerate(self._params):
             if parameter in _hooks:  # the module is wrapped anew: its gradients are averaged once, by the last wrapper
                 _hooks[parameter].remove()
-            _hooks[parameter] = parameter.register_post_accumulate_grad_hook(_hook(self, index))
+            _hooks[parameter] = parameter.register_post_accumulate_grad_hook(weakly(self._on_gradient, index))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -109,7 +112,7 @@ class DataParallel(nn.Module, ABC):
     def _abandon(self) -> None:
         """Wait for what is still under way and forget it."""
 
-    def _on_gradient(self, index: int) -> None:
+    def _on_gradient(self, index: int, parameter: Tensor) -> None:
         if not self._sync:
             return
         if not self._running:
@@ -190,8 +193,19 @@ _hooks: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """The hook of each parameter that some wrapper averages."""
 
 
-def _hook(wrapper: DataParallel, index: int) -> Callable[[Tensor], None]:
-    return lambda parameter: wrapper._on_gradient(index)
+_split: WeakSet[nn.Module] = WeakSet()
+"""The modules whose weights are split among ranks: no other wrapper can average their gradients."""
+
+
+def weakly(method: Callable[..., Any], *first: Any) -> Callable[..., Any]:
+    """`method` with its `first` arguments, as a hook that does not keep the method's object alive."""
+    reference = WeakMethod(method)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        alive = reference()
+        return None if alive is None else alive(*first, *args, **kwargs)
+
+    return call
 
 
 def _refuse_group(group: dist.ProcessGroup | None) -> None:

@@ -16,9 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from . import _replicas
-from ._flat import Flat, Piece
-from .base import Zero
+from .shard import Shard
+from .zero import Zero
 
 _INDEX = "index.json"
 _FORMAT = 1
@@ -33,8 +32,8 @@ def save(model: Zero, folder: str | os.PathLike[str]) -> None:
     """
     _refuse_others(model)
     folder = Path(folder)
-    rank, n = model._peers.rank, model._peers.n
-    writes = _replicas.is_first(model.replicas)  # the others own the same
+    rank, n = dist.get_rank(model.group), model.world_size
+    writes = model.replicas is None or dist.get_rank(model.replicas) == 0  # the others own the same
     if rank == 0 and writes:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / _INDEX).unlink(missing_ok=True)
@@ -50,9 +49,9 @@ def save(model: Zero, folder: str | os.PathLike[str]) -> None:
         index = {
             "format": _FORMAT,
             "parts": n,
-            "shapes": {name: list(flat.shapes[i]) for name, flat, i in _sharded(model)},
+            "shapes": {name: list(shape) for name, shape in _sharded(model)},
             "aliases": _aliases(model),
-            "groups": model._group_names,
+            "groups": model.group_names,
         }
         _write(folder / _INDEX, lambda path: path.write_text(json.dumps(index, indent=1), encoding="utf-8"))
         for old in folder.glob("part-*.pt"):
@@ -74,7 +73,7 @@ def load(model: Zero, folder: str | os.PathLike[str]) -> None:
     parts = _read_parts(folder, index)
     rest = {name: value for name, value in _rest(model).items() if isinstance(value, Tensor)}
     mine = {name: list(value.shape) for name, value in rest.items()}
-    mine |= {name: list(flat.shapes[i]) for name, flat, i in _sharded(model)}
+    mine |= {name: list(shape) for name, shape in _sharded(model)}
     theirs = {name: list(value.shape) for name, value in parts[0]["rest"].items() if isinstance(value, Tensor)}
     _refuse_unlike(folder, theirs | index["shapes"], mine)
     if len(index["groups"]) != len(model.optimizer.param_groups):
@@ -86,9 +85,9 @@ def load(model: Zero, folder: str | os.PathLike[str]) -> None:
     with torch.no_grad():
         for name, value in rest.items():  # these are the module's own tensors
             value.copy_(_collect(_entries(parts, name), 0, value.numel())["weight"].view(value.shape))
-        for flat in model._all_flats:
-            for piece in flat.pieces:
-                _fill(model, flat, piece, _entries(parts, model._all_names[piece.index]))
+        for shard in model.all_shards:
+            for number in shard.pieces:
+                _fill(model, shard, number, _entries(parts, shard.names[number]))
     for group, saved in zip(model.optimizer.param_groups, parts[0]["groups"], strict=True):
         group.update(saved)
     model._publish()
@@ -123,7 +122,7 @@ def merge(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 def _refuse_others(model: Any) -> None:
     if not isinstance(model, Zero):
-        raise TypeError(f"model must be a ZeroStage1, ZeroStage2 or ZeroStage3, not {type(model).__name__}")
+        raise TypeError(f"model must be a Zero, not {type(model).__name__}")
 
 
 def _meet(model: Zero) -> None:
@@ -143,34 +142,31 @@ def _write(path: Path, write: Any) -> None:
     os.replace(unfinished, path)
 
 
-def _sharded(model: Zero) -> Iterator[tuple[str, Flat, int]]:
-    """Name, buffer and number of each parameter that the ranks split."""
-    for flat in model._all_flats:
-        for index in flat.indices:
-            yield model._all_names[index], flat, index
+def _sharded(model: Zero) -> Iterator[tuple[str, torch.Size]]:
+    """Name and shape of each parameter that the ranks split."""
+    return ((shard.names[index], shape) for shard in model.all_shards for index, shape in shard.shapes.items())
 
 
 def _pieces(model: Zero) -> Iterator[tuple[str, dict[str, Any]]]:
-    for flat in model._all_flats:
-        for piece in flat.pieces:
-            # A clone: a view would take the whole chunk with it into the file.
-            source = flat.shard if flat.master is None else flat.master
-            entry: dict[str, Any] = {"start": piece.start, "stop": piece.stop, "weight": piece.of(source).clone()}
-            is_trained = piece.index < len(model._params)
-            state = model.optimizer.state.get(piece.weight, {}) if is_trained else {}
-            entry["state"] = {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()}
-            yield model._all_names[piece.index], entry
+    for shard in model.all_shards:
+        for index, piece in shard.pieces.items():
+            source, where = shard.chunk if shard.master is None else shard.master, shard.within(index)
+            state = model.optimizer.state.get(shard.weights[index], {}) if index in shard.weights else {}
+            # Clones: a view would take the whole chunk with it into the file.
+            kept = {key: value.clone() if isinstance(value, Tensor) else value for key, value in state.items()}
+            entry = {"start": where.start, "stop": where.stop, "weight": source[piece].clone(), "state": kept}
+            yield shard.names[index], entry
 
 
 def _rest(model: Zero) -> dict[str, Any]:
-    sharded = {name for name, _, _ in _sharded(model)} | _aliases(model).keys()
+    sharded = {name for name, _ in _sharded(model)} | _aliases(model).keys()
     return {name: value for name, value in model.module.state_dict().items() if name not in sharded}
 
 
 def _aliases(model: Zero) -> dict[str, str]:
     """The other names of tied parameters that are split."""
     first = {id(p): name for name, p in model.module.named_parameters()}
-    sharded = {name for name, _, _ in _sharded(model)}
+    sharded = {name for name, _ in _sharded(model)}
     every = model.module.named_parameters(remove_duplicate=False)
     return {name: first[id(p)] for name, p in every if name != first[id(p)] and first[id(p)] in sharded}
 
@@ -227,19 +223,20 @@ def _collect(saved: Iterable[Mapping[str, Any]], start: int, stop: int) -> dict[
     return result
 
 
-def _fill(model: Zero, flat: Flat, piece: Piece, saved: Iterable[Mapping[str, Any]]) -> None:
-    values = _collect(saved, piece.start, piece.stop)
+def _fill(model: Zero, shard: Shard, index: int, saved: Iterable[Mapping[str, Any]]) -> None:
+    where = shard.within(index)
+    values = _collect(saved, where.start, where.stop)
     weight = values.pop("weight")
-    piece.of(flat.shard).copy_(weight)
-    if flat.master is not None:
-        piece.of(flat.master).copy_(weight)
-    if piece.index >= len(model._params):
+    for kept in (shard.chunk, shard.master):
+        if kept is not None:
+            kept[shard.pieces[index]] = weight.to(kept.device)
+    if index not in shard.weights:
         return  # frozen: the optimizer does not know it
-    model.optimizer.state.pop(piece.weight, None)
+    stepped = shard.weights[index]
+    model.optimizer.state.pop(stepped, None)
     if values:
-        device = piece.weight.device
-        model.optimizer.state[piece.weight] = {
+        model.optimizer.state[stepped] = {
             # torch keeps the number of steps, a scalar, on the CPU
-            k: v.to(device) if isinstance(v, Tensor) and v.dim() else v.clone() if isinstance(v, Tensor) else v
+            k: v.to(stepped.device) if isinstance(v, Tensor) and v.dim() else v.clone() if isinstance(v, Tensor) else v
             for k, v in values.items()
         }

@@ -6,7 +6,7 @@ state, D bytes of the full weights or gradients (`full_bytes`).
 Arguments out of range raise ``ValueError``, which names the argument, its value and the rule.
 """
 
-from .buckets import OUTER_BYTES, Bucket, outer_parts, reduction_buckets, unit_buckets
+from .buckets import Bucket, reduction_buckets, unit_buckets
 from .nodes import (
     CrossNodeVolume,
     NodeTraffic,
@@ -39,7 +39,6 @@ from .step import (
 from .timeline import Held, Moment, peak, step_timeline
 
 __all__ = [
-    "OUTER_BYTES",
     "STAGES",
     "Bucket",
     "CrossNodeVolume",
@@ -57,7 +56,6 @@ __all__ = [
     "gathered_bytes",
     "hybrid_traffic",
     "limit_bytes_per_param",
-    "outer_parts",
     "peak",
     "peak_bytes",
     "play",

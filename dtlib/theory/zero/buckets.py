@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dtlib.theory.dp import plan_buckets
-from dtlib.theory.units import KiB, MiB
+from dtlib.theory.units import MiB
 from dtlib.theory.valid import whole
-
-OUTER_BYTES = 64 * KiB
-"""A child of the outermost module with so many bytes of parameters is reduced by itself."""
 
 
 @dataclass(frozen=True)
@@ -33,41 +29,25 @@ class Bucket:
         return sum(self.params.values())
 
 
-def outer_parts(params: Iterable[tuple[str, int, Hashable]]) -> dict[str, str]:
-    """With which child module each parameter of the outermost unit travels: ``""`` for those that go together.
-
-    `params` are name, bytes and kind (dtype, say). Gradients of the outermost unit arrive when they like, the last long
-    after the first: a child whose parameters of one kind have `OUTER_BYTES` or more is reduced by itself.
-    """
-    listed, sizes = list(params), Counter[tuple[str, Hashable]]()
-    child = {name: name.rpartition(".")[0].split(".")[0] for name, _, _ in listed}
-    for name, num_bytes, kind in listed:
-        sizes[child[name], kind] += num_bytes
-    return {name: child[name] if sizes[child[name], kind] >= OUTER_BYTES else "" for name, _, kind in listed}
-
-
-def unit_buckets(
-    params: Mapping[str, int], units: Iterable[str], *, width: int = 4, frozen: Iterable[str] = ()
-) -> list[Bucket]:
+def unit_buckets(params: Mapping[str, int], units: Iterable[str], *, frozen: Iterable[str] = ()) -> list[Bucket]:
     """How stage 3 groups `params` (elements by name, tied ones once, in the order of registration).
 
     A bucket for each of `units`, the names of modules, with what is in it and in no unit inside it; what is in no unit
-    belongs to the outermost, in the parts of `outer_parts`. `width` is bytes of an element. `frozen` ones have buckets
-    of their own. In the order in which gradients are reduced at the end of a step: the last unit first. ``ValueError``
-    for a size below 0, or a frozen name that is none of `params`.
+    belongs to the outermost. `frozen` ones have buckets of their own. In the order in which gradients are reduced at
+    the end of a step: the last unit first. ``ValueError`` for a size below 0, or a frozen name that is none of
+    `params`.
     """
     names, still = ["", *units], _among(params, frozen)
     unit = {param: max((n for n in names if not n or param.startswith(n + ".")), key=len) for param in params}
     sizes = {param: whole("params", size, 0) for param, size in params.items()}
-    parts = outer_parts((param, width * size, param in still) for param, size in sizes.items() if not unit[param])
-    members: dict[str, dict[tuple[str, bool], dict[str, int]]] = {name: {} for name in names}
+    members: dict[str, dict[bool, dict[str, int]]] = {name: {} for name in names}
     for param in sorted(params, key=still.__contains__):
-        members[unit[param]].setdefault((parts.get(param, ""), param in still), {})[param] = sizes[param]
+        members[unit[param]].setdefault(param in still, {})[param] = sizes[param]
     position = {param: i for i, param in enumerate(params)}
     return [
         Bucket(name, kind, [position[param] for param in kind], is_frozen)
         for name, kinds in reversed(members.items())
-        for (_, is_frozen), kind in kinds.items()
+        for is_frozen, kind in kinds.items()
     ]
 
 

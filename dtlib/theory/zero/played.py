@@ -84,7 +84,8 @@ def play(
       arrive, as soon as no more than `in_flight` are under way: the older one is waited for first. Stages 2 and 3 then
       keep the chunk that is this rank's, and free the buffer; stage 1 keeps the buffers for good.
     - stage 3 has a unit's weights whole from its forward (and backward) event on, with those of the `prefetch` units
-      that come next, until its forward is done (and its last gradient has arrived).
+      that come next, until its forward is done (and the gradients of its weights and of its inputs have arrived; where
+      no input needs one, to the end of the pass).
     - with `no_sync` the reduction waits for the last micro-batch, and buffers stay as long.
     - sums of 16-bit chunks are taken in 32 bits: three such chunks more for a moment.
 
@@ -169,8 +170,7 @@ class _Rank:
     def learn_order(self, steps: Sequence[Any]) -> None:
         passing = [each for each in takewhile(lambda each: each.event != "backward", steps) if each.name in self.units]
         self.entered = [each.name for each in passing if each.event == "forward"]
-        frozen = {unit for unit, members in self.units.items() if any(each.bucket.frozen for each in members)}
-        self.open = {each.name for each in steps if each.event == "backward done"} & frozen
+        self.open = set(self.units)  # until the gradients of its inputs are there; where none needs one, to the end
         self.left = [each.name for each in passing if each.event == "forward done"]
 
     def at(self, work: Any, *, last: bool) -> None:

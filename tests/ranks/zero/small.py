@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from dtlib.ranks import zero
 
-STAGES = {1: zero.ZeroStage1, 2: zero.ZeroStage2, 3: zero.ZeroStage3}
+STAGES = {stage: functools.partial(zero.Zero, stage=stage) for stage in (1, 2, 3)}
 make_sgd = functools.partial(torch.optim.SGD, lr=0.1)
 every_stage = pytest.mark.parametrize("stage", STAGES)
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from dtlib import lab, theory
-from dtlib.ranks import zero
 from dtlib.ranks.model import GPT, GPTConfig, next_token_loss
 
-STAGES = {1: zero.ZeroStage1, 2: zero.ZeroStage2, 3: zero.ZeroStage3}
+from .small import STAGES
+
 CONFIG = GPTConfig(num_layers=2, hidden=48)
 
 
@@ -26,7 +26,7 @@ def train(stage):
     with lab.memory(wrapped, wrapped.optimizer) as memory:
         pass
     pieces = sum(len(group["params"]) for group in wrapped.optimizer.param_groups)
-    return memory.now.as_dict(), [flat.num_elements for flat in wrapped._flats], pieces
+    return memory.now.as_dict(), [shard.num_elements for shard in wrapped.shards], pieces
 
 
 @pytest.mark.parametrize("stage", STAGES)

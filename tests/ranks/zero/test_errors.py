@@ -100,7 +100,7 @@ def test_an_output_that_hides_its_tensors():
 
     def job():
         with pytest.raises(TypeError, match=r"the output of layers.0 hides its tensors in a Box"):
-            zero.ZeroStage3(Outer(), make_sgd)(rows(0))
+            zero.Zero(Outer(), make_sgd, stage=3)(rows(0))
 
     lab.run(job, 1)
 
@@ -109,9 +109,9 @@ def test_an_output_that_hides_its_tensors():
 def test_a_module_whose_weights_are_split(stage):
     def job():
         model = fresh()
-        wrapped = zero.ZeroStage3(model, make_sgd)
+        wrapped = zero.Zero(model, make_sgd, stage=3)
         for module in (model, nn.Sequential(model), model[0]):
-            with pytest.raises(ValueError, match="module must have its weights, and a ZeroStage3 has split them"):
+            with pytest.raises(ValueError, match="module must have its weights, and a stage 3 has split them"):
                 STAGES[stage](module, make_sgd)
         return train(wrapped)["0.weight"].shape
 
@@ -120,7 +120,7 @@ def test_a_module_whose_weights_are_split(stage):
 
 def test_sparse_gradients_are_refused_by_name():
     def job():
-        wrapped = zero.ZeroStage2(nn.Embedding(5, 3, sparse=True), make_sgd)
+        wrapped = zero.Zero(nn.Embedding(5, 3, sparse=True), make_sgd, stage=2)
         wrapped(torch.tensor([1])).sum().backward()
 
     with pytest.raises(lab.RankError, match="the gradient of 'weight' is sparse"):
@@ -129,12 +129,12 @@ def test_sparse_gradients_are_refused_by_name():
 
 def test_without_a_process_group():
     with pytest.raises(RuntimeError, match=r"no process group: call this in a rank of lab.run"):
-        zero.ZeroStage1(network(), make_sgd)
+        zero.Zero(network(), make_sgd, stage=1)
 
 
 def test_a_stage_is_a_data_parallel_wrapper():
     def job():
-        wrapped = zero.ZeroStage3(fresh(), make_sgd)
+        wrapped = zero.Zero(fresh(), make_sgd, stage=3)
         assert isinstance(wrapped, dp.DataParallel)
         with wrapped.gathered() as module:
             assert module[0].weight.shape == (8, 8)

@@ -13,8 +13,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
 
 from dtlib import lab, theory
-from dtlib.ranks import zero
 from dtlib.ranks.model import GPT, GPTConfig, batches, load_text, next_token_loss
+
+from .small import STAGES
 
 CONFIG = GPTConfig(num_layers=3, hidden=96)
 make_adamw = functools.partial(torch.optim.AdamW, lr=1e-3)
@@ -73,15 +74,15 @@ def assert_alike(theirs, mine, n, factor):
 
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_stage_3_trains_as_fsdp2(n):
-    assert_alike(lab.run(fsdp2, n), lab.run(ours, n, args=(zero.ZeroStage3,)), n, 3)
+    assert_alike(lab.run(fsdp2, n), lab.run(ours, n, args=(STAGES[3],)), n, 3)
 
 
-@pytest.mark.parametrize("stage", [zero.ZeroStage1, zero.ZeroStage2])
+@pytest.mark.parametrize("stage", [STAGES[1], STAGES[2]])
 def test_stages_1_and_2_train_as_ddp(stage):
     assert_alike(lab.run(ddp, 3), lab.run(ours, 3, args=(stage,)), 3, 2)
 
 
 def test_stage_3_sends_less_than_fsdp2_on_gloo():
     """gloo's reduce-scatter is an all-reduce of which half is thrown away."""
-    (_, _, mine), (_, _, theirs) = lab.run(ours, 4, args=(zero.ZeroStage3,))[0], lab.run(fsdp2, 4)[0]
+    (_, _, mine), (_, _, theirs) = lab.run(ours, 4, args=(STAGES[3],))[0], lab.run(fsdp2, 4)[0]
     assert mine[-1] < 0.9 * theirs[-1]

@@ -11,7 +11,6 @@ from torch.testing import assert_close
 
 from dtlib import lab, theory
 from dtlib.ranks import zero
-from dtlib.ranks.zero import _replicas
 
 from .judge import (
     BATCH,
@@ -31,8 +30,8 @@ from .judge import (
     tensors,
     whole_batch,
 )
+from .small import STAGES
 
-STAGES = {1: zero.ZeroStage1, 2: zero.ZeroStage2, 3: zero.ZeroStage3}
 NODES, PER_NODE = 2, 2
 
 
@@ -104,10 +103,10 @@ def test_equals_one_process(stage, accumulate):
 
 def test_less_crosses_from_node_to_node_than_without_replicas():
     def everywhere(*args, group, replicas, **kwargs):
-        return zero.ZeroStage3(*args, **kwargs)
+        return zero.Zero(*args, **kwargs, stage=3)
 
     n = NODES * PER_NODE
-    hybrid = lab.run(train, n, args=(zero.ZeroStage3,))
+    hybrid = lab.run(train, n, args=(STAGES[3],))
     plain = lab.run(train, n, args=(everywhere,))
     full = ITEM * sum(p.numel() for p in Awkward().parameters())
     trained = ITEM * sum(p.numel() for p in Awkward().parameters() if p.requires_grad)
@@ -118,31 +117,32 @@ def test_less_crosses_from_node_to_node_than_without_replicas():
 
 
 def test_a_checkpoint_holds_each_chunk_once(tmp_path):
-    expected = lab.run(train, NODES * PER_NODE, args=(zero.ZeroStage3, str(tmp_path)))[3]["weights"]
+    expected = lab.run(train, NODES * PER_NODE, args=(STAGES[3], str(tmp_path)))[3]["weights"]
     assert len(list(tmp_path.glob("part-*.pt"))) == PER_NODE
     merged = zero.merge(tmp_path)["module"]
     for name in ("embedding.weight", "layers.0.bias", "layers.2.weight", "head.weight"):
         assert torch.equal(merged[name], expected[name])
 
 
-class AveragesInsideTheNodeOnly(zero.ZeroStage3):
-    def __init__(self, *args, replicas, **kwargs):
-        super().__init__(*args, **kwargs)
+def averages_inside_the_node_only(*args, replicas, **kwargs):
+    return zero.Zero(*args, stage=3, **kwargs)
 
 
-class StartsApart(zero.ZeroStage2):
-    def __init__(self, *args, **kwargs):
-        _replicas._broadcast = lambda tensors, group: None
-        super().__init__(*args, **kwargs)
+def starts_apart(*args, **kwargs):
+    from dtlib.ranks.zero import zero as implementation
+
+    implementation._broadcast = lambda tensors, group: None
+    return zero.Zero(*args, stage=2, **kwargs)
 
 
-class MeanOverTheNodeOnly(zero.ZeroStage2):
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.num_replicas = 1
+def divides_by_the_node_only(*args, **kwargs):
+    wrapped = zero.Zero(*args, stage=2, **kwargs)
+    for shard in wrapped.shards:
+        shard.factor = 1 / PER_NODE
+    return wrapped
 
 
-@pytest.mark.parametrize("mutant", [AveragesInsideTheNodeOnly, StartsApart, MeanOverTheNodeOnly])
+@pytest.mark.parametrize("mutant", [averages_inside_the_node_only, starts_apart, divides_by_the_node_only])
 def test_wrong_ones_differ(mutant):
     oracle = single_process(False)
     ours = lab.run(train, NODES * PER_NODE, args=(mutant,))
@@ -158,7 +158,7 @@ def test_replicas_that_cannot_be():
     def job():
         both = dist.new_group([0, 1])
         other = dist.new_group([1])
-        make = functools.partial(zero.ZeroStage1, torch.nn.Linear(2, 2), make_adamw)
+        make = functools.partial(zero.Zero, torch.nn.Linear(2, 2), make_adamw, stage=1)
         with pytest.raises(
             ValueError, match=r"replicas must share this rank alone with group, and shares \[[01]\] too"
         ):

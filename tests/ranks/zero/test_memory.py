@@ -13,6 +13,7 @@ from dtlib import lab
 from dtlib.ranks import zero
 
 from .judge import held, storages, tensors
+from .small import STAGES
 
 make_adamw = functools.partial(torch.optim.AdamW, lr=1e-3)
 WIDTH, LAYERS, N = 96, 6, 3
@@ -47,7 +48,7 @@ def watch(stage, steps=2, **options):
 
 
 def test_stage_2_frees_gradients_while_the_backward_pass_runs():
-    for seen in lab.run(lambda: watch(zero.ZeroStage2, bucket_bytes=LAYER, first_bucket_bytes=None), N):
+    for seen in lab.run(lambda: watch(STAGES[2], bucket_bytes=LAYER, first_bucket_bytes=None), N):
         # a bucket that fills, one under way with room for what arrives, the gradient of one weight, and the shards
         most = LAYER + LAYER * (1 + (N - 1) / N) + LAYER + LAYERS * LAYER / N
         assert LAYER < seen["backward"] <= most + SLACK
@@ -55,13 +56,13 @@ def test_stage_2_frees_gradients_while_the_backward_pass_runs():
 
 
 def test_stage_1_keeps_them():
-    for seen in lab.run(lambda: watch(zero.ZeroStage1, bucket_bytes=LAYER, first_bucket_bytes=None), N):
+    for seen in lab.run(lambda: watch(STAGES[1], bucket_bytes=LAYER, first_bucket_bytes=None), N):
         assert seen["backward"] >= LAYERS * LAYER
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 2])
 def test_stage_3_has_one_unit_and_those_on_their_way(prefetch):
-    for seen in lab.run(lambda: watch(zero.ZeroStage3, prefetch=prefetch), N):
+    for seen in lab.run(lambda: watch(STAGES[3], prefetch=prefetch), N):
         gathered = (1 + prefetch) * LAYER
         assert gathered <= seen["forward"] <= gathered + SLACK
         most = gathered + LAYER + LAYER * (1 + (N - 1) / N) + LAYER + LAYERS * LAYER / N
@@ -69,31 +70,30 @@ def test_stage_3_has_one_unit_and_those_on_their_way(prefetch):
 
 
 def test_one_unit_of_everything_costs_all_of_it():
-    for seen in lab.run(lambda: watch(zero.ZeroStage3, units=[]), N):
+    for seen in lab.run(lambda: watch(STAGES[3], units=[]), N):
         assert seen["forward"] >= LAYERS * LAYER
 
 
 def test_weights_that_stay_from_forward_to_backward():
-    for seen in lab.run(lambda: watch(zero.ZeroStage3, reshard_after_forward=False), N):
+    for seen in lab.run(lambda: watch(STAGES[3], reshard_after_forward=False), N):
         assert seen["forward"] >= LAYERS * LAYER
 
 
 @pytest.mark.parametrize("change", ["reduced after backward", "kept on the module", "nothing freed"])
 def test_the_bounds_can_fail(change):
-    class Keeps(zero.ZeroStage3):
-        def _let_go(self, unit):
-            pass
+    class NeverFreed(zero.Shard):
+        def free(self):
+            if self.state == "here" and self.number:  # not even once it is there for the first time
+                return
+            super().free()
 
-        def _after(self, unit):
-            self.reshard_after_forward = False
-            return super()._after(unit)
+    class Keeps(zero.Zero):
+        shard_type = NeverFreed
 
     jobs = {
-        "reduced after backward": lambda: watch(
-            zero.ZeroStage2, bucket_bytes=LAYER, first_bucket_bytes=None, overlap=False
-        ),
-        "kept on the module": lambda: watch(zero.ZeroStage1, bucket_bytes=LAYER, first_bucket_bytes=None),
-        "nothing freed": lambda: watch(Keeps),
+        "reduced after backward": lambda: watch(STAGES[2], bucket_bytes=LAYER, first_bucket_bytes=None, overlap=False),
+        "kept on the module": lambda: watch(STAGES[1], bucket_bytes=LAYER, first_bucket_bytes=None),
+        "nothing freed": lambda: watch(functools.partial(Keeps, stage=3)),
     }
     for seen in lab.run(jobs[change], N):
         assert seen["backward"] > LAYERS * LAYER

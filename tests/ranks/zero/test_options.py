@@ -44,7 +44,7 @@ def test_optimizers_that_look_at_whole_parameters_are_refused(name):
 
     def job():
         with lab.SendCounter() as seen, pytest.raises(TypeError, match=r"treats each element by itself|2D parameters"):
-            zero.ZeroStage1(network(), getattr(torch.optim, name))
+            zero.Zero(network(), getattr(torch.optim, name), stage=1)
         assert seen.sent_bytes == 0
         assert not seen.collectives
 
@@ -356,8 +356,8 @@ def test_a_group_of_some_ranks(stage):
 def test_a_module_wrapped_anew(stage):
     def job():
         model = fresh()
-        zero.ZeroStage1(model, make_sgd)
-        zero.ZeroStage2(model, make_sgd)
+        zero.Zero(model, make_sgd, stage=1)
+        zero.Zero(model, make_sgd, stage=2)
         return train(STAGES[stage](model, make_sgd))
 
     model = fresh()
@@ -386,7 +386,7 @@ def test_norms(stage, norm_type):
 
 def test_norms_that_cannot_be():
     def job():
-        wrapped = zero.ZeroStage2(fresh(), make_sgd)
+        wrapped = zero.Zero(fresh(), make_sgd, stage=2)
         wrapped(mine(rows(0))).mean().mul(math.nan).backward()
         with pytest.raises(ValueError, match="max_norm must be at least 0, not -1"):
             wrapped.clip_grad_norm_(-1)

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from dtlib import lab
 from dtlib.ranks import zero
 from dtlib.ranks.model import GPT, GPTConfig, batches, load_text, next_token_loss
-from dtlib.ranks.zero import _quantised
+from dtlib.ranks.zero import quantised
 
 CONFIG = GPTConfig(num_layers=2, hidden=96)
 make_adamw = functools.partial(torch.optim.AdamW, lr=1e-3)
@@ -23,9 +23,9 @@ make_adamw = functools.partial(torch.optim.AdamW, lr=1e-3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_each_block_is_off_by_half_a_step_of_its_own(num, block, dtype):
     chunk = torch.randn(num, generator=torch.Generator().manual_seed(num)).mul(3).to(dtype)
-    packed = _quantised.quantise(chunk, block)
-    assert packed.numel() == _quantised.packed_bytes(num, block) <= num * (1 + 4 / block) + 4 + 3
-    back = _quantised.dequantise(packed, num, block)
+    packed = quantised.quantise(chunk, block)
+    assert packed.numel() == quantised.packed_bytes(num, block) <= num * (1 + 4 / block) + 4 + 3
+    back = quantised.dequantise(packed, num, block)
     for some, original in zip(back.split(block), chunk.float().split(block), strict=True):
         step = original.abs().max() / 127 if num else 0
         assert ((some - original).abs() <= step / 2 * 1.001).all()  # and float32's own rounding
@@ -34,7 +34,7 @@ def test_each_block_is_off_by_half_a_step_of_its_own(num, block, dtype):
 
 def test_zeros_and_tiny_numbers_stay_finite():
     chunk = torch.cat([torch.zeros(64), torch.full((64,), 1e-40), torch.tensor([1e30, -1e30])])
-    back = _quantised.dequantise(_quantised.quantise(chunk, 64), 130, 64)
+    back = quantised.dequantise(quantised.quantise(chunk, 64), 130, 64)
     assert torch.equal(back[:64], torch.zeros(64))
     assert back.isfinite().all()
     assert_close(back[128:], chunk[128:])
@@ -42,7 +42,7 @@ def test_zeros_and_tiny_numbers_stay_finite():
 
 def train(steps, **options):
     rank, n = dist.get_rank(), dist.get_world_size()
-    wrapped = zero.ZeroStage3(GPT(CONFIG, seed=5 + rank), make_adamw, **options)
+    wrapped = zero.Zero(GPT(CONFIG, seed=5 + rank), make_adamw, **options, stage=3)
     start = wrapped.state_dict()
     data, losses, sent, used = batches(load_text(), batch=12, seq=16, rank=rank, world_size=n), [], [], {}
     block = wrapped.module.blocks[0]
@@ -90,8 +90,8 @@ def test_rounding_belongs_to_the_pass_alone():
     """Gathered to be looked at or changed, or saved: exact, also when rounded weights were there before."""
 
     def job():
-        wrapped = zero.ZeroStage3(
-            GPT(CONFIG, seed=1), make_adamw, quantised_block=32, reshard_after_forward=False, prefetch=3
+        wrapped = zero.Zero(
+            GPT(CONFIG, seed=1), make_adamw, quantised_block=32, reshard_after_forward=False, prefetch=3, stage=3
         )
         tokens, _ = next(batches(load_text(), batch=2, seq=8))
         wrapped(tokens)  # and no backward pass: the rounded weights stay
@@ -108,6 +108,6 @@ def test_rounding_belongs_to_the_pass_alone():
 def test_blocks_that_cannot_be(block):
     def job():
         with pytest.raises(ValueError, match="quantised_block must be a whole number of at least 1, or None, not"):
-            zero.ZeroStage3(torch.nn.Linear(2, 2), make_adamw, quantised_block=block)
+            zero.Zero(torch.nn.Linear(2, 2), make_adamw, quantised_block=block, stage=3)
 
     lab.run(job, 1)

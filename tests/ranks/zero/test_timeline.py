@@ -15,10 +15,10 @@ from dtlib import lab, theory
 from dtlib.ranks import zero
 from dtlib.ranks.model import GPT, GPTConfig, next_token_loss
 
+from .small import STAGES
 from .timelines import (
     MASTER,
     PLAIN_SGD,
-    STAGES,
     Case,
     assert_alike,
     buckets_of,
@@ -89,32 +89,38 @@ def test_the_states_at_rest_are_those_of_the_recipe(stage):
     "name", ["weights stay", "gradients stay", "states are whole", "all-reduced", "reduced after backward"]
 )
 def test_a_wasteful_one_is_not_within_two_percent(name):
-    class KeepsWeights(zero.ZeroStage3):
-        def _after(self, unit):
-            self.reshard_after_forward = False
-            return super()._after(unit)
+    def keeps_weights(*args, **options):
+        return STAGES[3](*args, reshard_after_forward=False, **options)
 
-    class KeepsGradients(zero.ZeroStage2):
-        def _keep(self, flat, own):
-            self.__dict__.setdefault("hoard", []).append(flat.buffer)
-            super()._keep(flat, own)
+    class Hoards(zero.Shard):
+        def keep(self):
+            self.__dict__.setdefault("hoard", []).append(self.buffer)
+            super().keep()
+
+    class KeepsGradients(zero.Zero):
+        shard_type = Hoards
 
     def keeps_states(*args, **options):
         alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
-        return zero.ZeroStage1(*args, group=alone, **options)
+        return STAGES[1](*args, group=alone, **options)
 
-    class AllReduces(zero.ZeroStage2):
-        def _keep(self, flat, own):
-            flat.grad, flat.buffer = own, None  # a view: the whole buffer stays
+    class Views(zero.Shard):
+        def keep(self):
+            buffer = self.buffer
+            super().keep()
+            self.grad = buffer[self.own]  # a view: the whole buffer stays
+
+    class AllReduces(zero.Zero):
+        shard_type = Views
 
     small = replace(WIDE, seq=8)
     buckets = Case(small, batch=1, options={"bucket_bytes": 100_000, "first_bucket_bytes": None})
     stage, wrap, case = {
-        "weights stay": (3, KeepsWeights, Case(replace(small, num_layers=6), batch=1)),
-        "gradients stay": (2, KeepsGradients, buckets),
+        "weights stay": (3, keeps_weights, Case(replace(small, num_layers=6), batch=1)),
+        "gradients stay": (2, functools.partial(KeepsGradients, stage=2), buckets),
         "states are whole": (1, keeps_states, Case(small, batch=1)),
-        "all-reduced": (2, AllReduces, buckets),
-        "reduced after backward": (2, functools.partial(zero.ZeroStage2, overlap=False), buckets),
+        "all-reduced": (2, functools.partial(AllReduces, stage=2), buckets),
+        "reduced after backward": (2, functools.partial(zero.Zero, stage=2, overlap=False), buckets),
     }[name]
     measured = lab.run(trained, 3, args=(case, wrap))[1]
     played = predicted(case, stage, 3, 1)
@@ -126,11 +132,13 @@ def test_a_wasteful_one_is_not_within_two_percent(name):
 def test_overlap_with_less_room_is_what_the_rules_say():
     """Two reductions at once need one more buffer and its room, which theory tells apart from one."""
 
-    class Two(zero.ZeroStage2):
-        in_flight = 2
+    def two(*args, **options):
+        wrapped = STAGES[2](*args, **options)
+        wrapped._frees = replace(wrapped._frees, in_flight=2)
+        return wrapped
 
     case = Case(WIDE, options={"bucket_bytes": 60_000, "first_bucket_bytes": None})
-    measured = lab.run(trained, 3, args=(case, Two))[0]
+    measured = lab.run(trained, 3, args=(case, two))[0]
     with pytest.raises(AssertionError):
         assert_alike(predicted(case, 2, 3, 0), measured)
     assert_alike(predicted(Case(WIDE, options=case.options, rules={"in_flight": 2}), 2, 3, 0), measured)

@@ -14,38 +14,48 @@ import torch.distributed as dist
 
 from dtlib.ranks import zero
 from dtlib.ranks.dp import base
-from dtlib.ranks.zero import _flat, _unit
+from dtlib.ranks.zero import shard as implementation
 from dtlib.theory.collectives import chunk_bounds
 
 from .judge import Make, assert_correct
+from .small import STAGES
+
+
+def on_a_page(model, *args, stage, **kwargs):
+    return zero.SimpleZero(model, *args, stage=stage, units=list(model.layers), **kwargs)
+
 
 WRAPPERS: dict[str, tuple[Make, int]] = {
-    "stage 1": (zero.ZeroStage1, 1),
-    "stage 1, a few buckets": (functools.partial(zero.ZeroStage1, bucket_bytes=150_000, first_bucket_bytes=1000), 1),
-    "stage 2": (zero.ZeroStage2, 2),
-    "stage 2, a few buckets": (functools.partial(zero.ZeroStage2, bucket_bytes=150_000, first_bucket_bytes=1000), 2),
-    "stage 2, after backward": (functools.partial(zero.ZeroStage2, bucket_bytes=150_000, overlap=False), 2),
-    "stage 2, unused allowed": (functools.partial(zero.ZeroStage2, find_unused_parameters=True), 2),
-    "stage 3": (zero.ZeroStage3, 3),
-    "stage 3, nothing ahead": (functools.partial(zero.ZeroStage3, prefetch=0), 3),
-    "stage 3, far ahead": (functools.partial(zero.ZeroStage3, prefetch=9), 3),
-    "stage 3, after backward": (functools.partial(zero.ZeroStage3, overlap=False), 3),
-    "stage 3, unused allowed": (functools.partial(zero.ZeroStage3, find_unused_parameters=True), 3),
-    "stage 3, one unit": (functools.partial(zero.ZeroStage3, units=[]), 3),
+    "stage 1 on a page": (functools.partial(on_a_page, stage=1), 1),
+    "stage 2 on a page": (functools.partial(on_a_page, stage=2), 2),
+    "stage 3 on a page": (functools.partial(on_a_page, stage=3), 3),
+    "stage 1": (STAGES[1], 1),
+    "stage 1, a few buckets": (functools.partial(zero.Zero, stage=1, bucket_bytes=150_000, first_bucket_bytes=1000), 1),
+    "stage 2": (STAGES[2], 2),
+    "stage 2, a few buckets": (functools.partial(zero.Zero, stage=2, bucket_bytes=150_000, first_bucket_bytes=1000), 2),
+    "stage 2, after backward": (functools.partial(zero.Zero, stage=2, bucket_bytes=150_000, overlap=False), 2),
+    "stage 2, unused allowed": (functools.partial(zero.Zero, stage=2, find_unused_parameters=True), 2),
+    "stage 3": (STAGES[3], 3),
+    "stage 3, nothing ahead": (functools.partial(zero.Zero, stage=3, prefetch=0), 3),
+    "stage 3, far ahead": (functools.partial(zero.Zero, stage=3, prefetch=9), 3),
+    "stage 3, after backward": (functools.partial(zero.Zero, stage=3, overlap=False), 3),
+    "stage 3, unused allowed": (functools.partial(zero.Zero, stage=3, find_unused_parameters=True), 3),
+    "stage 3, one unit": (functools.partial(zero.Zero, stage=3, units=[]), 3),
 }
 
 
 MAIN = ["stage 1, a few buckets", "stage 2, a few buckets", "stage 3"]
+ON_A_PAGE = [f"stage {stage} on a page" for stage in (1, 2, 3)]
 
 
-@pytest.mark.parametrize("name", MAIN)
+@pytest.mark.parametrize("name", MAIN + ON_A_PAGE)
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_equals_one_process(name, n):
     make, stage = WRAPPERS[name]
     assert_correct(make, stage, n)
 
 
-@pytest.mark.parametrize("name", sorted(WRAPPERS.keys() - set(MAIN)))
+@pytest.mark.parametrize("name", sorted(WRAPPERS.keys() - set(MAIN + ON_A_PAGE)))
 def test_options_change_nothing(name):
     make, stage = WRAPPERS[name]
     assert_correct(make, stage, 3)
@@ -62,62 +72,72 @@ def test_equals_one_process_with_accumulation(name, n, accumulate):
 # --- wrong implementations, each of which the judge must refuse ------------------------------------------------
 
 
-class ReplicatedStates(zero.ZeroStage1):
+class Whole(zero.Shard):
+    """Every rank owns everything, and all-reduces."""
+
+    def _pieces(self):
+        self.own = slice(0, self.num_elements)
+        return super()._pieces()
+
+    def reduce(self):
+        self._open_buffer()
+        for index in self.params.keys() - self.filled:
+            self.view(self.buffer, index).zero_()
+        dist.all_reduce(self.buffer)
+        self._room = self.buffer.new_empty(0)
+
+
+class ReplicatedStates(zero.Zero):
     """Plain AdamW on every rank, under the name of a sharded optimizer."""
 
-    def _lay_out(self):
-        flats = super()._lay_out()
-        for flat in flats:
-            flat.own = slice(0, flat.num_elements)
-            flat.pieces, flat.shard = flat._pieces(), flat.full
-        return flats
-
-    def _start(self, flat):
-        flat.started = True
-        flat.clear_missing()
-        dist.all_reduce(flat.buffer, group=self.group)
-        flat.resting = set()
-        self._keep(flat, flat.buffer)
-        flat.filled.clear()
+    shard_type = Whole
 
     def clip_grad_norm_(self, max_norm, *args, **kwargs):
         norm = super().clip_grad_norm_(math.inf)
-        for flat in self._flats:
-            flat.grad.mul_(min(1.0, max_norm / (norm.item() / self.world_size**0.5 + 1e-6)))
+        for shard in self.shards:
+            shard.grad.mul_(min(1.0, max_norm / (norm.item() / self.world_size**0.5 + 1e-6)))
         return norm / self.world_size**0.5
 
     def _publish(self):
         pass
 
 
-class GradientsNeverFreed(zero.ZeroStage2):
-    def _keep(self, flat, own):
-        buffer = flat.buffer
-        super()._keep(flat, own)
-        flat.kept = buffer
+class Hoards(zero.Shard):
+    def keep(self):
+        self.kept = self.buffer
+        super().keep()
 
 
-class GradientsOfTheModuleNeverFreed(zero.ZeroStage2):
-    def _ready(self, index):
-        grad = self._params[index].grad
-        super()._ready(index)
-        self._params[index].grad = grad
-
-    def zero_grad(self, set_to_none=True):
-        super().zero_grad(set_to_none)
-        for parameter in self._params:
-            parameter.grad = None
+class GradientsNeverFreed(zero.Zero):
+    shard_type = Hoards
 
 
-class AllReduces(zero.ZeroStage2):
-    def _start(self, flat):
-        flat.clear_missing()
-        rest = flat.buffer.clone()
-        super()._start(flat)
-        dist.all_reduce(rest, group=self.group)
+class KeepsGradients(zero.Shard):
+    def collect(self, index, gradient):
+        self.__dict__.setdefault("hoard", {})[index] = gradient
+        super().collect(index, gradient)
+
+    def gradient_of(self, index):
+        return self.hoard.get(index)
 
 
-class LocalNorm(zero.ZeroStage2):
+class GradientsOfTheModuleNeverFreed(zero.Zero):
+    shard_type = KeepsGradients
+
+
+class ReducesAll(zero.Shard):
+    def reduce(self):
+        self._open_buffer()
+        rest = self.buffer.clone()
+        super().reduce()
+        dist.all_reduce(rest)
+
+
+class AllReduces(zero.Zero):
+    shard_type = ReducesAll
+
+
+class LocalNorm(zero.Zero):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.alone = [dist.new_group([rank]) for rank in range(self.world_size)][dist.get_rank()]
@@ -130,46 +150,50 @@ class LocalNorm(zero.ZeroStage2):
             self.group = group
 
 
-class NothingPublished(zero.ZeroStage1):
+class NothingPublished(zero.Zero):
     def _publish(self):
         pass
 
 
-class SyncInsideNoSync(zero.ZeroStage2):
+class SyncInsideNoSync(zero.Zero):
     def no_sync(self):
         return nullcontext()
 
 
-class LocalPartForgotten(zero.ZeroStage1):
+class Forgetful(zero.Shard):
     """The second micro-batch takes the place of the first."""
 
-    def _ready(self, index):
-        self._where[index].filled.discard(index)
-        super()._ready(index)
+    def collect(self, index, gradient):
+        self.filled.discard(index)
+        super().collect(index, gradient)
 
 
-class FullWeightsKept(zero.ZeroStage3):
+class LocalPartForgotten(zero.Zero):
+    shard_type = Forgetful
+
+
+class Hides(zero.Shard):
     """Nothing is freed, though everything is gathered as often as it must."""
 
-    def __init__(self, *args, **kwargs):
-        _unit.Unit._put_away = self._only_point_away
-        super().__init__(*args, **kwargs)
-
-    @staticmethod
-    def _only_point_away(unit, flat):
-        for index in flat.indices:
-            unit.params[index].data = flat.shard[:0]
+    def free(self):
+        self.state = "away"
+        for parameter in self.params.values():
+            parameter.data = self.chunk[:0]
 
 
-class KeptFromForwardToBackward(zero.ZeroStage3):
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, reshard_after_forward=False, **kwargs)
+class FullWeightsKept(zero.Zero):
+    shard_type = Hides
+
+
+def kept_from_forward_to_backward(*args, **kwargs):
+    return zero.Zero(*args, stage=3, reshard_after_forward=False, **kwargs)
 
 
 def sum_for_mean(make):
     def wrap(model, *args, **kwargs):
         wrapped = make(model, *args, **kwargs)
-        wrapped.world_size = 1  # the factor 1/N becomes 1
+        for shard in wrapped.shards:
+            shard.factor = 1.0
         return wrapped
 
     return wrap
@@ -186,20 +210,17 @@ def no_broadcast(make):
 def cut(change):
     """A wrapper of a wrapper that changes where a rank's chunk begins and ends."""
 
-    def wrong(make):
-        def wrap(model, *args, **kwargs):
-            right = _flat.Flat._pieces
+    class Cut(zero.Shard):
+        def _pieces(self):
+            right, self.own = self.own, change(self)
+            pieces = list(super()._pieces())
+            self.own = right
+            return pieces
 
-            def pieces(self):
-                self.own = change(self)
-                return right(self)
+    class Wrong(zero.Zero):
+        shard_type = Cut
 
-            _flat.Flat._pieces = pieces
-            return make(model, *args, **kwargs)
-
-        return wrap
-
-    return wrong
+    return Wrong
 
 
 def all_bounds_shifted(make):
@@ -208,36 +229,46 @@ def all_bounds_shifted(make):
             first, *inner, last = chunk_bounds(num_elements, n)
             return [first, *(min(last, bound + 1) for bound in inner), last]
 
-        _flat.chunk_bounds = shifted
+        implementation.chunk_bounds = shifted
         return make(model, *args, **kwargs)
 
     return wrap
 
 
-last_one_lost = cut(lambda flat: slice(flat.own.start, max(flat.own.start, flat.own.stop - 1)))
-first_one_lost = cut(lambda flat: slice(min(flat.own.stop, flat.own.start + 1), flat.own.stop))
+last_one_lost = cut(lambda shard: slice(shard.own.start, max(shard.own.start, shard.own.stop - 1)))
+first_one_lost = cut(lambda shard: slice(min(shard.own.stop, shard.own.start + 1), shard.own.stop))
 
 MUTANTS: dict[str, tuple[Make, int, str, str]] = {
-    "1: replicated states": (ReplicatedStates, 1, "no", "bytes of states"),
-    "2: gradients never freed": (GradientsNeverFreed, 2, "no", "bytes of other tensors are left"),
-    "2: the module's gradients never freed": (GradientsOfTheModuleNeverFreed, 2, "no", "bytes of gradients"),
-    "2: stage 1 under its name": (zero.ZeroStage1, 2, "no", "bytes of gradients"),
-    "2: all-reduces": (AllReduces, 2, "no", "bytes sent|other tensors are left"),
-    "2: norm of this rank's part": (LocalNorm, 2, "no", "norm|weight"),
-    "1: updated weights not sent": (NothingPublished, 1, "no", "weight"),
-    "2: sync inside no_sync": (SyncInsideNoSync, 2, "quiet", "bytes sent"),
-    "1: a micro-batch forgotten": (LocalPartForgotten, 1, "quiet", "weight|norm"),
-    "3: full weights kept": (FullWeightsKept, 3, "no", "bytes of other tensors are left"),
-    "3: kept from forward to backward": (KeptFromForwardToBackward, 3, "no", "bytes sent"),
-    "3: stage 2 under its name": (zero.ZeroStage2, 3, "no", "bytes of weights"),
-    "1: sum for mean": (sum_for_mean(zero.ZeroStage1), 1, "no", "norm|weight"),
-    "2: sum for mean": (sum_for_mean(zero.ZeroStage2), 2, "no", "norm|weight"),
-    "3: sum for mean": (sum_for_mean(zero.ZeroStage3), 3, "no", "norm|weight"),
-    "2: no broadcast": (no_broadcast(zero.ZeroStage2), 2, "no", "weight"),
-    "3: no broadcast": (no_broadcast(zero.ZeroStage3), 3, "no", "weight"),
-    "2: boundaries off by one": (all_bounds_shifted(zero.ZeroStage2), 2, "no", "bytes of"),
-    "1: last element lost": (last_one_lost(zero.ZeroStage1), 1, "no", "weight"),
-    "2: first element lost": (first_one_lost(zero.ZeroStage2), 2, "no", "weight"),
+    "1: replicated states": (functools.partial(ReplicatedStates, stage=1), 1, "no", "bytes of states"),
+    "2: gradients never freed": (
+        functools.partial(GradientsNeverFreed, stage=2),
+        2,
+        "no",
+        "bytes of other tensors are left",
+    ),
+    "2: the module's gradients never freed": (
+        functools.partial(GradientsOfTheModuleNeverFreed, stage=2),
+        2,
+        "no",
+        "bytes of gradients",
+    ),
+    "2: stage 1 under its name": (STAGES[1], 2, "no", "bytes of gradients"),
+    "2: all-reduces": (functools.partial(AllReduces, stage=2), 2, "no", "bytes sent|other tensors are left"),
+    "2: norm of this rank's part": (functools.partial(LocalNorm, stage=2), 2, "no", "norm|weight"),
+    "1: updated weights not sent": (functools.partial(NothingPublished, stage=1), 1, "no", "weight"),
+    "2: sync inside no_sync": (functools.partial(SyncInsideNoSync, stage=2), 2, "quiet", "bytes sent"),
+    "1: a micro-batch forgotten": (functools.partial(LocalPartForgotten, stage=1), 1, "quiet", "weight|norm"),
+    "3: full weights kept": (functools.partial(FullWeightsKept, stage=3), 3, "no", "bytes of other tensors are left"),
+    "3: kept from forward to backward": (kept_from_forward_to_backward, 3, "no", "bytes sent"),
+    "3: stage 2 under its name": (STAGES[2], 3, "no", "bytes of weights"),
+    "1: sum for mean": (sum_for_mean(STAGES[1]), 1, "no", "norm|weight"),
+    "2: sum for mean": (sum_for_mean(STAGES[2]), 2, "no", "norm|weight"),
+    "3: sum for mean": (sum_for_mean(STAGES[3]), 3, "no", "norm|weight"),
+    "2: no broadcast": (no_broadcast(STAGES[2]), 2, "no", "weight"),
+    "3: no broadcast": (no_broadcast(STAGES[3]), 3, "no", "weight"),
+    "2: boundaries off by one": (all_bounds_shifted(STAGES[2]), 2, "no", "bytes of"),
+    "1: last element lost": (functools.partial(last_one_lost, stage=1), 1, "no", "weight"),
+    "2: first element lost": (functools.partial(first_one_lost, stage=2), 2, "no", "weight"),
 }
 
 

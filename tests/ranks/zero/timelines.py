@@ -12,10 +12,8 @@ import torch
 from torch import nn
 
 from dtlib import lab, theory
-from dtlib.ranks import zero
 from dtlib.ranks.model import GPT, GPTConfig, next_token_loss
 
-STAGES = {1: zero.ZeroStage1, 2: zero.ZeroStage2, 3: zero.ZeroStage3}
 make_adamw = functools.partial(torch.optim.AdamW, lr=1e-3)
 make_sgd = functools.partial(torch.optim.SGD, lr=0.1)
 PLAIN_SGD = {"states": 0, "scalar_bytes": 0, "step_copies": 0, "step_kept": 0}
@@ -75,7 +73,7 @@ def params_of(module: nn.Module) -> dict[str, int]:
 def buckets_of(case: Case, stage: int) -> list[theory.zero.Bucket]:
     width, params = case.rules.get("width", 4), params_of(GPT(case.config))
     if stage == 3:
-        return theory.zero.unit_buckets(params, case.units, width=width)
+        return theory.zero.unit_buckets(params, case.units)
     sizes = {name: value for name, value in case.options.items() if "bucket" in name}
     return theory.zero.reduction_buckets(params, width=width, **sizes)
 

@@ -1,0 +1,273 @@
+"""A shard: some parameters end to end in one flat buffer, of which each rank owns a chunk.
+
+The cut goes through parameters: a rank may own the end of one, all of the next and the start of a third. So the chunks
+differ by one element at most, whatever the shapes, and what travels needs no padding. D is the buffer's bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dtlib.ranks.collectives import ring_all_reduce
+from dtlib.ranks.collectives._peers import Peers, wait_for
+from dtlib.theory.collectives import chunk_bounds
+
+from .exchange import add_up, start_gather, start_scatter
+from .parameter import claim, mark
+from .quantised import Packed
+from .stages import Stage
+
+
+class Shard:
+    """Parameters of one dtype and device as one flat buffer, and what a rank keeps of it.
+
+    - `full`: D bytes, all weights; where the `stage` frees them, its memory comes and goes.
+    - `chunk`: D/N bytes, this rank's part of them; `master` is its copy in another dtype, if the optimizer has one.
+    - `buffer`: D bytes, where gradients are collected on their way, or None.
+    - `grad`: D/N bytes, this rank's part of the mean gradient, or None.
+
+    `params` are the parameters by their number in the wrapper, `places` where each lies in `full`, and `pieces` where
+    what this rank owns of it lies in the chunk. `weights` are the pieces as the optimizer steps them.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        params: Mapping[int, tuple[str, Tensor]],
+        *,
+        peers: Peers,
+        stage: Stage,
+        replicas: dist.ProcessGroup | None = None,
+        param_dtype: torch.dtype | None = None,
+        master_dtype: torch.dtype | None = None,
+    ) -> None:
+        self.number, self.peers, self.stage, self.replicas = number, peers, stage, replicas
+        self.names = {index: name for index, (name, _) in params.items()}
+        self.params = {index: parameter for index, (_, parameter) in params.items()}
+        self.shapes = {index: parameter.shape for index, parameter in self.params.items()}
+        self.places, self.num_elements = dict[int, slice](), 0
+        for index, shape in self.shapes.items():
+            self.places[index] = slice(self.num_elements, self.num_elements + shape.numel())
+            self.num_elements += shape.numel()
+        self.bounds = chunk_bounds(self.num_elements, peers.n)
+        self.own = slice(self.bounds[peers.rank], self.bounds[peers.rank + 1])
+        self.pieces = dict(self._pieces())
+        self.num_replicas = 1 if replicas is None else dist.get_world_size(replicas)
+        self.factor = 1 / (peers.n * self.num_replicas)
+        self.buffer: Tensor | None = None
+        self.grad: Tensor | None = None
+        self.filled, self.used = (
+            set[int](),
+            set[int](),
+        )  # parameters with a gradient in `buffer`, and with one in `grad`
+        self.missing = 0  # gradients that are still to come in this backward pass
+        self._works, self._room = list[Any](), torch.empty(0)
+        self._packed: Packed | None = None
+        self._take_over(param_dtype, master_dtype)
+
+    def _pieces(self) -> Iterator[tuple[int, slice]]:
+        for index, place in self.places.items():
+            start, stop = max(self.own.start, place.start), min(self.own.stop, place.stop)
+            if start < stop:
+                yield index, slice(start - self.own.start, stop - self.own.start)
+
+    @torch.no_grad()
+    def _take_over(self, param_dtype: torch.dtype | None, master_dtype: torch.dtype | None) -> None:
+        first = next(iter(self.params.values()))
+        self.is_trained, kept_dtype = first.requires_grad, master_dtype or first.dtype
+        self.full = torch.empty(self.num_elements, dtype=param_dtype or first.dtype, device=first.device)
+        self.chunk, self.master, self.state = self.full[self.own], None, "here"
+        for index, parameter in self.params.items():
+            self.view(self.full, index).copy_(parameter)
+        if self.is_trained and kept_dtype != self.full.dtype:  # from the weights as they were, before any rounding
+            self.master = torch.empty(self.chunk.shape, dtype=kept_dtype, device=first.device)
+            for index, piece in self.pieces.items():
+                self.master[piece] = self.params[index].reshape(-1)[self.within(index)]
+        for index, parameter in self.params.items():
+            parameter.data = self.view(self.full, index)
+            claim(parameter, self, index, self.names[index])
+        if self.stage.frees_weights:
+            self.chunk = self.chunk.clone()
+            self.free()
+        stepped = self.chunk if self.master is None else self.master
+        self.weights = {index: nn.Parameter(stepped[piece]) for index, piece in self.pieces.items() if self.is_trained}
+
+    def view(self, flat: Tensor, index: int) -> Tensor:
+        """The part of parameter `index` in a buffer laid out as `full`, in its own shape."""
+        return flat[self.places[index]].view(self.shapes[index])
+
+    def within(self, index: int) -> slice:
+        """Which elements of the flattened parameter `index` this rank owns."""
+        piece, shift = self.pieces[index], self.own.start - self.places[index].start
+        return slice(piece.start + shift, piece.stop + shift)
+
+    # Weights: gather, wait, free
+
+    @property
+    def full_bytes(self) -> int:
+        """D, the bytes of the full weights."""
+        return self.num_elements * self.full.element_size()
+
+    @torch.no_grad()
+    def gather(self, quantised_block: int | None = None) -> None:
+        """Start to gather the weights; in 8 bits, if blocks of so many elements share a scale.
+
+        Sends (N−1)/N · D bytes, or (N−1)/N · (1 + 4/block) for each element. The owner's chunk stays exact.
+        """
+        if self.stage.frees_weights:
+            self.full.untyped_storage().resize_(self.full_bytes)
+            self.full[self.own] = self.chunk
+        travels, bounds = self.full, self.bounds
+        if quantised_block is not None:
+            self._packed = Packed(self.chunk, bounds, self.peers.rank, quantised_block)
+            travels, bounds = self._packed.flat, self._packed.bounds
+        self._works = start_gather(self.peers, travels, bounds, self.number)
+        self.state = "coming"
+
+    def wait(self) -> None:
+        """Return once the full weights are here, for the module to use."""
+        self._finish_exchange()
+        if self._packed is not None:
+            self._packed.unpack_into(self.full, self.bounds)
+        self._packed, self.state = None, "here"
+        for index, parameter in self.params.items():
+            mark(parameter, away=False)
+            parameter.data = self.view(self.full, index)
+
+    def free(self) -> None:
+        """Give the memory of the full weights back; a parameter is the piece that this rank owns, flat or empty.
+
+        Autograd keeps views of the full weights, so it is their memory that comes and goes, under the same tensors.
+        """
+        self._finish_exchange()
+        self._packed, self.state = None, "away"
+        for index, parameter in self.params.items():
+            parameter.data = self.chunk[self.pieces.get(index, slice(0))]
+            mark(parameter, away=True)
+        self.full.untyped_storage().resize_(0)
+
+    @torch.no_grad()
+    def take_full(self) -> None:
+        """Keep this rank's chunk of the full weights, which were changed while they were here."""
+        self.chunk.copy_(self.full[self.own])
+        if self.master is not None:
+            self.master.copy_(self.chunk)
+
+    # The way of a gradient: collect, reduce, keep
+
+    def begin_backward(self) -> None:
+        """A backward pass begins: what lost its ``.grad`` by hand since the last one is forgotten."""
+        self.missing = len(self.params)
+        for index, weight in self.weights.items():
+            if self.grad is not None and self.master is None and index in self.used and weight.grad is None:
+                self.forget(index)
+
+    @torch.no_grad()
+    def collect(self, index: int, gradient: Tensor) -> None:
+        """Add the gradient of parameter `index`, divided by the ranks, to what is on its way to the owners."""
+        self._open_buffer()
+        place = self.view(self.buffer, index)
+        if index in self.filled:
+            place.add_(gradient, alpha=self.factor)
+        else:
+            torch.mul(gradient, self.factor, out=place)
+        self.filled.add(index)
+        self.missing -= 1
+
+    @torch.no_grad()
+    def reduce(self) -> None:
+        """Start to reduce-scatter the buffer; parameters without a gradient count as zero. Sends (N−1)/N · D bytes."""
+        self._open_buffer()
+        for index in self.params.keys() - self.filled:
+            self.view(self.buffer, index).zero_()
+        self._works, self._room = start_scatter(self.peers, self.buffer, self.bounds, self.number)
+
+    @torch.no_grad()
+    def keep(self) -> None:
+        """Wait for the reduction, add this rank's chunk up, over the replicas too, and keep what the stage says."""
+        self._finish_exchange()
+        assert self.buffer is not None
+        own = self.buffer[self.own]
+        add_up(own, self._room)
+        self._room = torch.empty(0)
+        if self.replicas is not None:
+            ring_all_reduce(own, group=self.replicas)
+        if not self.stage.frees_gradients:
+            self.grad = own
+        else:
+            self.grad = own.clone() if self.grad is None else self.grad.add_(own)
+            self.buffer = None
+        self.used |= self.filled
+        self.filled.clear()
+
+    def _open_buffer(self) -> None:
+        """Make the buffer ready for more. In stage 1 it may hold a mean that was reduced before: the mean stays, once
+        on all replicas, and what the others have sent already counts as zero."""
+        if self.buffer is None:
+            self.buffer = self.full.new_empty(self.num_elements)
+        elif self.grad is not None and not self.stage.frees_gradients:
+            self.grad.div_(self.num_replicas)
+            self.buffer[: self.own.start].zero_()
+            self.buffer[self.own.stop :].zero_()
+            self.filled, self.grad = set(self.used), None
+
+    def gradient_of(self, index: int) -> Tensor | None:
+        """What this rank has of the mean gradient of a parameter: its piece, or in stage 1 the place in the buffer."""
+        mean = self.grad if index in self.used else None
+        if self.stage.frees_gradients:
+            return None if mean is None else mean[self.pieces.get(index, slice(0))]
+        return None if mean is None and index not in self.filled else self.view(self.buffer, index)
+
+    # What the optimizer sees
+
+    def hand_out(self, *, widened: bool = False) -> None:
+        """Let the ``.grad`` of what the optimizer steps be the mean; parameters without one on any rank have none.
+
+        Those of a master copy are of another dtype: they are made (`widened`) for the step alone.
+        """
+        for index, weight in self.weights.items():
+            weight.grad = None
+            if self.grad is not None and index in self.used and (self.master is None or widened):
+                weight.grad = self.grad[self.pieces[index]].to(weight.dtype)
+
+    def end_step(self) -> None:
+        """The optimizer has stepped `weights`: round the master copy to the weights' dtype."""
+        if self.master is not None:
+            self.chunk.copy_(self.master)
+            self.hand_out()
+
+    def clear(self, *, set_to_none: bool) -> None:
+        """Forget all gradients, or count them as zero."""
+        self.filled.clear()
+        if set_to_none:
+            self.used, self.grad = set(), None
+            self.hand_out()
+        elif self.grad is not None:
+            self.grad.zero_()
+
+    def forget(self, index: int) -> None:
+        """Forget the gradient of one parameter."""
+        self.filled.discard(index)
+        self.used.discard(index)
+        if self.grad is not None and index in self.pieces:
+            self.grad[self.pieces[index]].zero_()
+        self.grad = self.grad if self.used else None
+        self.hand_out()
+
+    def _finish_exchange(self) -> None:
+        wait_for(self._works)
+        self._works = []
+
+    def tensors_by_kind(self) -> Iterator[tuple[Tensor, str]]:
+        """What there is of its tensors now, and what each is for, in the words of ``lab.memory``."""
+        kinds = {
+            "parameters": (self.full, self.chunk),
+            "optimizer": (self.master,),
+            "gradients": (self.grad, self.buffer),
+        }
+        return ((tensor, kind) for kind, tensors in kinds.items() for tensor in tensors if tensor is not None)

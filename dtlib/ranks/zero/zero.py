@@ -1,0 +1,359 @@
+"""ZeRO: an optimizer over this rank's shards, and the way of a gradient to its owner."""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd import Variable
+from torch.autograd.graph import increment_version
+from torch.optim import Optimizer
+
+from dtlib.ranks.collectives._peers import Peers
+from dtlib.ranks.dp.base import DataParallel, _broadcast, _hooks, _refuse_unlike_ranks, _split, weakly
+from dtlib.theory.units import MiB
+
+from . import check
+from .clipping import clip_grad_norm
+from .parameter import raw_grad
+from .shard import Shard
+from .stages import in_buckets
+from .units import Gathering, choose, make_units
+
+
+class Zero(DataParallel):
+    """Wrap a module, train it as one process would, and keep a part of what every rank of data parallelism keeps.
+
+    N ranks, Ψ trainable parameters. They lie in flat buffers (`shards`), each cut into N chunks; rank r owns chunk r.
+    Kept by a rank, and sent in a step, in units of (N−1)/N · Ψ elements:
+
+    | `stage` | weights | gradients | optimizer states, master copy | sent |
+    |---|---|---|---|---|
+    | 1 | all | all | 1/N | 2 |
+    | 2 | all | 1/N | 1/N | 2 |
+    | 3 | 1/N | 1/N | 1/N | 3 |
+
+    - **start**: as `DataParallel`: parameters and buffers are sent from the group's rank 0, once.
+    - **forward**: stage 3 gathers each of `units` before it runs and frees it after, while the `prefetch` next ones are
+      on their way: 1 sent. With ``reshard_after_forward=False`` they stay for the backward pass.
+    - **backward**: the owners of a gradient's elements get its mean: reduce-scattered a shard at a time, while the pass
+      goes on (`overlap`): 1 sent. Stage 3 gathers each unit again before: 1 sent.
+    - **step**: ``optimizer.step()`` updates this rank's elements; every rank calls it. Stages 1 and 2 gather: 1 sent.
+
+    `optimizer` is what `make_optimizer` made from `param_groups`: dictionaries as torch's optimizers take them, with
+    the module's own parameters (by default one group with all; frozen ones are passed over). It is one of torch, so
+    schedulers work on it; its parameters are flat pieces, so it must treat each element by itself: ``TypeError`` for
+    one that does not. `master_dtype` makes it step a copy of the weights in that dtype, sharded like its states;
+    `param_dtype` makes the module compute in that dtype, and the copy is of the weights as they were before.
+
+    A shard is a bucket of `bucket_bytes` at stages 1 and 2 (see `dp.BucketedDataParallel`). At stage 3 it is one of
+    `units`, modules inside `module` (by default the children of its outermost ``ModuleList`` and ``Sequential``
+    containers); what is in none, or in several, belongs to `module` itself. All ranks must run the same units in the
+    same order. With `quantised_block` weights travel in 8 bits, a float32 scale for so many: all ranks compute with
+    the same rounded weights, off by 1/254 of the largest in their block at most; what is kept and updated is exact.
+
+    A ``.grad`` of the module is what this rank has of the mean: at stage 1 a view, local outside of its chunk, else a
+    flat piece. So are at stage 3 the weights between passes: see them with `gathered` or ``state_dict``. ``no_sync``
+    (the full gradient stays), ``find_unused_parameters`` and what may not change after wrapping are as in
+    `DataParallel`. A backward pass for inputs alone (``torch.autograd.grad``) reduces nothing.
+
+    **Hybrid**: with `replicas`, a second group, `group` (a node, say) splits everything among its N ranks, and
+    `replicas` are the R ranks, one in each node, that own the same chunks: 2(R−1)/R · Ψ/N elements more, all that a
+    rank sends from node to node.
+
+    ``ValueError`` for arguments that break a rule, which it names, before anything is sent. Sources: Rajbhandari et al.
+    2020, arXiv 1910.02054, sections 5 and 7; Zhao et al. 2023, arXiv 2304.11277; Wang et al. 2023, arXiv 2306.10209.
+    """
+
+    shard_type: type[Shard] = Shard
+
+    def __init__(
+        self,
+        module: nn.Module,
+        make_optimizer: Callable[[Any], Optimizer],
+        *,
+        stage: int,
+        units: Iterable[nn.Module] | None = None,
+        prefetch: int = 1,
+        reshard_after_forward: bool = True,
+        quantised_block: int | None = None,
+        bucket_bytes: int = 25 * MiB,
+        first_bucket_bytes: int | None = MiB,
+        param_groups: Iterable[Mapping[str, Any]] | None = None,
+        master_dtype: torch.dtype | None = None,
+        param_dtype: torch.dtype | None = None,
+        overlap: bool = True,
+        group: dist.ProcessGroup | None = None,
+        replicas: dist.ProcessGroup | None = None,
+        broadcast_buffers: bool = True,
+        find_unused_parameters: bool = False,
+    ) -> None:
+        frees = check.stage_of(stage)
+        check.options(stage, bucket_bytes, first_bucket_bytes, units, prefetch, reshard_after_forward, quantised_block)
+        groups = check.groups_of(module, param_groups)
+        chosen = choose(module, units)
+        check.optimizer_maker(make_optimizer, groups)
+        check.dtypes(module, master_dtype=master_dtype, param_dtype=param_dtype)
+        check.replicas(replicas, group)
+        super().__init__(
+            module, group=group, broadcast_buffers=broadcast_buffers, find_unused_parameters=find_unused_parameters
+        )
+        if replicas is not None:
+            _refuse_unlike_ranks(module, self._params[0].device, replicas)
+            _broadcast([tensor.detach() for tensor in (*module.parameters(), *module.buffers())], replicas)
+        self.stage, self.overlap, self.replicas, self._frees = stage, overlap, replicas, frees
+        self._waiting, self._under_way, self._syncing = list[Shard](), deque[Shard](), True
+        make_shard = functools.partial(
+            self.shard_type, peers=Peers(self._params[0].device, group), stage=frees, replicas=replicas,
+            param_dtype=param_dtype, master_dtype=master_dtype,
+        )  # fmt: skip
+        named = list(zip(self._names, self._params, strict=True))
+        if frees.frees_weights:
+            named += [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
+            made = make_units(module, chosen, named, make_shard)
+            self.all_shards = [shard for unit in reversed(made) for shard in unit.shards]
+            _split.update(unit.module for unit in made)
+        else:
+            made, buckets = [], in_buckets(self._params, bucket_bytes, first_bucket_bytes)
+            self.all_shards = [make_shard(i, {j: named[j] for j in bucket}) for i, bucket in enumerate(buckets)]
+        self.shards = [shard for shard in self.all_shards if shard.is_trained]
+        self._shard_of = {index: shard for shard in self.shards for index in shard.params}
+        self._gathering = Gathering(made, prefetch, not reshard_after_forward, quantised_block, weakly(self._begin))
+        self.optimizer = self._optimizer_of_pieces(make_optimizer, groups)
+        self._as_wrapped = _identity(module)
+        for index, parameter in enumerate(self._params):
+            if parameter in _hooks:  # wrapped anew: the last wrapper has it
+                _hooks[parameter].remove()
+            _hooks[parameter] = parameter.register_post_accumulate_grad_hook(weakly(self._on_gradient, index))
+        self._handles = [_hooks[parameter] for parameter in self._params]
+
+    @property
+    def units(self) -> dict[str, int]:
+        """Stage 3: the units that have parameters, by name ("" is the module itself): bytes of their full weights."""
+        return {unit.name: sum(shard.full_bytes for shard in unit.shards) for unit in self._gathering.units}
+
+    @property
+    def buckets(self) -> list[list[str]]:
+        """The names of the parameters in each trained shard, in the order in which shards are reduced."""
+        return [list(shard.names.values()) for shard in self.shards]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's forward; ``RuntimeError`` if its parameters are no longer those that were wrapped."""
+        buffers = list(self.module.buffers())
+        if self.replicas is not None and self.broadcast_buffers and self._sync and buffers:
+            _broadcast(buffers, self.replicas)
+        self._gathering.begin_forward()
+        result = super().forward(*args, **kwargs)
+        self._gathering.end_forward()
+        return result
+
+    # The way of a gradient: _on_gradient, _ready, Shard.collect, Shard.reduce, Shard.keep
+
+    def _listen(self) -> None:
+        pass  # the hooks come once the parameters lie where they belong
+
+    def _begin(self) -> None:
+        """The first sign of a backward pass."""
+        if not self._running:
+            self._running, self._gathering.in_backward, self._syncing, self._arrived = True, True, self._sync, {}
+            self._waiting = list(self.shards)
+            for shard in self.shards:
+                shard.begin_backward()
+            Variable._execution_engine.queue_callback(self._end_of_backward)
+
+    def _on_gradient(self, index: int, parameter: Tensor) -> None:
+        self._begin()
+        if index in self._arrived:
+            raise RuntimeError(f"the gradient of {self._names[index]!r} arrived twice in one backward pass")
+        if raw_grad(parameter).layout is not torch.strided:
+            raise RuntimeError(f"the gradient of {self._names[index]!r} is sparse, and buffers are dense")
+        self._arrived[index] = None
+        self._ready(index)
+
+    def _ready(self, index: int | None) -> None:
+        """Collect the gradient of parameter `index`, and begin to reduce what is complete; for None all that is left.
+
+        Stages 1 and 2 reduce in one order on all ranks, whatever the order of readiness: their waits must match.
+        """
+        if index is not None:
+            gradient = raw_grad(self._params[index])
+            self._shard_of[index].collect(index, gradient)
+            Tensor.grad.__set__(self._params[index], None)
+            del gradient  # its memory, before the reduction asks for more
+            self._gathering.free_if_done(self._shard_of[index])
+            if not (self._syncing and self.overlap):
+                return
+        for shard in list(self._waiting):
+            if index is not None and shard.missing:
+                if self._frees.frees_weights:
+                    continue
+                break
+            # With unused parameters ranks do not complete the same shards: to wait here might be to wait in a circle.
+            while len(self._under_way) >= self._frees.in_flight and not self.find_unused_parameters:
+                self._under_way.popleft().keep()
+            shard.reduce()
+            self._waiting.remove(shard)
+            self._under_way.append(shard)
+
+    def _average(self, unused: Sequence[int]) -> None:
+        self._ready(None)
+        while self._under_way:
+            self._under_way.popleft().keep()
+
+    def _is_unused(self, index: int) -> bool:
+        shard = self._shard_of[index]
+        return index not in self._arrived and index not in shard.filled and index not in shard.used
+
+    def _end_of_backward(self) -> None:
+        try:
+            if self._syncing and (self._arrived or self.find_unused_parameters):  # else it was for inputs alone
+                super()._end_of_backward()
+                for shard in self.shards:
+                    shard.hand_out()
+        finally:
+            self._running = False
+            self._gathering.send_all_away()
+
+    def _forget_unused(self, unused: Sequence[int]) -> None:
+        used = torch.ones(len(self._params), dtype=torch.int32, device=self._params[0].device)
+        used[list(unused)] = 0
+        for group in (self.group,) if self.replicas is None else (self.group, self.replicas):
+            dist.all_reduce(used, op=dist.ReduceOp.MAX, group=group)
+        for index in used.nonzero().flatten().tolist():
+            self._shard_of[index].used.add(index)
+
+    def _abandon(self) -> None:
+        while self._under_way:
+            self._under_way.popleft().keep()
+        self.zero_grad()
+        self._gathering.send_all_away()
+
+    # The optimizer
+
+    def _optimizer_of_pieces(
+        self, make_optimizer: Callable[[Any], Optimizer], groups: Sequence[Mapping[str, Any]]
+    ) -> Optimizer:
+        number = {id(parameter): index for index, parameter in enumerate(self._params)}
+        numbers = [[number[id(parameter)] for parameter in each["params"]] for each in groups]
+        self.group_names = [[self._names[index] for index in group] for group in numbers]
+        pieces = {index: weight for shard in self.shards for index, weight in shard.weights.items()}
+        mine = [[pieces[index] for index in group if index in pieces] for group in numbers]
+        optimizer = make_optimizer([{**each, "params": own} for each, own in zip(groups, mine, strict=True)])
+        optimizer.register_step_pre_hook(self._before_step)
+        optimizer.register_step_post_hook(self._after_step)
+        check.restrict(optimizer)
+        optimizer.zero_grad = self.zero_grad  # type: ignore[method-assign]
+        return optimizer
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._refuse_changes()
+        local = [shard.names[index] for shard in self.shards for index in shard.filled]
+        check.step(optimizer, (*args, *kwargs.values()), local)
+        for shard in self.shards:
+            shard.hand_out(widened=True)
+
+    @torch.no_grad()
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        for shard in self.shards:
+            shard.end_step()
+        self._publish()
+
+    @torch.no_grad()
+    def _publish(self) -> None:
+        """This rank's chunks have changed: gather the weights, or forget full ones of before."""
+        self._gathering.send_all_away()
+        if not self._frees.frees_weights:
+            for shard in self.shards:
+                shard.gather()
+            for shard in self.shards:
+                shard.wait()
+        increment_version(self._params)  # a graph of before must not go backward with the new weights
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget all gradients, also what was added up inside ``no_sync``. ``optimizer.zero_grad`` is the same.
+
+        Stage 1 keeps the memory of its buckets for the next backward pass.
+        """
+        for shard in self.shards:
+            shard.clear(set_to_none=set_to_none)
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False) -> Tensor:
+        """Scale the gradient so that its norm over all parameters and ranks is at most `max_norm`; returns the norm.
+
+        As ``torch.nn.utils.clip_grad_norm_`` in one process, with the errors of `clipping.clip_grad_norm`. All ranks
+        must call it.
+        """
+        grads = [shard.grad for shard in self.shards if shard.grad is not None]
+        return clip_grad_norm(grads, max_norm, norm_type, error_if_nonfinite, group=self.group)
+
+    # To see and set the weights
+
+    @contextmanager
+    def gathered(self, *, write: bool = False) -> Iterator[nn.Module]:
+        """The module with all its full weights, inside the block; every rank must enter it.
+
+        What is changed there is forgotten at the end, unless `write`: then each rank keeps its chunk of what it has, so
+        all must make the same changes. Stages 1 and 2 need it for changes alone.
+        """
+        for unit in self._gathering.units:
+            self._gathering.bring_exact(unit)
+        self._gathering.held = True
+        try:
+            yield self.module
+            for shard in self.all_shards if write else ():
+                shard.take_full()
+        finally:
+            self._gathering.held = False
+            self._gathering.send_all_away()
+            increment_version(self._params)  # what autograd saved inside has no memory any more
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's full state dict, under its own names, at stage 3 in memory of its own. Every rank must call it:
+        the weights are gathered unit by unit."""
+        full: dict[int, Tensor] = {}
+        for unit in self._gathering.units:
+            self._gathering.bring_exact(unit)
+            full |= {id(p): p.detach().clone() for shard in unit.shards for p in shard.params.values()}
+            if not self._gathering.held:
+                unit.send_away()
+        state = self.module.state_dict(*args, **kwargs)
+        for name, parameter in self.module.named_parameters(kwargs.get("prefix", ""), remove_duplicate=False):
+            state[name] = full.get(id(parameter), state[name])
+        return state
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Load a full state dict into the wrapped module, and into master copies. Every rank must load the same."""
+        with self.gathered(write=True):
+            return super().load_state_dict(*args, **kwargs)
+
+    def tensors_by_kind(self) -> Iterator[tuple[Tensor, str]]:
+        """What this rank holds in buffers of its own, and what for, in the words of ``lab.memory``, which asks."""
+        return (each for shard in self.all_shards for each in shard.tensors_by_kind())
+
+    def _refuse_changes(self) -> None:
+        if any(_hooks.get(p) is not handle for p, handle in zip(self._params, self._handles, strict=True)):
+            raise RuntimeError("module was wrapped again, and its gradients go to the last wrapper: use that one")
+        now = _identity(self.module)
+        if now != self._as_wrapped:
+            names = sorted({name for name, *_ in set(now) ^ set(self._as_wrapped)})
+            raise RuntimeError(
+                f"{', '.join(map(repr, names))} changed after the module was wrapped (frozen, unfrozen, replaced or "
+                "cast), and the shards know nothing of it. Change the module first, then wrap it"
+            )
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise TypeError("a Zero wrapper cannot be copied: save it with zero.save, or copy its module before")
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("a Zero wrapper cannot be pickled: save it with zero.save")
+
+
+def _identity(module: nn.Module) -> list[tuple[Any, ...]]:
+    """What must stay as it was when the module was wrapped; shapes come and go with the shards."""
+    return [(name, p.dtype, p.requires_grad, id(p)) for name, p in module.named_parameters()]
