@@ -52,10 +52,10 @@ def fsdp2(model: nn.Module) -> nn.Module:
 
 WRAPS: dict[str, Callable[[nn.Module], nn.Module]] = {
     DDP: DistributedDataParallel,
-    "stage 1": lambda model: zero.ZeroStage1(model, adamw),
-    "stage 2": lambda model: zero.ZeroStage2(model, adamw),
+    "stage 1": lambda model: zero.Zero(model, adamw, stage=1),
+    "stage 2": lambda model: zero.Zero(model, adamw, stage=2),
     FSDP2: fsdp2,
-    "stage 3": lambda model: zero.ZeroStage3(model, adamw),
+    "stage 3": lambda model: zero.Zero(model, adamw, stage=3),
 }
 
 
@@ -66,7 +66,7 @@ class Contender:
         rank, n = dist.get_rank(), dist.get_world_size()
         self.module: nn.Module = GPT(CONFIG)
         self.model = wrap(self.module)
-        own = isinstance(self.model, zero.ZeroStage1 | zero.ZeroStage2 | zero.ZeroStage3)
+        own = isinstance(self.model, zero.Zero)
         self.optimizer = self.model.optimizer if own else adamw(self.model.parameters())
         self.data = batches(load_text(), batch=SEQUENCES * n, seq=CONFIG.seq, rank=rank, world_size=n)
 

@@ -51,16 +51,20 @@ class Away(Sharded):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Do it, and refuse what autograd would differentiate."""
+        """Do it, and refuse what fails on a piece or what autograd would differentiate."""
+        result, failure = None, None
         with torch._C.DisableTorchFunctionSubclass():
-            result = func(*args, **(kwargs or {}))
+            try:
+                result = func(*args, **(kwargs or {}))
+            except (RuntimeError, IndexError, ValueError) as error:  # a piece has another shape
+                failure = error
             results = result if isinstance(result, tuple | list) else (result,)
-            if any(isinstance(each, Tensor) and each.grad_fn is not None for each in results):
+            if failure or any(isinstance(each, Tensor) and each.grad_fn is not None for each in results):
                 names = [_place(each)[2] for each in (*args, *(kwargs or {}).values()) if isinstance(each, cls)]
                 raise RuntimeError(
                     f"the weights of {', '.join(map(repr, names)) or 'a parameter'} are split among the ranks, and "
                     "this rank has a piece: compute with them in the forward pass of their module, or inside gathered()"
-                )
+                ) from failure
         return result
 
 
@@ -69,6 +73,19 @@ def claim(parameter: Tensor, shard: Any, index: int, name: str) -> None:
     _guard_other_optimizers()
     _places[parameter] = weakref.ref(shard), index, name
     mark(parameter, away=False)
+
+
+class Claim:
+    """The hook on a parameter's gradient; whoever wraps the module anew removes it, and the parameter is free again."""
+
+    def __init__(self, parameter: Tensor, handle: Any) -> None:
+        self.parameter, self.handle = weakref.ref(parameter), handle
+
+    def remove(self) -> None:
+        """Listen no longer."""
+        self.handle.remove()
+        if (parameter := self.parameter()) is not None:
+            _places.pop(parameter, None)
 
 
 def mark(parameter: Tensor, *, away: bool) -> None:

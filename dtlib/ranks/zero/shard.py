@@ -163,9 +163,9 @@ class Shard:
     def begin_backward(self) -> None:
         """A backward pass begins: what lost its ``.grad`` by hand since the last one is forgotten."""
         self.missing = len(self.params)
-        for index, weight in self.weights.items():
-            if self.grad is not None and self.master is None and index in self.used and weight.grad is None:
-                self.forget(index)
+        handed_out = self.used if self.grad is not None and self.master is None else set()
+        for index in [i for i, weight in self.weights.items() if i in handed_out and weight.grad is None]:
+            self.forget(index)
 
     @torch.no_grad()
     def collect(self, index: int, gradient: Tensor) -> None:

@@ -47,7 +47,8 @@ class Gathering:
 
     - Before a unit's forward pass, in the order of the last one; freed at its end, unless they `stay`.
     - Before its backward pass, when the gradient of an output arrives; freed when the gradients of all its weights and
-      of all its inputs are there. Where no input needs one, at the end: nothing else tells that its graph is done.
+      of all its inputs are there. Where no input needs one, or a leaf does, at the end: nothing tells that its graph is
+      done.
 
     `begin` is called at the first sign of a backward pass.
     """
@@ -59,9 +60,9 @@ class Gathering:
         self.begin, self.in_backward, self.held, self._calls = begin, False, False, 0
         self._unit_of = {shard.number: unit for unit in units for shard in unit.shards}
         self._expected, self._entered, self._left = list(units), list[Unit](), list[tuple[int, Unit]]()
-        for unit in units:
-            unit.module.register_forward_pre_hook(weakly(self._before_forward, unit), prepend=True)
-            unit.module.register_forward_hook(weakly(self._after_forward, unit), with_kwargs=True)
+        for number, unit in enumerate(units):  # hooks know numbers: they keep no shard alive
+            unit.module.register_forward_pre_hook(weakly(self._before_forward, number), prepend=True)
+            unit.module.register_forward_hook(weakly(self._after_forward, number), with_kwargs=True)
 
     def begin_forward(self) -> None:
         """The whole module's forward pass begins."""
@@ -74,7 +75,8 @@ class Gathering:
             if any(shard.state == "coming" for shard in unit.shards):  # expected, and not used this time
                 unit.send_away()
 
-    def _before_forward(self, unit: Unit, module: nn.Module, args: Any) -> None:
+    def _before_forward(self, number: int, module: nn.Module, args: Any) -> None:
+        unit = self.units[number]
         unit.bring(self.quantised_block)
         if self.in_backward:  # an activation checkpoint computes it again
             return
@@ -84,44 +86,45 @@ class Gathering:
             for following in self._expected[at + 1 : at + 1 + self.prefetch]:
                 following.start(self.quantised_block)
 
-    def _after_forward(self, unit: Unit, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def _after_forward(self, number: int, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        unit = self.units[number]
         if torch.is_grad_enabled():
             self._calls += 1
-            self._await_gradients(unit, self._calls, (args, kwargs), output)
+            self._await_gradients(number, self._calls, (args, kwargs), output)
         if self.in_backward:
             return
         self._left.append((self._calls, unit))
         if not self.held and not (self.stay and torch.is_grad_enabled()):
             unit.send_away()
 
-    def _await_gradients(self, unit: Unit, call: int, inputs: Any, output: Any) -> None:
+    def _await_gradients(self, number: int, call: int, inputs: Any, output: Any) -> None:
         leaves, outputs = tree_leaves(output), _tensors_with_gradients(output)
         unknown = [leaf for leaf in leaves if not isinstance(leaf, Tensor | int | float | complex | str | None)]
         if unknown and not outputs:
             raise TypeError(
-                f"the output of {unit.name or 'module'} hides its tensors in a {type(unknown[0]).__name__}: return "
-                "tensors, or tuples, lists and dictionaries of them, or register it with torch.utils._pytree"
+                f"the output of {self.units[number].name or 'module'} hides its tensors in a "
+                f"{type(unknown[0]).__name__}: return tensors, or tuples, lists and dictionaries of them, or register "
+                "it with torch.utils._pytree"
             )
         for tensor in outputs:
-            tensor.register_hook(weakly(self._before_backward, unit, call))
+            tensor.register_hook(weakly(self._before_backward, number, call))
         tensors = _tensors_with_gradients(inputs)
-        if outputs and tensors and not self.in_backward:
-            after = weakly(self._after_backward, unit, call)
-            handle: Any = register_multi_grad_hook(tensors, lambda gradients: after(handle))
+        if outputs and tensors and not any(tensor.is_leaf for tensor in tensors) and not self.in_backward:
+            register_multi_grad_hook(tensors, weakly(self._after_backward, number, call))
 
-    def _before_backward(self, unit: Unit, call: int, gradient: Tensor) -> None:
+    def _before_backward(self, number: int, call: int, gradient: Tensor) -> None:
+        unit = self.units[number]
         self.begin()
         unit.bring(self.quantised_block)
         if call not in unit.open_calls:
             unit.open_calls.add(call)
-            before = [each for number, each in self._left if number < call]
+            before = [each for earlier, each in self._left if earlier < call]
             for following in before[: -self.prefetch - 1 : -1]:
                 following.start(self.quantised_block)
 
-    def _after_backward(self, unit: Unit, call: int, handle: Any) -> None:
-        handle.remove()  # an input may live on, and come again
-        unit.open_calls.discard(call)
-        self.free_if_done(unit.shards[0])
+    def _after_backward(self, number: int, call: int, gradients: Any) -> None:
+        self.units[number].open_calls.discard(call)
+        self.free_if_done(self.units[number].shards[0])
 
     def free_if_done(self, shard: Shard) -> None:
         """Free the weights of a shard's unit if its backward pass is over."""

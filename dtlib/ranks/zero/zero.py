@@ -21,7 +21,7 @@ from dtlib.theory.units import MiB
 
 from . import check
 from .clipping import clip_grad_norm
-from .parameter import raw_grad
+from .parameter import Claim, raw_grad
 from .shard import Shard
 from .stages import in_buckets
 from .units import Gathering, choose, make_units
@@ -107,6 +107,9 @@ class Zero(DataParallel):
         if replicas is not None:
             _refuse_unlike_ranks(module, self._params[0].device, replicas)
             _broadcast([tensor.detach() for tensor in (*module.parameters(), *module.buffers())], replicas)
+        for parameter in self._params:
+            if parameter in _hooks:  # wrapped anew: the last wrapper has it
+                _hooks[parameter].remove()
         self.stage, self.overlap, self.replicas, self._frees = stage, overlap, replicas, frees
         self._waiting, self._under_way, self._syncing = list[Shard](), deque[Shard](), True
         make_shard = functools.partial(
@@ -128,9 +131,8 @@ class Zero(DataParallel):
         self.optimizer = self._optimizer_of_pieces(make_optimizer, groups)
         self._as_wrapped = _identity(module)
         for index, parameter in enumerate(self._params):
-            if parameter in _hooks:  # wrapped anew: the last wrapper has it
-                _hooks[parameter].remove()
-            _hooks[parameter] = parameter.register_post_accumulate_grad_hook(weakly(self._on_gradient, index))
+            handle = parameter.register_post_accumulate_grad_hook(weakly(self._on_gradient, index))
+            _hooks[parameter] = Claim(parameter, handle)
         self._handles = [_hooks[parameter] for parameter in self._params]
 
     @property
@@ -256,7 +258,8 @@ class Zero(DataParallel):
         local = [shard.names[index] for shard in self.shards for index in shard.filled]
         check.step(optimizer, (*args, *kwargs.values()), local)
         for shard in self.shards:
-            shard.hand_out(widened=True)
+            if shard.master is not None:
+                shard.hand_out(widened=True)
 
     @torch.no_grad()
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
