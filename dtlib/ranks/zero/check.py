@@ -17,73 +17,58 @@ from dtlib.theory.units import MiB
 from .stages import STAGES, Stage
 
 
-def stage_of(stage: Any) -> Stage:
-    """What stage 1, 2 or 3 frees; ``ValueError`` for another."""
+def stage_of(stage: Any, **options: Any) -> Stage:
+    """What `stage` 1, 2 or 3 frees; ``ValueError`` for another, and for `options` that are out of range or that it has
+    no use for."""
     if isinstance(stage, bool) or stage not in STAGES:
         raise ValueError(f"stage must be 1, 2 or 3, not {stage!r}")
-    return STAGES[stage]
-
-
-def options(
-    stage: int,
-    bucket_bytes: Any,
-    first_bucket_bytes: Any,
-    units: Any,
-    prefetch: Any,
-    reshard_after_forward: Any,
-    quantised_block: Any,
-) -> None:
-    """``ValueError`` for an option that is out of range, or that this stage has no use for."""
-    plan_buckets([], bucket_bytes, first_bucket_bytes=first_bucket_bytes)
+    sizes = options["bucket_bytes"], options["first_bucket_bytes"]
+    plan_buckets([], sizes[0], first_bucket_bytes=sizes[1])
+    prefetch, block = options["prefetch"], options["quantised_block"]
     if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
         raise ValueError(f"prefetch must be a whole number of at least 0, not {prefetch!r}")
-    if quantised_block is not None and (not isinstance(quantised_block, int) or quantised_block < 1):
-        raise ValueError(f"quantised_block must be a whole number of at least 1, or None, not {quantised_block!r}")
-    of_units = units is not None or prefetch != 1 or not reshard_after_forward or quantised_block is not None
+    if block is not None and (not isinstance(block, int) or block < 1):
+        raise ValueError(f"quantised_block must be a whole number of at least 1, or None, not {block!r}")
+    of_units = (options["units"], prefetch, options["reshard_after_forward"], block) != (None, 1, True, None)
     if stage < 3 and of_units:
         raise ValueError(
             "units, prefetch, reshard_after_forward and quantised_block must be left alone at stages 1 and 2, which "
             "have all weights: they are for stage 3"
         )
-    if stage == 3 and (bucket_bytes, first_bucket_bytes) != (25 * MiB, MiB):
+    if stage == 3 and sizes != (25 * MiB, MiB):
         raise ValueError("bucket_bytes and first_bucket_bytes must be left alone at stage 3, which has units")
+    return STAGES[stage]
 
 
 def groups_of(module: nn.Module, param_groups: Iterable[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
     """`param_groups` with trainable parameters alone; by default one group of all.
 
     ``TypeError`` unless they are dictionaries with ``"params"``; ``ValueError`` unless each trainable parameter of
-    `module` is in one of them, once, and for a module whose weights are split or that was compiled.
+    `module` is in one of them, once, and for a module whose weights are split.
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"module must be a torch.nn.Module, not {type(module).__name__}")
     if any(each in _split for each in module.modules()):
         raise ValueError("module must have its weights, and a stage 3 has split them: wrap a module once")
-    names = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
-    if param_groups is None:
-        return [{"params": [p for p in module.parameters() if p.requires_grad]}]
-    groups, seen = [], set[int]()
-    for each in param_groups:
+    missing = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
+    names, groups = dict(missing), []
+    for each in [{"params": module.parameters()}] if param_groups is None else param_groups:
         if not isinstance(each, Mapping) or "params" not in each:
             raise TypeError(f'param_groups must be dictionaries with "params", not {each!r}')
         params = [each["params"]] if isinstance(each["params"], Tensor) else list(each["params"])
-        for parameter in params:
-            if id(parameter) in seen:
-                raise ValueError(
-                    f"param_groups must name each parameter once, and names {names[id(parameter)]!r} twice"
-                )
-            if isinstance(parameter, Tensor) and parameter.requires_grad:
-                if id(parameter) not in names:
-                    raise ValueError(
-                        "param_groups must hold parameters of module, and holds another, of shape "
-                        f"{tuple(parameter.shape)}"
-                    )
-                seen.add(id(parameter))
-        groups.append({**each, "params": [p for p in params if id(p) in seen]})
-    if missing := [name for identity, name in names.items() if identity not in seen]:
+        trained = [p for p in params if isinstance(p, Tensor) and p.requires_grad]
+        for parameter in trained:
+            if id(parameter) not in names:
+                shape = tuple(parameter.shape)
+                raise ValueError(f"param_groups must hold parameters of module, and holds another, of shape {shape}")
+            if missing.pop(id(parameter), None) is None:
+                name = names[id(parameter)]
+                raise ValueError(f"param_groups must name each parameter once, and names {name!r} twice")
+        groups.append({**each, "params": trained})
+    if missing:
         raise ValueError(
-            f"param_groups must hold every trainable parameter, and misses {', '.join(map(repr, missing))}; freeze "
-            "what is not to be trained"
+            f"param_groups must hold every trainable parameter, and misses {', '.join(map(repr, missing.values()))}; "
+            "freeze what is not to be trained"
         )
     return groups
 
@@ -99,37 +84,35 @@ def optimizer_maker(make_optimizer: Callable[[Any], Optimizer], groups: Sequence
             f" lr=1e-3), not {make_optimizer!r}"
         )
     values = torch.tensor([0.5, -2.0, 3.0, 0.25, -1.0, 8.0])
-    whole, halves = [values.clone()], [values[:2].clone(), values[2:].clone()]
-    trials = [_tried(make_optimizer, groups, pieces) for pieces in (whole, halves)]
+    whole, failure = _after_two_steps(make_optimizer, groups, [values])
+    halves, _ = _after_two_steps(make_optimizer, groups, [values[:2], values[2:]])
     if dist.is_initialized() and dist.get_backend() == "fake":
         return  # fake tensors have no values
     # Elements beyond a vector's width go through other instructions, which may round otherwise.
-    if not all(torch.allclose(*each, rtol=1e-5, atol=1e-7, equal_nan=True) for each in zip(*trials, strict=True)):
-        raise _looks_at_whole_parameters(make_optimizer)
+    if failure is not None or not torch.allclose(whole, halves, rtol=1e-5, atol=1e-7, equal_nan=True):
+        name = getattr(getattr(make_optimizer, "func", make_optimizer), "__name__", repr(make_optimizer))
+        raise TypeError(
+            f"make_optimizer must return an optimizer that treats each element by itself; {name} looks at whole "
+            "parameters, and a rank holds pieces of them"
+        ) from failure
 
 
-def _tried(make_optimizer: Any, groups: Sequence[Mapping[str, Any]], pieces: Sequence[Tensor]) -> list[Tensor]:
-    """The numbers of each group after two steps."""
+def _after_two_steps(
+    make_optimizer: Any, groups: Sequence[Mapping[str, Any]], pieces: Sequence[Tensor]
+) -> tuple[Tensor, Exception | None]:
     params = [[nn.Parameter(piece.clone()) for piece in pieces] for _ in groups]
     optimizer = make_optimizer([{**each, "params": mine} for each, mine in zip(groups, params, strict=True)])
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"make_optimizer must return a torch.optim.Optimizer, not {type(optimizer).__name__}")
+    every = [parameter for mine in params for parameter in mine]
     for factor in (1.0, -0.3):
-        for parameter in (p for mine in params for p in mine):
+        for parameter in every:
             parameter.grad = parameter.detach().sin() * factor
         try:
             optimizer.step()
-        except (TypeError, RuntimeError, ValueError) as error:  # it wants a closure, sparse gradients, matrices, ...
-            raise _looks_at_whole_parameters(type(optimizer)) from error
-    return [torch.cat([p.detach() for p in mine]) for mine in params]
-
-
-def _looks_at_whole_parameters(maker: Any) -> TypeError:
-    name = getattr(getattr(maker, "func", maker), "__name__", repr(maker))
-    return TypeError(
-        f"make_optimizer must return an optimizer that treats each element by itself; {name} looks at whole "
-        "parameters, and a rank holds pieces of them"
-    )
+        except (TypeError, RuntimeError, ValueError) as failure:  # it wants a closure, sparse gradients, ...
+            return torch.cat(every), failure
+    return torch.cat(every), None
 
 
 def dtypes(module: nn.Module, **wanted: torch.dtype | None) -> None:
@@ -157,11 +140,8 @@ def replicas(replicas: dist.ProcessGroup | None, group: dist.ProcessGroup | None
 def step(optimizer: Optimizer, arguments: Iterable[Any], local: Iterable[str]) -> None:
     """``ValueError`` for a closure in the `arguments` of a step, ``RuntimeError`` for a GradScaler, and where
     gradients are still `local`."""
-    given = [value for value in arguments if value is not None and value is not optimizer]
-    if given:
-        raise ValueError(
-            f"closure must be None, not {given[0]!r}: the gradients are handed over before the step begins"
-        )
+    if given := [value for value in arguments if value is not None and value is not optimizer]:
+        raise ValueError(f"closure must be None, not {given[0]!r}: the gradients are handed over before the step")
     if hasattr(optimizer, "found_inf"):
         raise RuntimeError(
             "a GradScaler looks for overflow in this rank's pieces alone, so that some ranks would step and some not: "
@@ -174,14 +154,9 @@ def step(optimizer: Optimizer, arguments: Iterable[Any], local: Iterable[str]) -
         )
 
 
-def restrict(optimizer: Optimizer) -> None:
-    """Refuse by name what the optimizer of a wrapper cannot do."""
-
-    def no_more_groups(param_group: Any) -> None:
-        raise ValueError(
-            "param_group must come with the wrapper, as one of param_groups: its parameters would be no shards. Put "
-            "them into the module before it is wrapped, or give them an optimizer of their own"
-        )
-
-    optimizer.add_param_group = no_more_groups  # type: ignore[method-assign]
-    optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]  # a GradScaler calls step, on all ranks
+def no_more_groups(param_group: Any) -> None:
+    """``ValueError``: a wrapper's optimizer has the groups that it was made with."""
+    raise ValueError(
+        "param_group must come with the wrapper, as one of param_groups: its parameters would be no shards. Put them "
+        "into the module before it is wrapped, or give them an optimizer of their own"
+    )

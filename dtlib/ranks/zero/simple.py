@@ -1,22 +1,17 @@
 """ZeRO on a page: the three stages, one parameter at a time, with nothing under way while the rank computes."""
 
-from __future__ import annotations
-
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.autograd.variable import Variable
 
 from dtlib.ranks.collectives import ring_all_gather, ring_reduce_scatter, tree_broadcast
 
-at_the_end = torch.autograd.Variable._execution_engine.queue_callback  # of a backward pass
 
-
-class SimpleZero(nn.Module):
+class SimpleZero:
     """Train `module` as one process would, and keep what `stage` 1, 2 or 3 keeps (``ValueError`` for another).
 
     Rank r of N owns the r-th of N pieces of each flattened parameter; `optimizer`, which `make_optimizer` makes from
@@ -28,51 +23,48 @@ class SimpleZero(nn.Module):
     | a gradient is there | reduce to the owners | reduce, free | reduce, free | (N−1)/N · D |
     | after the update | gather | gather | | (N−1)/N · D |
 
-    `units` are modules inside `module`, which take and return one tensor; what is in none of them, or in several, is a
-    unit of its own. All ranks use all parameters in each backward pass, and nothing accumulates over several.
+    `units` are modules inside `module` that take and return one tensor and share no parameter; what is in none of them
+    is one more. All ranks use all parameters in each backward pass, and nothing accumulates over several.
     """
 
     def __init__(
         self,
         module: nn.Module,
-        make_optimizer: Callable[[Any], Optimizer],
+        make_optimizer: Callable[[Any], torch.optim.Optimizer],
         *,
         stage: int,
-        units: Iterable[nn.Module] = (),
+        units: Sequence[nn.Module] = (),
         param_groups: Iterable[Mapping[str, Any]] | None = None,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        super().__init__()
         if stage not in (1, 2, 3):
             raise ValueError(f"stage must be 1, 2 or 3, not {stage!r}")
-        self.module, self.stage, self.group = module, stage, group
+        self.module, self.stage, self.group, self.pieces = module, stage, group, dict[Tensor, nn.Parameter]()
         for tensor in (*module.parameters(), *module.buffers()):
             tree_broadcast(tensor.detach(), group=group)  # all ranks begin alike
         self.full = {p: p.detach().clone(memory_format=torch.contiguous_format) for p in module.parameters()}
-        self.pieces = dict[Tensor, nn.Parameter]()
         for parameter, full in self.full.items():
             parameter.data, mine = full, self._mine(full)
             self.pieces[parameter] = nn.Parameter(mine.clone() if stage == 3 else mine, parameter.requires_grad)
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._reduce)
-        groups = [{"params": module.parameters()}] if param_groups is None else param_groups
-        self.optimizer = make_optimizer(
-            [{**each, "params": [self.pieces[p] for p in each["params"] if p.requires_grad]} for each in groups]
-        )
+        trained = [p for p in self.full if p.requires_grad]
+        groups = param_groups or [{"params": trained}]
+        mine = [{**each, "params": [self.pieces[p] for p in each["params"] if p.requires_grad]} for each in groups]
+        self.optimizer = make_optimizer(mine)
         self.optimizer.zero_grad = self.zero_grad  # type: ignore[method-assign]
         if stage < 3:
-            trained = [p for p in self.full if p.requires_grad]
             self.optimizer.register_step_post_hook(lambda *_: self._gather(trained))
-            return
-        inside, units = Counter(p for unit in units for p in unit.parameters()), list(units)
-        self._watch(module, [p for p in self.full if inside[p] != 1])
-        for unit in units:
-            self._watch(unit, [p for p in unit.parameters() if inside[p] == 1])
+        else:
+            inside = {p for unit in units for p in unit.parameters()}
+            self._watch(module, [p for p in self.full if p not in inside])
+            for unit in units:
+                self._watch(unit, list(unit.parameters()))
 
     def _mine(self, full: Tensor) -> Tensor:
         return full.view(-1).tensor_split(dist.get_world_size(self.group))[dist.get_rank(self.group)]
 
-    def forward(self, *inputs: Any) -> Any:
+    def __call__(self, *inputs: Any) -> Any:
         """The module's forward."""
         return self.module(*inputs)
 
@@ -80,12 +72,8 @@ class SimpleZero(nn.Module):
     def _reduce(self, parameter: Tensor) -> None:
         """A gradient is there: its owners get the mean, and stages 2 and 3 forget the rest."""
         mean = ring_reduce_scatter(parameter.grad.flatten(), "mean", group=self.group)
-        if self.stage == 1:
-            parameter.grad = parameter.grad.contiguous()
-            mean = self._mine(parameter.grad).copy_(mean)
-        else:
-            parameter.grad = None
-        self.pieces[parameter].grad = mean
+        parameter.grad = parameter.grad.contiguous() if self.stage == 1 else None
+        self.pieces[parameter].grad = self._mine(parameter.grad).copy_(mean) if self.stage == 1 else mean
 
     @torch.no_grad()
     def _gather(self, params: Iterable[Tensor]) -> None:
@@ -108,10 +96,12 @@ class SimpleZero(nn.Module):
             self._free(params)
             if output.requires_grad:
                 output.register_hook(lambda gradient: self._gather(params))
-            if inputs[0].requires_grad:  # its gradient is the last thing that the unit computes
-                inputs[0].register_hook(lambda gradient: self._free(params))
-            else:
-                output.register_hook(lambda gradient: at_the_end(lambda: self._free(params)))
+                if inputs[0].requires_grad:  # its gradient is the last thing that the unit computes
+                    inputs[0].register_hook(lambda gradient: self._free(params))
+                else:  # the end of the backward pass tells
+                    output.register_hook(
+                        lambda _: Variable._execution_engine.queue_callback(lambda: self._free(params))
+                    )
 
         self._free(params)
         unit.register_forward_pre_hook(lambda unit, inputs: self._gather(params))
@@ -119,22 +109,12 @@ class SimpleZero(nn.Module):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients."""
-        for parameter, piece in self.pieces.items():
-            parameter.grad = piece.grad = None
-
-    @torch.no_grad()
-    def clip_grad_norm_(self, max_norm: float) -> Tensor:
-        """Scale the gradient so that its norm, over all ranks, is at most `max_norm`; returns the norm."""
-        grads = [piece.grad for piece in self.pieces.values() if piece.grad is not None]
-        norm = torch.stack([grad.square().sum() for grad in grads]).sum()
-        dist.all_reduce(norm, group=self.group)
-        for grad in grads:
-            grad.mul_((max_norm / (norm.sqrt() + 1e-6)).clamp(max=1.0))
-        return norm.sqrt()
+        for tensor in (*self.pieces, *self.pieces.values()):
+            tensor.grad = None
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The module's full state dict, a copy; every rank must call it."""
         self._gather(self.full if self.stage == 3 else ())
-        state = {name: value.clone() for name, value in self.module.state_dict().items()}
+        state = {name: value.clone() for name, value in self.module.state_dict(*args, **kwargs).items()}
         self._free(self.full if self.stage == 3 else ())
         return state

@@ -94,8 +94,10 @@ class Zero(DataParallel):
         broadcast_buffers: bool = True,
         find_unused_parameters: bool = False,
     ) -> None:
-        frees = check.stage_of(stage)
-        check.options(stage, bucket_bytes, first_bucket_bytes, units, prefetch, reshard_after_forward, quantised_block)
+        frees = check.stage_of(
+            stage, units=units, prefetch=prefetch, reshard_after_forward=reshard_after_forward,
+            quantised_block=quantised_block, bucket_bytes=bucket_bytes, first_bucket_bytes=first_bucket_bytes,
+        )  # fmt: skip
         groups = check.groups_of(module, param_groups)
         chosen = choose(module, units)
         check.optimizer_maker(make_optimizer, groups)
@@ -249,8 +251,8 @@ class Zero(DataParallel):
         optimizer = make_optimizer([{**each, "params": own} for each, own in zip(groups, mine, strict=True)])
         optimizer.register_step_pre_hook(self._before_step)
         optimizer.register_step_post_hook(self._after_step)
-        check.restrict(optimizer)
-        optimizer.zero_grad = self.zero_grad  # type: ignore[method-assign]
+        optimizer.zero_grad, optimizer.add_param_group = self.zero_grad, check.no_more_groups  # type: ignore[method-assign]
+        optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]  # so a GradScaler comes to be refused
         return optimizer
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:

@@ -15,14 +15,20 @@ import torch.distributed as dist
 from dtlib.ranks import zero
 from dtlib.ranks.dp import base
 from dtlib.ranks.zero import shard as implementation
+from dtlib.ranks.zero.clipping import clip_grad_norm
 from dtlib.theory.collectives import chunk_bounds
 
 from .judge import Make, assert_correct
 from .small import STAGES
 
 
+class OnAPage(zero.SimpleZero):
+    def clip_grad_norm_(self, max_norm):
+        return clip_grad_norm([p.grad for p in self.pieces.values() if p.grad is not None], max_norm)
+
+
 def on_a_page(model, *args, stage, **kwargs):
-    return zero.SimpleZero(model, *args, stage=stage, units=list(model.layers), **kwargs)
+    return OnAPage(model, *args, stage=stage, units=list(model.layers), **kwargs)
 
 
 WRAPPERS: dict[str, tuple[Make, int]] = {
