@@ -158,12 +158,9 @@ def input_alone_is_off(each: Observed) -> bool:
 
 
 def input_alone_is_served(each: Observed) -> bool:
-    """Whether no weight has a gradient but an earlier one, and the input has one."""
+    """Whether no weight has a gradient, and the input has; where they had some before, this says nothing."""
     _, of_input, *of_weights = each.said[0]["results"]
-    earlier = [own for n in range(each.case["layers"]) for own in inputs.layer(each.case, n)]
-    if each.case["earlier"]:
-        of_weights = [None if np.array_equal(one, own) else one for one, own in zip(of_weights, earlier, strict=True)]
-    return of_input is not None and all(one is None for one in of_weights)
+    return each.case["earlier"] or (of_input is not None and all(one is None for one in of_weights))
 
 
 def dropped_others(*, in_forward: bool) -> Sign:

@@ -182,17 +182,15 @@ def find_order(observed: Observed) -> Finding | None:
     return None
 
 
-def some_step(
-    holds: Callable[[float, float, float], bool], otherwise: Callable[[float, float, float], bool] = lambda *step: False
-) -> kinds.Sign:
-    """In every failing case some step moved the weights so often: before the second layer, in forward, in backward; or
-    so, without an all-reduce."""
+def some_step(holds: Callable[[float, float, float], bool]) -> kinds.Sign:
+    """In every failing case some step moved the weights so often: before the second layer, in forward, in backward."""
+    return kinds.every(lambda each: any(holds(*step) for step in moved(each)))
 
-    def fits(each: Observed) -> bool:
-        reduces = "all_reduce" in dict(each.seen.collectives())
-        return any(holds(*step) or (otherwise(*step) and not reduces) for step in moved(each))
 
-    return kinds.every(fits)
+def all_reduced(each: Observed) -> bool:
+    """Whether backward, and it alone, moved the weights once too often, and something was all-reduced."""
+    once_more = any(forward < 1.5 and 2.5 < back < 3.5 for _, forward, back in moved(each))
+    return once_more and "all_reduce" in dict(each.seen.collectives())
 
 
 GRADIENT: kinds.Wrong = {
@@ -217,9 +215,9 @@ MEMORY: kinds.Wrong = {
 }
 ORDER: kinds.Wrong = {
     "all layers at once": some_step(lambda first, forward, back: first > 0.5),
-    "gathered more than once": some_step(lambda first, forward, back: forward > 1.5, lambda *step: step[2] > 2.5),
+    "gathered more than once": some_step(lambda first, forward, back: forward > 1.5 or back > 2.5),
     "not gathered again": some_step(lambda first, forward, back: back < 1.5),
-    "all-reduce for reduce-scatter": some_step(lambda first, forward, back: 2.5 < back < 3.5),
+    "all-reduce for reduce-scatter": kinds.every(all_reduced),
 }
 CHECKS = (
     kinds.own_work("sharded_linear", built_in=True),
