@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
-from weakref import WeakMethod, WeakSet
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -68,7 +69,7 @@ class DataParallel(nn.Module, ABC):
         for index, parameter in enumerate(self._params):
             if parameter in _hooks:  # the module is wrapped anew: its gradients are averaged once, by the last wrapper
                 _hooks[parameter].remove()
-            _hooks[parameter] = parameter.register_post_accumulate_grad_hook(weakly(self._on_gradient, index))
+            _hooks[parameter] = parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, index))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -195,17 +196,6 @@ _hooks: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 _split: WeakSet[nn.Module] = WeakSet()
 """The modules whose weights are split among ranks: no other wrapper can average their gradients."""
-
-
-def weakly(method: Callable[..., Any], *first: Any) -> Callable[..., Any]:
-    """`method` with its `first` arguments, as a hook that does not keep the method's object alive."""
-    reference = WeakMethod(method)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        alive = reference()
-        return None if alive is None else alive(*first, *args, **kwargs)
-
-    return call
 
 
 def _refuse_group(group: dist.ProcessGroup | None) -> None:

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_leaves
 
-from dtlib.ranks.dp.base import weakly
-
+from .parameter import weakly
 from .shard import Shard
 
 

@@ -16,12 +16,12 @@ from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
 from dtlib.ranks.collectives._peers import Peers
-from dtlib.ranks.dp.base import DataParallel, _broadcast, _hooks, _refuse_unlike_ranks, _split, weakly
+from dtlib.ranks.dp.base import DataParallel, _broadcast, _hooks, _refuse_unlike_ranks, _split
 from dtlib.theory.units import MiB
 
 from . import check
 from .clipping import clip_grad_norm
-from .parameter import Claim, raw_grad
+from .parameter import Claim, raw_grad, weakly
 from .shard import Shard
 from .stages import in_buckets
 from .units import Gathering, choose, make_units

@@ -19,7 +19,7 @@ from torch.testing import assert_close
 from dtlib import lab
 from dtlib.ranks import dp
 
-from .small import STAGES, assert_same, every_stage, fresh, make_sgd, mine, network, rows, train, train_alone
+from .small import STAGES, assert_same, every_stage, fresh, make_sgd, mine, rows, train, train_alone
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}  # float64, as in the judge
 
@@ -345,18 +345,6 @@ def test_a_wrapper_that_is_gone(stage):
         del model
         gc.collect()
         assert module() is None
-
-    lab.run(job, 2, timeout_s=30)
-
-
-def test_a_data_parallel_wrapper_that_is_gone():
-    def job():
-        model = network()
-        wrapped = weakref.ref(dp.BucketedDataParallel(model))
-        gc.collect()
-        assert wrapped() is None
-        if dist.get_rank() == 0:
-            model(rows(0)).mean().backward()
 
     lab.run(job, 2, timeout_s=30)
 
