@@ -192,8 +192,10 @@ def test_the_line_at_which_an_endless_loop_stood_is_no_part_of_the_verdict():
 def test_a_sandbox_that_loses_cases_is_a_fault_of_ours():
     submission = SimpleNamespace(cells=lambda stem: [], problem=lambda stem: ("", True), fault=None)
     sandbox = SimpleNamespace(run=lambda *args: Outcome([]))
-    entry = grade_exercise(sandbox, all_exercises()["collectives.2"], submission, SEED)
-    assert (entry["status"], entry["reason"]) == ("error", "RuntimeError: 0 of 7 cases came back")
+    exercise = all_exercises()["collectives.2"]
+    entry = grade_exercise(sandbox, exercise, submission, SEED)
+    reason = f"RuntimeError: 0 of {len(exercise.cases(SEED))} cases came back"
+    assert (entry["status"], entry["reason"]) == ("error", reason)
 
 
 def test_a_fault_of_the_grader_costs_nobody_else_and_is_told(group, tmp_path):
