@@ -181,9 +181,10 @@ class TestControls:
         sandbox: Sandbox,
         open_environment: Sandbox,
         tmp_path: Path,
+        lacking: Callable[[str], None],
     ):
         if why_not := NEEDS.get(control.style, lambda: "")():
-            pytest.skip(why_not)
+            lacking(why_not)
         mark = outside.new_mark()
         work = tmp_path / "work"
         work.mkdir()
