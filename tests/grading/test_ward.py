@@ -68,7 +68,7 @@ def test_on_paper_a_case_that_hangs_costs_that_case_alone(sandbox: Sandbox):
 
 def test_who_sleeps_a_little_is_not_stuck(sandbox: Sandbox):
     source = (
-        "def f(x):\n    for _ in range(10):\n        time.sleep(0.1)\n        sum(range(1_000_000))\n    return x\n"
+        "def f(x):\n    for _ in range(10):\n        time.sleep(0.1)\n        sum(range(5_000_000))\n    return x\n"
     )
     assert troubles(run(sandbox, on_paper(0), source)) == [""]
 

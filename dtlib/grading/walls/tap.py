@@ -219,18 +219,25 @@ class Tap:
         return Traffic(tuple(sent), other, log, complete, self.lost)
 
 
-def ports_of(pids: Iterable[int]) -> list[set[int]]:
-    """The local ports of the TCP connections that each of these processes of this network namespace holds open."""
-    port_of: dict[str, int] = {}
-    for table in ("tcp", "tcp6"):  # the kernel takes milliseconds for each
-        with contextlib.suppress(OSError), open(f"/proc/self/net/{table}") as file:
-            for fields in map(str.split, list(file)[1:]):
-                port_of[f"socket:[{fields[9]}]"] = int(fields[1].rpartition(":")[2], 16)
-    return [{port_of[link] for link in _links(f"/proc/{pid}/fd") if link in port_of} for pid in pids]
+def ports_of(pids: Iterable[int], known: dict[str, int]) -> list[set[int]]:
+    """The local ports of the TCP connections that each of these processes of this network namespace holds open.
+
+    `known` has the port of each socket that was ever looked up, 0 where it has none: the kernel takes milliseconds.
+    """
+    held = [set(_sockets(f"/proc/{pid}/fd")) for pid in pids]
+    if new := set().union(*held) - known.keys():
+        known.update(dict.fromkeys(new, 0))
+        for table in ("tcp", "tcp6"):
+            with contextlib.suppress(OSError), open(f"/proc/self/net/{table}") as file:
+                for fields in map(str.split, list(file)[1:]):
+                    known[f"socket:[{fields[9]}]"] = int(fields[1].rpartition(":")[2], 16)
+    return [{known[each] for each in sockets} - {0} for sockets in held]
 
 
-def _links(folder: str) -> Iterator[str]:
+def _sockets(folder: str) -> Iterator[str]:
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):
             with contextlib.suppress(OSError):
-                yield os.readlink(f"{folder}/{name}")
+                link = os.readlink(f"{folder}/{name}")
+                if link.startswith("socket:"):
+                    yield link
