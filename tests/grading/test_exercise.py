@@ -7,8 +7,8 @@ import pytest
 
 from dtlib.grading import Check, Exercise, Finding, Mistake, Observed, Trouble
 from dtlib.grading.compare import close, compare
-from dtlib.grading.kinds import only_if
 from dtlib.grading.seen import Header, Seen, rounds
+from dtlib.grading.signs import only_if
 
 
 def is_seven(observed: Observed) -> Finding | None:

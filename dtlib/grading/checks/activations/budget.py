@@ -7,8 +7,9 @@ import numpy as np
 from dtlib.grading.compare import show
 from dtlib.grading.exercise import Finding, FormError
 from dtlib.grading.inputs import Cases, Rng, call
-from dtlib.grading.kinds import on_paper, only_if, order
+from dtlib.grading.kinds import on_paper, order
 from dtlib.grading.seen import Case, Observed
+from dtlib.grading.signs import only_if
 from dtlib.theory import units
 
 #: Layers so long that a further full recompute makes room to keep one layer: s/h, and the heads.

@@ -10,8 +10,9 @@ import numpy as np
 from dtlib.grading import inputs, oracle
 from dtlib.grading.compare import close
 from dtlib.grading.exercise import Exercise, Finding
-from dtlib.grading.kinds import ROOM, Sign, Wrong, every, held_at, keeps, only_if, order, own_work, raised, values
+from dtlib.grading.kinds import ROOM, held_at, keeps, order, own_work, values
 from dtlib.grading.seen import Case, Observed
+from dtlib.grading.signs import Sign, Wrong, every, only_if, raised
 
 FUNCTION = "checkpoint"
 THROWN = 4  # dice, by others after either half

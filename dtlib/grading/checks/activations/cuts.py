@@ -10,8 +10,9 @@ import numpy as np
 from dtlib.grading.compare import compare, show
 from dtlib.grading.exercise import Check, Finding, FormError
 from dtlib.grading.inputs import Cases, Rng, call
-from dtlib.grading.kinds import NEVER_ENDS, Sign, Wrong, every, on_paper, order, raised
+from dtlib.grading.kinds import on_paper, order
 from dtlib.grading.seen import Case, Observed
+from dtlib.grading.signs import NEVER_ENDS, Sign, Wrong, every, raised
 
 
 def draw(rng: Rng) -> Cases:

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading import inputs, kinds, oracle
+from dtlib.grading import inputs, oracle, signs
 from dtlib.grading.exercise import Exercise
-from dtlib.grading.kinds import ROOM, Ranges, Sign, Wrong, held_at, instead, keeps, own_work, raised, some_rank, values
+from dtlib.grading.kinds import ROOM, Ranges, held_at, keeps, own_work, values
 from dtlib.grading.seen import Case
+from dtlib.grading.signs import Sign, Wrong, instead, raised, some_rank
 
 FUNCTION = "swiglu"
 RTOL, ATOL = 1e-4, 1e-5  # a few roundings of fp32 on numbers around 1; bf16 rounds by 4e-3
@@ -123,14 +124,14 @@ def tensors_of(number: float) -> Callable[[Case, int], float]:
 
 
 MINE = 3  # between forward and backward the harness has two inputs and the result; afterwards two gradients as well
-ALL_CALLS = {"one memory for all calls": kinds.only_if("one call")}
+ALL_CALLS = {"one memory for all calls": signs.only_if("one call")}
 OUTPUTS: Wrong = ALL_CALLS | {
     "sigmoid for silu": output(lambda gate, up: sigma(gate) * up),
     "gate and up exchanged": output(lambda gate, up: swiglu(up, gate)),
     "too large for a number": no_number("output", lambda gate: np.abs(gate) > 50),
 }
 GRADIENTS: Wrong = ALL_CALLS | {
-    "what arrives is changed": kinds.only_if("nobody else"),
+    "what arrives is changed": signs.only_if("nobody else"),
     "divided to get it back": no_number("gradients", lambda gate: gate == 0),
     "too large for a number": no_number("gradients", lambda gate: np.abs(gate) > 50),
     "derivative of the sigmoid alone": gradients(lambda gate: sigma(gate) * (1 - sigma(gate))),

@@ -3,7 +3,8 @@
 from functools import partial
 
 from dtlib.grading.inputs import Case, Cases, Rng, call
-from dtlib.grading.kinds import every, on_paper, values
+from dtlib.grading.kinds import on_paper, values
+from dtlib.grading.signs import every
 
 LOG_SUM_EXP_BYTES = 4
 

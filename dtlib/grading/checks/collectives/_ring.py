@@ -7,9 +7,10 @@ import numpy as np
 
 from dtlib.grading.exercise import Check, Finding
 from dtlib.grading.inputs import SLOW
-from dtlib.grading.kinds import every, full_bytes, near, order, sends
+from dtlib.grading.kinds import full_bytes, near, order, sends
 from dtlib.grading.oracle import FLOAT_BYTES
 from dtlib.grading.seen import Case, Observed
+from dtlib.grading.signs import every
 from dtlib.theory import collectives as theory
 
 cut = np.array_split  # into n chunks, as the exercises define them

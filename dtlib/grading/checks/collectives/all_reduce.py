@@ -10,8 +10,9 @@ from dtlib.grading import inputs
 from dtlib.grading.compare import close, mixture
 from dtlib.grading.exercise import Exercise
 from dtlib.grading.inputs import Cases, Rng, all_values
-from dtlib.grading.kinds import Sign, Wrong, every, instead, messages_alone, only_if, own_work, values
+from dtlib.grading.kinds import messages_alone, own_work, values
 from dtlib.grading.seen import Case, Observed
+from dtlib.grading.signs import Sign, Wrong, every, instead, only_if
 from dtlib.theory import collectives as theory
 
 from ._ring import ATOL, cut, draw_ring, holds, messages, ring, ring_case, traffic

@@ -7,8 +7,9 @@ from dtlib.grading import inputs
 from dtlib.grading.compare import close
 from dtlib.grading.exercise import Exercise, Finding
 from dtlib.grading.inputs import Cases, Rng, all_values
-from dtlib.grading.kinds import NOTHING_ELSE, Sign, every, instead, messages_alone, order, own_work, sends, values
+from dtlib.grading.kinds import messages_alone, order, own_work, sends, values
 from dtlib.grading.seen import Case, Observed, rounds
+from dtlib.grading.signs import NOTHING_ELSE, Sign, every, instead
 from dtlib.theory import collectives as theory
 
 FUNCTION = "tree_broadcast"

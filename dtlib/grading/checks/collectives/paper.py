@@ -1,8 +1,9 @@
 """collectives.2: what a ring sends, on paper."""
 
 from dtlib.grading.inputs import Cases, Rng, call
-from dtlib.grading.kinds import every, on_paper, values
+from dtlib.grading.kinds import on_paper, values
 from dtlib.grading.seen import Case, Observed
+from dtlib.grading.signs import every
 from dtlib.theory import collectives as theory
 from dtlib.theory import units
 

@@ -5,7 +5,8 @@ from typing import Any
 from dtlib.grading import inputs
 from dtlib.grading.exercise import Exercise
 from dtlib.grading.inputs import Case, all_values
-from dtlib.grading.kinds import Theory, Wrong, every, full_bytes, messages_alone, own_work, values
+from dtlib.grading.kinds import full_bytes, messages_alone, own_work, values
+from dtlib.grading.signs import Theory, Wrong, every
 from dtlib.theory import collectives as theory
 
 from ._ring import ATOL, cut, draw_ring, holds, ring, traffic

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from dtlib.grading import inputs, kinds, oracle
+from dtlib.grading import inputs, kinds, oracle, signs
 from dtlib.grading.compare import close
 from dtlib.grading.exercise import Exercise, Finding
 from dtlib.grading.seen import Case, Observed
@@ -27,7 +27,7 @@ def handed_out(case: Case, rank: int) -> inputs.Pieces:
     return [("start", inputs.network(case, rank, case["micro_batches"]))]
 
 
-def scaled(factor: Callable[[Case], float] = lambda case: 1.0, *, only_last: bool = False) -> kinds.Theory:
+def scaled(factor: Callable[[Case], float] = lambda case: 1.0, *, only_last: bool = False) -> signs.Theory:
     """A number of times the mean over all micro-batches of all ranks (or over the last of each), on every rank."""
 
     def theory(case: Case) -> Any:
@@ -74,30 +74,30 @@ def find_one_call(observed: Observed) -> Finding | None:
     return None
 
 
-def as_often(count: Callable[[Case], int]) -> kinds.Sign:
-    return kinds.every(lambda each: all(len(called) == count(each.case) for called in calls(each)))
+def as_often(count: Callable[[Case], int]) -> signs.Sign:
+    return signs.every(lambda each: all(len(called) == count(each.case) for called in calls(each)))
 
 
-GRADIENT: kinds.Wrong = {
-    "a frozen parameter has no gradient": kinds.raised("NoneType"),
+GRADIENT: signs.Wrong = {
+    "a frozen parameter has no gradient": signs.raised("NoneType"),
     "sum over ranks": scaled(lambda case: case["world_size"]),
     "not divided by the micro-batches": scaled(lambda case: case["micro_batches"]),
     "not divided at all": scaled(lambda case: case["micro_batches"] * case["world_size"]),
     "last micro-batch only": (scaled(only_last=True), scaled(lambda case: 1 / case["micro_batches"], only_last=True)),
     "last micro-batch missing": all_but_last,
-    "not written back": kinds.every(lambda each: is_alone(each) and each.seen.total_bytes >= 0.99 * needed(each.case)),
-    "no sync": kinds.every(is_alone),
-    "right for one micro-batch only": kinds.only_if("one micro-batch"),
+    "not written back": signs.every(lambda each: is_alone(each) and each.seen.total_bytes >= 0.99 * needed(each.case)),
+    "no sync": signs.every(is_alone),
+    "right for one micro-batch only": signs.only_if("one micro-batch"),
 }
-TRAFFIC: kinds.Wrong = {
-    "gathered, then added": kinds.GATHERED,
+TRAFFIC: signs.Wrong = {
+    "gathered, then added": signs.GATHERED,
     "a sync for each micro-batch": lambda case: case["micro_batches"] * needed(case),
     "frozen parameters travel": lambda case: 2 * oracle.gather_bytes(case),
 }
-ONE_CALL: kinds.Wrong = {
+ONE_CALL: signs.Wrong = {
     "a sync for each micro-batch": as_often(lambda case: case["micro_batches"]),
     "a call for each parameter": as_often(lambda case: len(oracle.sizes(case, trained=True))),
-    "nothing sent": kinds.every(lambda each: not each.seen.total_bytes),
+    "nothing sent": signs.every(lambda each: not each.seen.total_bytes),
 }
 CHECKS = (
     kinds.own_work("accumulate", built_in=True),

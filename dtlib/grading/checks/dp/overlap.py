@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading import inputs, kinds, oracle
+from dtlib.grading import inputs, kinds, oracle, signs
 from dtlib.grading.compare import close, show
 from dtlib.grading.exercise import Exercise, Finding
 from dtlib.grading.seen import Case, Observed
@@ -97,8 +97,8 @@ def sent(observed: Observed) -> list[int]:
     return sorted((round(size / 2 / (observed.case["world_size"] - 1)) for _, size in begun), reverse=True)
 
 
-def cut(most: Callable[[Case], int] | None = None, by: int = -1) -> kinds.Sign:
-    return kinds.instead(sent, lambda case: lengths(case, most and most(case), by), 0.0, SLACK)
+def cut(most: Callable[[Case], int] | None = None, by: int = -1) -> signs.Sign:
+    return signs.instead(sent, lambda case: lengths(case, most and most(case), by), 0.0, SLACK)
 
 
 def find_buckets(observed: Observed) -> Finding | None:
@@ -178,7 +178,7 @@ def find_late(observed: Observed) -> Finding | None:
     return None
 
 
-NO_WAIT = kinds.every(lambda each: not any(finish_waits(each)))
+NO_WAIT = signs.every(lambda each: not any(finish_waits(each)))
 
 
 # Gradients
@@ -206,33 +206,33 @@ def elsewhere(observed: Observed) -> bool:
     return all(close(np.sort(oracle.flat(said["gradients"])), wanted, RTOL, ATOL) for said in observed.said)
 
 
-GRADIENT: kinds.Wrong = {
+GRADIENT: signs.Wrong = {
     "finish does not wait": NO_WAIT,
-    "right in the first step only": kinds.first_step("gradients", right, RTOL, ATOL),
-    "right numbers in wrong places": kinds.every(elsewhere),
-    "right for one bucket size only": kinds.only_if("one bucket"),
-    "the first parameter is too long": kinds.only_if("the first fits"),
-    "right for layers in order only": kinds.only_if("in order"),
+    "right in the first step only": signs.first_step("gradients", right, RTOL, ATOL),
+    "right numbers in wrong places": signs.every(elsewhere),
+    "right for one bucket size only": signs.only_if("one bucket"),
+    "the first parameter is too long": signs.only_if("the first fits"),
+    "right for layers in order only": signs.only_if("in order"),
 }
-TRAFFIC: kinds.Wrong = {
+TRAFFIC: signs.Wrong = {
     "everything twice": lambda case: 2 * needed(case),
-    "grows with the steps": kinds.every(lambda each: begun(each, 1)[-1] > begun(each, 0)[-1]),
-    "gathered, then added": kinds.GATHERED,
+    "grows with the steps": signs.every(lambda each: begun(each, 1)[-1] > begun(each, 0)[-1]),
+    "gathered, then added": signs.GATHERED,
 }
-BUCKETS: kinds.Wrong = {
+BUCKETS: signs.Wrong = {
     "a bucket for each parameter": cut(lambda case: 0),
     "elements for bytes": cut(lambda case: 4 * case["bucket_bytes"]),
     "one bucket for all": cut(oracle.num_bytes),
     "full taken for too full": cut(lambda case: case["bucket_bytes"] - 1),
     "from the first parameter": cut(by=1),
-    "buckets that overflow": kinds.every(overflows),
+    "buckets that overflow": signs.every(overflows),
 }
-OVERLAP: kinds.Wrong = {
-    "blocking in the hook": kinds.every(waits_in_backward),
-    "launched after backward": kinds.every(lambda each: begun(each, 0)[LAYERS - 1] == 0),
-    "one bucket for all": kinds.every(lambda each: len(sent(each)) == STEPS),
+OVERLAP: signs.Wrong = {
+    "blocking in the hook": signs.every(waits_in_backward),
+    "launched after backward": signs.every(lambda each: begun(each, 0)[LAYERS - 1] == 0),
+    "one bucket for all": signs.every(lambda each: len(sent(each)) == STEPS),
     "finish does not wait": NO_WAIT,
-    "launched late": kinds.every(lambda each: find_late(each) is not None),
+    "launched late": signs.every(lambda each: find_late(each) is not None),
 }
 CHECKS = (
     kinds.own_work("overlap_gradients", built_in=True),

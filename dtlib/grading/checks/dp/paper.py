@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from dtlib.grading.inputs import Case, Cases, Rng, call
-from dtlib.grading.kinds import on_paper, only_if, values
+from dtlib.grading.kinds import on_paper, values
+from dtlib.grading.signs import only_if
 
 PAIR = "mean_gradient, new_weights"
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading import inputs, kinds
+from dtlib.grading import inputs, kinds, signs
 from dtlib.grading.exercise import Exercise
 from dtlib.grading.seen import Case
 
@@ -32,7 +32,7 @@ def draw(rng: inputs.Rng) -> inputs.Cases:
     return cases
 
 
-def everywhere(formula: Callable[[Any, Any], Any]) -> kinds.Theory:
+def everywhere(formula: Callable[[Any, Any], Any]) -> signs.Theory:
     """``formula(gradients, tokens)`` on every rank; both have a row a rank."""
 
     def theory(case: Case) -> list[Any]:
@@ -55,24 +55,24 @@ def needed(case: Case) -> float:
     return 2.0 * (case["world_size"] - 1) * kinds.full_bytes(case)
 
 
-GRADIENT: kinds.Wrong = {
+GRADIENT: signs.Wrong = {
     "plain mean": everywhere(lambda rows, tokens: rows.mean(0)),
-    "not divided": kinds.instead("tensor", weighted_sum, RTOL, ROUNDED),
-    "divided by the ranks": kinds.instead(
+    "not divided": signs.instead("tensor", weighted_sum, RTOL, ROUNDED),
+    "divided by the ranks": signs.instead(
         "tensor", everywhere(lambda rows, tokens: (tokens * rows).sum(0) / len(rows)), RTOL, ROUNDED
     ),
     "divided by the own tokens": by_own_tokens,
     "divided twice": everywhere(lambda rows, tokens: (tokens * rows).sum(0) / tokens.sum() / len(rows)),
     "weights for a mean, and a sum": everywhere(lambda rows, tokens: (tokens * rows).sum(0) / tokens.sum() * len(rows)),
     "sum": everywhere(lambda rows, tokens: rows.sum(0)),
-    "returned, not in place": kinds.instead("returned", right, RTOL, ATOL),
+    "returned, not in place": signs.instead("returned", right, RTOL, ATOL),
     "nothing happened": lambda case: list(inputs.all_values(case)),
-    "right for equal counts only": kinds.only_if("equal"),
-    "a rank without tokens": kinds.only_if("all have some"),
-    "right for few tokens only": kinds.only_if("few tokens"),
+    "right for equal counts only": signs.only_if("equal"),
+    "a rank without tokens": signs.only_if("all have some"),
+    "right for few tokens only": signs.only_if("few tokens"),
 }
-TRAFFIC: kinds.Wrong = {
-    "gathered, then added": (lambda case: case["world_size"] / 2 * needed(case), kinds.GATHERED),
+TRAFFIC: signs.Wrong = {
+    "gathered, then added": (lambda case: case["world_size"] / 2 * needed(case), signs.GATHERED),
     "two all-reduces": lambda case: 2 * needed(case),
 }
 CHECKS = (

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 
 from dtlib.grading import oracle
-from dtlib.grading.kinds import Sign, every, held_at
+from dtlib.grading.kinds import held_at
 from dtlib.grading.seen import Case, Observed
+from dtlib.grading.signs import Sign, every
 
 Array = np.ndarray[Any, Any]
 

@@ -7,8 +7,9 @@ import numpy as np
 
 from dtlib.grading import inputs, oracle
 from dtlib.grading.exercise import Exercise
-from dtlib.grading.kinds import NOTHING_ELSE, ROOM, Theory, Wrong, keeps, only_if, own_work, values
+from dtlib.grading.kinds import ROOM, keeps, own_work, values
 from dtlib.grading.seen import Case, Seen
+from dtlib.grading.signs import NOTHING_ELSE, Theory, Wrong, only_if
 
 from ._shared import GRADIENTS_KEPT, at_rest, is_held, names, per
 

@@ -8,8 +8,9 @@ import numpy as np
 from dtlib.grading.compare import show
 from dtlib.grading.exercise import Check, Finding, FormError
 from dtlib.grading.inputs import Cases, Rng, call
-from dtlib.grading.kinds import on_paper, order, own_work, some_rank, values
+from dtlib.grading.kinds import on_paper, order, own_work, values
 from dtlib.grading.seen import Case, Observed
+from dtlib.grading.signs import some_rank
 
 from ._shared import Array, upper_half
 

@@ -8,8 +8,9 @@ import numpy as np
 
 from dtlib.grading import inputs, oracle
 from dtlib.grading.exercise import Exercise
-from dtlib.grading.kinds import ROOM, Sign, every, keeps, own_work, values
+from dtlib.grading.kinds import ROOM, keeps, own_work, values
 from dtlib.grading.seen import Case, Observed, Seen
+from dtlib.grading.signs import Sign, every
 
 from ._shared import GRADIENTS_KEPT, Array, at_rest, is_held, names, per, rounded
 

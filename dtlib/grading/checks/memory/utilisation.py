@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 
 from dtlib.grading.inputs import Case, Cases, Rng, call
-from dtlib.grading.kinds import instead, on_paper, values
+from dtlib.grading.kinds import on_paper, values
+from dtlib.grading.signs import instead
 
 PAIR = "mfu, hfu"
 

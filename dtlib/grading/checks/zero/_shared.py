@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading.kinds import Theory
 from dtlib.grading.oracle import FLOAT_BYTES, remembered, sizes
 from dtlib.grading.seen import Case, Observed
+from dtlib.grading.signs import Theory
 
 
 def each_rank(theory: Callable[[Case, int], Any]) -> Theory:

@@ -7,8 +7,9 @@ import numpy as np
 
 from dtlib.grading.exercise import Exercise, Finding
 from dtlib.grading.inputs import Case, Cases, Pieces, Rng, rank_values
-from dtlib.grading.kinds import Theory, Wrong, every, only_if, order, own_work, values
+from dtlib.grading.kinds import order, own_work, values
 from dtlib.grading.seen import Observed
+from dtlib.grading.signs import Theory, Wrong, every, only_if
 
 TENSORS = 6
 RTOL = 1e-4  # of a sum of squares in float32

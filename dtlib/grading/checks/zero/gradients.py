@@ -7,7 +7,7 @@ one asks what comes after it: if it does, it has not waited for what they had ye
 from collections.abc import Callable
 from typing import Any
 
-from dtlib.grading import inputs, kinds, oracle
+from dtlib.grading import inputs, kinds, oracle, signs
 from dtlib.grading.exercise import Exercise
 from dtlib.grading.seen import Case, Observed
 
@@ -63,7 +63,7 @@ def asked_for(case: Case, rank: int) -> Any:
     return positions(case, share_bytes(case, rank) // oracle.FLOAT_BYTES)
 
 
-def told(entries: Callable[[Case, int, int], Any]) -> kinds.Theory:
+def told(entries: Callable[[Case, int, int], Any]) -> signs.Theory:
     """What each rank tells that holds ``entries(case, rank, step)`` after each backward, and no `.grad`."""
 
     def of_rank(case: Case, rank: int) -> Any:
@@ -138,24 +138,24 @@ def needed(case: Case) -> float:
 
 
 right = told(shares)
-GRADIENT: kinds.Wrong = {
-    "the gradient stays": kinds.some_rank(lambda said, case: any(said["left"])),
-    "the last one is not waited for": kinds.Sign(lambda failing, passing: any(map(let_go_early, failing))),
+GRADIENT: signs.Wrong = {
+    "the gradient stays": signs.some_rank(lambda said, case: any(said["left"])),
+    "the last one is not waited for": signs.Sign(lambda failing, passing: any(map(let_go_early, failing))),
     "whole gradients": told(whole),
     "a share of another rank": told(lambda case, rank, step: shares(case, rank + 1, step)),
     "only the last backward": told(lambda case, rank, step: shares(case, rank, step, since=-1)),
-    "the second backward counts otherwise": kinds.first_step(said, right, RTOL, ATOL),
-    "a frozen parameter": kinds.only_if("none frozen"),
-    "right for layers in order only": kinds.only_if("in order"),
+    "the second backward counts otherwise": signs.first_step(said, right, RTOL, ATOL),
+    "a frozen parameter": signs.only_if("none frozen"),
+    "right for layers in order only": signs.only_if("in order"),
 }
 MEMORY: kinds.Ranges = {
-    "reduced after backward": kinds.every(lambda each: sent_before(each, "gate", len(each.case["widths"]) - 3) < 0.25),
-    "gradients never freed": kinds.every(
+    "reduced after backward": signs.every(lambda each: sent_before(each, "gate", len(each.case["widths"]) - 3) < 0.25),
+    "gradients never freed": signs.every(
         lambda each: each.seen.held(0, "backward ended") > 1.9 * oracle.num_bytes(each.case)
     ),
-    "many in flight": kinds.NOTHING_ELSE,
+    "many in flight": signs.NOTHING_ELSE,
 }
-TRAFFIC: kinds.Wrong = {
+TRAFFIC: signs.Wrong = {
     "all-reduce": lambda case: 2 * needed(case),
     "everything gathered": lambda case: case["world_size"] * needed(case),
 }

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading import inputs, kinds, oracle
+from dtlib.grading import inputs, kinds, oracle, signs
 from dtlib.grading.exercise import Exercise
 from dtlib.grading.seen import Case, Observed
 
@@ -49,7 +49,7 @@ def told(case: Case, path: list[oracle.Tensors]) -> Any:
     return [[oracle.flat(each)[asked_for(case)] for each in path]] * case["world_size"]
 
 
-def after_steps(factor: Callable[[int], float] = lambda n: 1.0, *, fresh: bool = False) -> kinds.Theory:
+def after_steps(factor: Callable[[int], float] = lambda n: 1.0, *, fresh: bool = False) -> signs.Theory:
     """What every rank tells where a step takes ``factor(n)`` times the mean gradient."""
 
     def theory(case: Case) -> Any:
@@ -84,15 +84,15 @@ def uneven(observed: Observed) -> bool:
     return max(held) - min(held) > 1.2 * oracle.num_bytes(observed.case)
 
 
-def right_only(condition: str) -> kinds.Sign:
+def right_only(condition: str) -> signs.Sign:
     """Right in just the cases with a property, and far off elsewhere."""
 
     def off(each: Observed) -> bool:
         told = np.stack([rank["weights"] for rank in each.said])
         return bool((np.abs(told - np.stack(right(each.case))) > ATOL).mean() > 0.05)
 
-    holds = kinds.only_if(condition).fits
-    return kinds.Sign(lambda failing, passing: holds(failing, passing) and all(map(off, failing)))
+    holds = signs.only_if(condition).fits
+    return signs.Sign(lambda failing, passing: holds(failing, passing) and all(map(off, failing)))
 
 
 def wholes(case: Case, rank: int) -> float:
@@ -104,21 +104,21 @@ def needed(case: Case) -> float:
 
 
 right = after_steps()
-WEIGHTS: kinds.Wrong = {
+WEIGHTS: signs.Wrong = {
     "sum for mean": after_steps(lambda n: n),
     "divided twice": after_steps(lambda n: 1 / n),
     "nothing happened": at_start,
     "a fresh optimizer each step": after_steps(fresh=True),
-    "only the own share is new": kinds.every(lambda each: new(each).any(0).all() and not new(each).all(1).any()),
-    "some weights never move": kinds.every(lambda each: new(each).mean(1).min() > 0.5 and not new(each).all()),
+    "only the own share is new": signs.every(lambda each: new(each).any(0).all() and not new(each).all(1).any()),
+    "some weights never move": signs.every(lambda each: new(each).mean(1).min() > 0.5 and not new(each).all()),
     "right for one optimizer only": (right_only("adamw"), right_only("plain")),
 }
 MEMORY: kinds.Ranges = {
-    "whole parameters on a rank": kinds.every(uneven),
+    "whole parameters on a rank": signs.every(uneven),
     "replicated states": (wholes, None),
     "more than a share needs": (most, None),
 }
-TRAFFIC: kinds.Wrong = {
+TRAFFIC: signs.Wrong = {
     "all-reduce, then all-gather": lambda case: 1.5 * needed(case),
     "two all-reduces": lambda case: 2 * needed(case),
     "the gradients do not travel": lambda case: needed(case) / 2,

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading import inputs, kinds
+from dtlib.grading import inputs, kinds, signs
 from dtlib.grading.compare import close
 from dtlib.grading.exercise import Exercise
 from dtlib.grading.inputs import Case, Cases, Rng, tensors
@@ -80,7 +80,7 @@ def cut(case: Case, cuts: int, *, up: bool = False) -> list[Any]:
     return np.split(whole(case), each * np.arange(1, n + 1 - cuts))[:n]
 
 
-def gathered(times: tuple[int, int] = (1, 2), *, own: bool = False, shaped: bool = True) -> kinds.Theory:
+def gathered(times: tuple[int, int] = (1, 2), *, own: bool = False, shaped: bool = True) -> signs.Theory:
     """What `unshard` gives each rank, if it has so many of the changes each time, or those of its own shard alone."""
 
     def found(case: Case, times: int, ranks: list[int] | None) -> Any:
@@ -107,11 +107,11 @@ def needed(case: Case) -> float:
     return float(len(TIMES) * (case["world_size"] - 1) * FLOAT_BYTES * len(whole(case)))
 
 
-def nearly(of: str, theory: kinds.Theory) -> kinds.Sign:
-    return kinds.every(lambda each: close([said[of] for said in each.said], theory(each.case), 0.01, 1e-4))
+def nearly(of: str, theory: signs.Theory) -> signs.Sign:
+    return signs.every(lambda each: close([said[of] for said in each.said], theory(each.case), 0.01, 1e-4))
 
 
-SHARD: kinds.Wrong = {
+SHARD: signs.Wrong = {
     "padded": lambda case: [np.pad(e, (0, len(cut(case, 1, up=True)[0]) - len(e))) for e in cut(case, 1, up=True)],
     "chunk for tensor_split": lambda case: cut(case, 1, up=True),
     "the rest to the last rank": lambda case: cut(case, 1),
@@ -120,11 +120,11 @@ SHARD: kinds.Wrong = {
     "a share of another rank": lambda case: [*shards(case)[1:], shards(case)[0]],
     "rounded on the way": nearly("shard", shards),
 }
-REBUILT: kinds.Wrong = {
+REBUILT: signs.Wrong = {
     "an old copy": gathered((0, 0)),
     "gathered once for all": gathered((1, 1)),
     "only the own shard is new": gathered(own=True),
-    "right for divisible lengths only": kinds.only_if("padded at the end only"),
+    "right for divisible lengths only": signs.only_if("padded at the end only"),
     "rounded on the way": nearly("rebuilt", gathered()),
     "flat, not in shape": gathered(shaped=False),
 }
@@ -133,12 +133,12 @@ MEMORY: kinds.Ranges = {
     "everything is kept": (held(1, -0.5), held(1, 0.5)),
     "the whole and the shard": (held(1, 0.5), None),
 }
-TRAFFIC: kinds.Wrong = {
-    "sent while splitting": kinds.every(lambda each: sent_before(each, "between", 0) > 0.1),
-    "an all-reduce of zeros and a shard": kinds.every(lambda each: each.seen.collectives()[-1][0] == "all_reduce"),
+TRAFFIC: signs.Wrong = {
+    "sent while splitting": signs.every(lambda each: sent_before(each, "between", 0) > 0.1),
+    "an all-reduce of zeros and a shard": signs.every(lambda each: each.seen.collectives()[-1][0] == "all_reduce"),
     "whole buffers gathered": lambda case: case["world_size"] * needed(case),
     "rounded on the way": lambda case: needed(case) / 2,
-    "gathered once for all": kinds.every(lambda each: sent_before(each, "between", 1) > 0.99),
+    "gathered once for all": signs.every(lambda each: sent_before(each, "between", 1) > 0.99),
 }
 CHECKS = (
     kinds.own_work("split", built_in=True),

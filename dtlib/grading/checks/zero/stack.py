@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading import inputs, kinds, oracle
+from dtlib.grading import inputs, kinds, oracle, signs
 from dtlib.grading.compare import show_bytes
 from dtlib.grading.exercise import Exercise, Finding
 from dtlib.grading.seen import Case, Observed
@@ -77,7 +77,7 @@ def steps(
     kept: Callable[[Case, Any, int], Any] = share,
     back: Callable[[Any], Any] = lambda gradient: gradient,
     told: Callable[[Case], bool] = lambda case: case["is"]["divisible"],
-) -> kinds.Theory:
+) -> signs.Theory:
     """What each rank tells that keeps ``kept(case, each rank's gradient, rank)`` of a layer's gradient, and gives the
     layer before ``back(gradients of all ranks)``.
 
@@ -145,9 +145,9 @@ def find_peak(observed: Observed) -> Finding | None:
     return None
 
 
-def at_rest(label: str) -> kinds.Sign:
+def at_rest(label: str) -> signs.Sign:
     """Whether a rank holds, beside its shards, as much as all weights when it asks for `label`."""
-    return kinds.every(
+    return signs.every(
         lambda each: each.seen.held(0, label) > share_bytes(each.case, 0) + 0.9 * oracle.num_bytes(each.case)
     )
 
@@ -182,9 +182,9 @@ def find_order(observed: Observed) -> Finding | None:
     return None
 
 
-def some_step(holds: Callable[[float, float, float], bool]) -> kinds.Sign:
+def some_step(holds: Callable[[float, float, float], bool]) -> signs.Sign:
     """In every failing case some step moved the weights so often: before the second layer, in forward, in backward."""
-    return kinds.every(lambda each: any(holds(*step) for step in moved(each)))
+    return signs.every(lambda each: any(holds(*step) for step in moved(each)))
 
 
 def all_reduced(each: Observed) -> bool:
@@ -193,7 +193,7 @@ def all_reduced(each: Observed) -> bool:
     return once_more and "all_reduce" in dict(each.seen.collectives())
 
 
-GRADIENT: kinds.Wrong = {
+GRADIENT: signs.Wrong = {
     "sum for mean": steps(lambda case, parts, rank: share(case, parts * len(parts), rank)),
     "divided twice": steps(lambda case, parts, rank: share(case, parts / len(parts), rank)),
     "no sync": steps(lambda case, parts, rank: share(case, parts[rank : rank + 1], rank)),
@@ -203,21 +203,21 @@ GRADIENT: kinds.Wrong = {
         steps(back=lambda gradient: 0 * gradient + gradient.mean(0)),
         steps(back=lambda gradient: gradient / len(gradient)),
     ),
-    "nothing flows through": kinds.some_rank(last_alone),
-    "earlier gradients are gone": kinds.only_if("no gradients yet"),
-    "right in the first step only": kinds.first_step("gradients", right, RTOL, ATOL),
+    "nothing flows through": signs.some_rank(last_alone),
+    "earlier gradients are gone": signs.only_if("no gradients yet"),
+    "right in the first step only": signs.first_step("gradients", right, RTOL, ATOL),
 }
-MEMORY: kinds.Wrong = {
+MEMORY: signs.Wrong = {
     "full parameters kept after forward": at_rest("forward ended"),
     "full gradients kept": at_rest("backward ended"),
-    "the last layers stay": kinds.every(lambda each: find_peak(each) is None),
-    "many layers at a time": kinds.NOTHING_ELSE,
+    "the last layers stay": signs.every(lambda each: find_peak(each) is None),
+    "many layers at a time": signs.NOTHING_ELSE,
 }
-ORDER: kinds.Wrong = {
+ORDER: signs.Wrong = {
     "all layers at once": some_step(lambda first, forward, back: first > 0.5),
     "gathered more than once": some_step(lambda first, forward, back: forward > 1.5 or back > 2.5),
     "not gathered again": some_step(lambda first, forward, back: back < 1.5),
-    "all-reduce for reduce-scatter": kinds.every(all_reduced),
+    "all-reduce for reduce-scatter": signs.every(all_reduced),
 }
 CHECKS = (
     kinds.own_work("sharded_linear", built_in=True),
