@@ -1,4 +1,4 @@
-"""The memory of a rank through a step: what theory says it holds at each moment, and what was measured there."""
+"""The memory of a rank through a step: what it holds at each moment, in theory or as measured."""
 
 from __future__ import annotations
 
@@ -32,24 +32,29 @@ def memory_timeline(
     rows: Mapping[str, Sequence[Any]],
     *,
     measured: Mapping[str, Sequence[Any]] | None = None,
+    peaks: Mapping[str, float] | None = None,
     unit: str | None = None,
     legend: bool = True,
 ) -> Any:
     """Draw the memory of a step, moment by moment, a panel for each of `rows`; returns the matplotlib figure.
 
-    `rows` maps a label to what theory plays, all rows the same moments: the spans of ``theory.zero.play``, each at its
-    `fullest`, or the moments of ``theory.zero.step_timeline``. The parts are stacked in the looks of `breakdown_bars`,
-    their total is a line; under the panels stand the phases, and the numbers of the modules at work. `measured` maps
-    labels to what was measured at those moments, a marker each: spans of ``lab.memory_spans``, or bytes (not a number:
-    no marker). `unit` as in `breakdown_bars`.
+    `rows` maps a label to moments, the same ones in all rows: spans of ``lab.memory_spans``, each at its `fullest`, or
+    the moments of ``theory.zero.step_timeline``. The parts are stacked in the looks of `breakdown_bars`, their total is
+    a line; under the panels stand the phases, and the numbers of the modules at work. `measured` maps labels to what
+    was measured at those moments, a marker each: spans, or bytes (not a number: no marker). `peaks` are bytes by label
+    that theory has for the fullest moment, a dashed line. `unit` as in `breakdown_bars`.
 
-    Raises ``ValueError`` for no moments, rows with different moments, or measurements of another number or label.
+    Raises ``ValueError`` for no moments, rows with different moments, or `measured` or `peaks` of another number or
+    label.
     """
     played = {str(label): _moments(str(label), own) for label, own in rows.items()}
     seen = {str(label): [_bytes(each) for each in own] for label, own in (measured or {}).items()}
-    _check(played, seen)
+    peaks = {str(label): float(peak) for label, peak in (peaks or {}).items()}
+    _check(played, seen, peaks)
     totals = {label: [moment.total for moment in own] for label, own in played.items()}
-    highest = max(value for own in (*totals.values(), *seen.values()) for value in own if math.isfinite(value))
+    highest = max(
+        value for own in (*totals.values(), *seen.values(), peaks.values()) for value in own if math.isfinite(value)
+    )
     name, scale = _unit(unit, highest)
     looks = _looks(part for own in played.values() for moment in own for part in moment.parts)
     with style.context():
@@ -59,13 +64,15 @@ def memory_timeline(
             _total(axes, totals[label], scale)
             if label in seen:
                 _markers(axes, seen[label], scale)
+            if label in peaks:
+                axes.axhline(peaks[label] / scale, color=style.INK, linestyle="--", linewidth=1.2)
             axes.set_ylim(0, highest / scale * 1.08)
             axes.set_ylabel(f"{label} ({name})")
             axes.grid(False, axis="x")
         _phases(panels[-1], next(iter(played.values())))
         if legend:
-            _legend(figure, looks, bool(seen))
-    figure.set_label(_caption(played, totals, seen, name, scale))
+            _legend(figure, looks, bool(seen), bool(peaks))
+    figure.set_label(_caption(played, totals, seen, peaks, name, scale))
     return figure
 
 
@@ -99,16 +106,17 @@ def _bytes(measured: Any) -> float:
     return float(measured.fullest.total if hasattr(measured, "fullest") else measured)
 
 
-def _check(played: Mapping[str, list[_At]], seen: Mapping[str, list[float]]) -> None:
+def _check(played: Mapping[str, list[_At]], seen: Mapping[str, list[float]], peaks: Mapping[str, float]) -> None:
     if not played or not all(played.values()):
         raise ValueError("rows must hold one moment at least in each row")
     first = [(moment.phase, moment.module) for moment in next(iter(played.values()))]
     for label, own in played.items():
         if [(moment.phase, moment.module) for moment in own] != first:
             raise ValueError(f"rows must have the same moments, and rows[{label!r}] has others than the first")
-    for label, values in seen.items():
+    for name, label in [("measured", each) for each in seen] + [("peaks", each) for each in peaks]:
         if label not in played:
-            raise ValueError(f"measured must name rows ({', '.join(played)}), not {label!r}")
+            raise ValueError(f"{name} must name rows ({', '.join(played)}), not {label!r}")
+    for label, values in seen.items():
         if len(values) != len(first):
             raise ValueError(f"measured[{label!r}] must hold one number for each of {len(first)} moments")
 
@@ -179,7 +187,7 @@ def _runs(keys: Sequence[Any]) -> list[tuple[int, int, Any]]:
     return [(start, stop, keys[start]) for start, stop in zip(starts, [*starts[1:], len(keys)], strict=True)]
 
 
-def _legend(figure: Any, looks: Mapping[str, Any], measured: bool) -> None:
+def _legend(figure: Any, looks: Mapping[str, Any], measured: bool, peaks: bool) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -188,6 +196,8 @@ def _legend(figure: Any, looks: Mapping[str, Any], measured: bool) -> None:
     if measured:
         handles.append(Line2D([], [], label="measured", linestyle="none", marker="D", markerfacecolor="none",
                               color=style.INK))  # fmt: skip
+    if peaks:
+        handles.append(Line2D([], [], label="peak in theory", color=style.INK, linestyle="--", linewidth=1.2))
     figure.legend(handles=handles, loc="outside lower center", ncols=3, handlelength=2.2, handleheight=1.1)
 
 
@@ -195,6 +205,7 @@ def _caption(
     played: Mapping[str, list[_At]],
     totals: Mapping[str, list[float]],
     seen: Mapping[str, list[float]],
+    peaks: Mapping[str, float],
     unit: str,
     scale: float,
 ) -> str:
@@ -206,5 +217,7 @@ def _caption(
         text = f"{label}: at most {own[at] / scale:.4g} {unit} ({moment.phase}{module})"
         if label in seen:
             text += f", measured {max(value for value in seen[label] if math.isfinite(value)) / scale:.4g}"
+        if label in peaks:
+            text += f", in theory {peaks[label] / scale:.4g}"
         said.append(text)
     return "memory of a rank through a step; " + "; ".join(said)

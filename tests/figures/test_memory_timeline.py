@@ -90,6 +90,17 @@ def test_spans_are_drawn_at_their_fullest_under_the_module_at_work():
     assert [text.get_text() for text in axes.texts] == ["rest", "forward", "backward", "step", "rest"]
 
 
+def test_the_peak_in_theory_is_a_dashed_line_and_in_the_words():
+    figure = figures.memory_timeline({"stage 3": spans()}, peaks={"stage 3": 130.0}, unit="B")
+    (line,) = [line for line in figure.axes[0].lines if line.get_linestyle() == "--"]
+    assert list(line.get_ydata()) == [130.0, 130.0]
+    assert figure.axes[0].get_ylim()[1] > 130
+    assert "at most 117 B (rest), in theory 130" in figure.get_label()
+    assert "peak in theory" in [text.get_text() for text in figure.legends[0].get_texts()]
+    with pytest.raises(ValueError, match=r"peaks must name rows \(stage 3\), not 'stage 2'"):
+        figures.memory_timeline({"stage 3": spans()}, peaks={"stage 2": 1.0})
+
+
 def test_equal_moments_are_one_step():
     figure = figures.memory_timeline({"a": [zero.step_timeline(MODULES, 4, 1)[0]] * 40}, unit="B")
     assert {len(patch.get_data().values) for patch in figure.axes[0].patches} == {1}

@@ -6,7 +6,6 @@ import math
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace as Record
 
 import pytest
 import torch
@@ -238,11 +237,15 @@ def test_seconds_are_those_of_the_rings(n, units, alpha, rate):
     assert seconds == pytest.approx(2 * zero.exchange_messages(units, n) * alpha, rel=1e-9)
 
 
-def test_the_peak_is_the_fullest_span():
-    spans = [Record(fullest=Record(total=total)) for total in (3, 9, 4)]
-    assert zero.peak_bytes(spans) == 9
-    with pytest.raises(ValueError, match="spans must hold one span at least"):
-        zero.peak_bytes([])
+def test_the_peak_by_hand():
+    """Eight parameters on four ranks, fp32 and Adam, units of two; three quarters of a buffer arrive."""
+    assert zero.peak_bytes(8, 4, 1, 2, work_bytes=10) == 8 * (4 + 4 + 8 / 4) + 10 + 2 * 3 / 4 * 8
+    assert zero.peak_bytes(8, 4, 2, 2, work_bytes=10) == 8 * (4 + 8 / 4) + 10 + (2 + 3 / 4) * 8
+    assert zero.peak_bytes(8, 4, 2, 2, work_bytes=7) == 8 * (4 + 8 / 4) + 8 + (2 + 3 / 4) * 8  # shards of the gradient
+    stage3 = 8 * (4 + 8) / 4 + 10 + (2 + 3 / 4) * 8
+    assert zero.peak_bytes(8, 4, 3, 2, work_bytes=10) == stage3 + 2 * 8
+    assert zero.peak_bytes(8, 4, 3, 2, work_bytes=10, prefetched=0, outer_params=1) == stage3 + 8 + 4 + 4
+    assert zero.peak_bytes(8, 4, 3, 2, work_bytes=10, copies=1) == stage3 + 2 * 8 - (1 + 3 / 4) * 8
 
 
 # --- fewer bits ------------------------------------------------------------------------------------------------
@@ -285,6 +288,9 @@ def test_no_weight_is_off_by_more_than_half_a_step(bits, share):
         ),
         (lambda: zero.sent_bytes(-1, 2, 0), "full_bytes must be finite and zero or more, not -1"),
         (lambda: zero.gathered_bytes(1, prefetched=-1), "prefetched must be at least 0, not -1"),
+        (lambda: zero.peak_bytes(8, 4, 0, 2), "stage must be 1, 2 or 3, not 0"),
+        (lambda: zero.peak_bytes(8, 4, 3, -2), "unit_params must be finite and zero or more, not -2"),
+        (lambda: zero.peak_bytes(8, 4, 3, 2, copies=-1), "copies must be finite and zero or more, not -1"),
         (lambda: zero.exchange_messages(0, 4), "num_units must be at least 1, not 0"),
         (lambda: zero.exchange_seconds(-1, 1, 4, 0.0, 1.0), "full_bytes must be finite and zero or more, not -1"),
         (lambda: zero.quantised_gather_bytes(1, 4, 0), "block must be at least 1, not 0"),

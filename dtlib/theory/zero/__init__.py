@@ -6,7 +6,6 @@ state, D bytes of the full weights or gradients (`full_bytes`).
 Arguments out of range raise ``ValueError``, which names the argument, its value and the rule.
 """
 
-from .buckets import Bucket, reduction_buckets, unit_buckets
 from .nodes import (
     CrossNodeVolume,
     NodeTraffic,
@@ -15,7 +14,6 @@ from .nodes import (
     quantised_gather_bytes,
     zero_plus_plus_volume,
 )
-from .played import Rules, Span, play
 from .stages import (
     STAGES,
     Layout,
@@ -40,14 +38,11 @@ from .timeline import Held, Moment, peak, step_timeline
 
 __all__ = [
     "STAGES",
-    "Bucket",
     "CrossNodeVolume",
     "Held",
     "Layout",
     "Moment",
     "NodeTraffic",
-    "Rules",
-    "Span",
     "ZeroTraffic",
     "bytes_per_param",
     "checked_stage",
@@ -58,10 +53,8 @@ __all__ = [
     "limit_bytes_per_param",
     "peak",
     "peak_bytes",
-    "play",
     "quantised_error",
     "quantised_gather_bytes",
-    "reduction_buckets",
     "sent_bytes",
     "shard_elements",
     "split_parts",
@@ -69,6 +62,5 @@ __all__ = [
     "states_of_rank",
     "step_timeline",
     "traffic",
-    "unit_buckets",
     "zero_plus_plus_volume",
 ]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from dtlib.theory.breakdown import Breakdown
 from dtlib.theory.formula import formula
 from dtlib.theory.valid import amount, ranks, sized, timed, whole
 
-from .stages import checked_stage
+from .stages import bytes_per_param, checked_stage
 
 
 @dataclass(frozen=True)
@@ -97,18 +95,59 @@ def gathered_bytes(largest_module_bytes: float, *, prefetched: int = 1) -> float
     "zero.peak_bytes",
     source="derived here",
     chapter="zero",
-    equation=r"\max_{\text{moments}} \, (\text{shards} + \text{units} + \text{exchange} + \text{work})",
+    equation=(
+        r"K + \begin{cases} A + 2\frac{N-1}{N}\,g\Phi & \text{stage } 1 \\"
+        r" \max(A, g\Psi/N) + c\,g\Phi & \text{stage } 2 \\"
+        r" \max(A, g\Psi/N) + c\,g\Phi + (1 + f)\,w\Phi + (w + g)\,\Omega & \text{stage } 3 \end{cases}"
+        r", \quad c = 2 + \tfrac{N-1}{N}"
+    ),
 )
-def peak_bytes(spans: Sequence[Any]) -> float:
+def peak_bytes(
+    num_params: float,
+    n: int,
+    stage: int,
+    unit_params: float,
+    *,
+    weights: float = 4,
+    gradients: float = 4,
+    optimizer: float = 8,
+    work_bytes: float = 0,
+    outer_params: float = 0,
+    prefetched: int = 1,
+    copies: float | None = None,
+) -> float:
     """Memory of a rank at the fullest moment of a step, bytes.
 
-    The largest total of what each of `spans` holds at its `fullest` (shards, units that are whole, room for exchanges,
-    activations and other work): those of `play`, or of ``lab.memory_spans``.
-    ``ValueError`` for no spans.
+    Early in the backward pass, when one unit's gradient is being reduced and the next one's is collected:
+
+    - K, what is kept all the time: `bytes_per_param` of the Ψ `num_params`, the gradient of stages 2 and 3 left out.
+    - A, the `work_bytes` of the passes at their fullest (activations, temporaries). As they are freed, the shards of
+      the gradient grow, so the larger of the two counts.
+    - c times the gradient of the largest unit or bucket of Φ `unit_params`: collected, under way, and room for what
+      arrives from N−1 ranks, 2 + (N−1)/N `copies` as `ranks.zero` has it; FSDP2 has 2 + 1/N. Stage 1 collects in place
+      and has room for two reductions.
+    - stage 3: the unit whole, with the f `prefetched` next ones, and the Ω `outer_params` of no such unit, whole all
+      along with their gradient.
+
+    Off by one unit's gradient and work at most, where units are alike. Per parameter `weights` w, `gradients` g and
+    `optimizer` o bytes: 4, 4 and 8 are those of Adam in fp32. ``ValueError`` for N below 1, a stage that is not 1, 2 or
+    3, or negative sizes. Derived here.
     """
-    if not spans:
-        raise ValueError("spans must hold one span at least, not none")
-    return float(max(span.fullest.total for span in spans))
+    stage, n = checked_stage(stage), ranks(n)
+    if stage == 0:
+        raise ValueError("stage must be 1, 2 or 3, not 0: nothing is split there")
+    amounts = {"num_params": num_params, "unit_params": unit_params, "work_bytes": work_bytes}
+    for name, value in {**amounts, "outer_params": outer_params, "copies": copies or 0}.items():
+        amount(name, value)
+    kept = num_params * bytes_per_param(n, stage, weights, gradients if stage == 1 else 0, optimizer)
+    unit, share = gradients * unit_params, (n - 1) / n
+    if stage == 1:
+        return kept + work_bytes + 2 * share * unit
+    peak = kept + max(work_bytes, gradients * num_params / n) + (2 + share if copies is None else copies) * unit
+    if stage == 3:
+        gathered = gathered_bytes(weights * unit_params, prefetched=prefetched)
+        peak += gathered + (weights + gradients) * outer_params
+    return peak
 
 
 @formula("zero.exchange_messages", source="derived here", chapter="zero", equation=r"3u\,(N-1)")

@@ -1,4 +1,4 @@
-"""The memory of a step, measured by `lab.memory_spans` on a rank and played by `theory.zero.play`, side by side."""
+"""The memory of a step, measured by `lab.memory_spans` on a rank and `played`, side by side."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from dtlib import lab, theory
+from dtlib import lab
 from dtlib.ranks.model import GPT, GPTConfig, next_token_loss
+
+from .buckets import Bucket, reduction_buckets, unit_buckets
+from .played import Rules, Span, play
 
 make_adamw = functools.partial(torch.optim.AdamW, lr=1e-3)
 make_sgd = functools.partial(torch.optim.SGD, lr=0.1)
@@ -62,7 +65,8 @@ def trained(case: Case, wrap: Callable[..., Any]) -> list[lab.MemorySpan]:
 
 
 @functools.cache
-def _work(config: GPTConfig, batch: int) -> list[lab.MemorySpan]:
+def work(config: GPTConfig, batch: int) -> list[lab.MemorySpan]:
+    """What the passes of one process hold."""
     return lab.at_scale(alone, 1, args=(Case(config, batch),)).result
 
 
@@ -70,30 +74,30 @@ def params_of(module: nn.Module) -> dict[str, int]:
     return {name: parameter.numel() for name, parameter in module.named_parameters()}
 
 
-def buckets_of(case: Case, stage: int) -> list[theory.zero.Bucket]:
+def buckets_of(case: Case, stage: int) -> list[Bucket]:
     width, params = case.rules.get("width", 4), params_of(GPT(case.config))
     if stage == 3:
-        return theory.zero.unit_buckets(params, case.units)
+        return unit_buckets(params, case.units)
     sizes = {name: value for name, value in case.options.items() if "bucket" in name}
-    return theory.zero.reduction_buckets(params, width=width, **sizes)
+    return reduction_buckets(params, width=width, **sizes)
 
 
-def predicted(case: Case, stage: int, n: int, rank: int) -> list[theory.zero.Span]:
+def predicted(case: Case, stage: int, n: int, rank: int) -> list[Span]:
     names = ("prefetch", "reshard_after_forward", "overlap")
     rules = {name: value for name, value in case.options.items() if name in names} | case.rules
-    return theory.zero.play(
+    return play(
         buckets_of(case, stage),
-        _work(case.config, case.batch),
+        work(case.config, case.batch),
         n,
         stage,
         rank=rank,
-        rules=theory.zero.Rules(**rules),
+        rules=Rules(**rules),
         micro_batches=case.micro_batches,
         no_sync=case.no_sync,
     )
 
 
-def assert_alike(played: Sequence[theory.zero.Span], measured: Sequence[lab.MemorySpan]) -> None:
+def assert_alike(played: Sequence[Span], measured: Sequence[lab.MemorySpan]) -> None:
     """Raise AssertionError unless both are the same story.
 
     At every event each kind is the same to the byte, except what is temporary; between events the fullest moment is

@@ -10,10 +10,9 @@ from typing import Any
 
 from dtlib.theory.collectives.chunks import chunk_bounds
 from dtlib.theory.valid import rank_of, ranks, whole
+from dtlib.theory.zero import Held, checked_stage
 
 from .buckets import Bucket
-from .stages import checked_stage
-from .timeline import Held
 
 _WORK = ("activations", "buffers", "temporary")
 

@@ -6,12 +6,15 @@ from hypothesis import strategies as st
 
 from dtlib.theory import zero
 
+from .buckets import reduction_buckets, unit_buckets
+from .played import Rules, Span, play
+
 
 def span(event, name="", activations=0, temporary=0, full=0):
     """What the work holds: `full` is temporary too, for a moment."""
     rest = {"weights": 0, "gradients": 0, "optimizer": 0, "gathered_weights": 0, "unsharded_gradients": 0}
     held = zero.Held(**rest, activations=activations, temporary=temporary)
-    return zero.Span(event, name, held, zero.Held(**rest, activations=activations, temporary=temporary + full))
+    return Span(event, name, held, zero.Held(**rest, activations=activations, temporary=temporary + full))
 
 
 def passes(layers, saved=0):
@@ -38,8 +41,8 @@ def column(played, part, moment="fullest"):
 
 def test_stage_3_worked_out_by_hand():
     """Two layers of 8 and 4 elements on 2 ranks, 4 bytes each, none prefetched: D is 32 and 16 bytes."""
-    buckets = zero.unit_buckets({"0.w": 8, "1.w": 4}, ["0", "1"])
-    played = zero.play(buckets, passes(2, 10), 2, 3, rules=zero.Rules(prefetch=0, scalar_bytes=0))
+    buckets = unit_buckets({"0.w": 8, "1.w": 4}, ["0", "1"])
+    played = play(buckets, passes(2, 10), 2, 3, rules=Rules(prefetch=0, scalar_bytes=0))
     assert [(each.event, each.name) for each in played] == [
         ("begin", ""), ("forward", ""), ("forward", "0"), ("forward done", "0"), ("forward", "1"),
         ("forward done", "1"), ("forward done", ""), ("backward", "1"), ("gradient", "1.w"), ("backward done", "1"),
@@ -61,21 +64,21 @@ def test_stage_3_worked_out_by_hand():
 
 
 def test_prefetch_gathers_what_comes_next():
-    buckets = zero.unit_buckets({"0.w": 8, "1.w": 4, "2.w": 2}, ["0", "1", "2"])
-    ahead = zero.play(buckets, passes(3), 2, 3, rules=zero.Rules(prefetch=1))
+    buckets = unit_buckets({"0.w": 8, "1.w": 4, "2.w": 2}, ["0", "1", "2"])
+    ahead = play(buckets, passes(3), 2, 3, rules=Rules(prefetch=1))
     gathered = {(each.event, each.name): each.held.gathered_weights for each in ahead}
     assert [gathered["forward", name] for name in "012"] == [4 * 12, 4 * 6, 4 * 2]
     assert [gathered["backward", name] for name in "210"] == [4 * 6, 4 * 12, 4 * 8]
-    stays = zero.play(buckets, passes(3), 2, 3, rules=zero.Rules(prefetch=0, reshard_after_forward=False))
+    stays = play(buckets, passes(3), 2, 3, rules=Rules(prefetch=0, reshard_after_forward=False))
     gathered = {(each.event, each.name): each.held.gathered_weights for each in stays}
     assert [gathered["forward done", name] for name in "012"] == [4 * 8, 4 * 12, 4 * 14]
     assert [gathered["backward done", name] for name in "210"] == [4 * 12, 4 * 8, 0]
 
 
 def test_stages_1_and_2_worked_out_by_hand():
-    buckets = zero.reduction_buckets({"0.w": 8, "1.w": 4}, bucket_bytes=16, first_bucket_bytes=None)
+    buckets = reduction_buckets({"0.w": 8, "1.w": 4}, bucket_bytes=16, first_bucket_bytes=None)
     assert [list(bucket.params) for bucket in buckets] == [["1.w"], ["0.w"]]
-    one, two = (zero.play(buckets, passes(2), 2, stage) for stage in (1, 2))
+    one, two = (play(buckets, passes(2), 2, stage) for stage in (1, 2))
     assert set(column(one, "weights") + column(two, "weights")) == {48}
     assert set(column(one, "gradients", "held")) == {48}
     assert [each.held.gradients for each in two if each.event in ("gradient", "step")] == [0, 8, 24]
@@ -84,33 +87,33 @@ def test_stages_1_and_2_worked_out_by_hand():
 
 
 def test_without_sync_the_gradient_stays_whole():
-    buckets = zero.unit_buckets({"0.w": 8, "1.w": 4}, ["0", "1"])
-    quiet = zero.play(buckets, passes(2), 4, 3, micro_batches=2, no_sync=True)
+    buckets = unit_buckets({"0.w": 8, "1.w": 4}, ["0", "1"])
+    quiet = play(buckets, passes(2), 4, 3, micro_batches=2, no_sync=True)
     assert max(column(quiet, "unsharded_gradients", "held")) == 48
-    loud = zero.play(buckets, passes(2), 4, 3, micro_batches=2)
+    loud = play(buckets, passes(2), 4, 3, micro_batches=2)
     assert max(column(loud, "unsharded_gradients", "held")) == 32 < 48
     assert column(loud, "gradients", "held")[-1] == column(quiet, "gradients", "held")[-1] == 12
 
 
 def test_what_is_in_no_unit_is_one_bucket():
     params = {"embedding.w": 16384, "norm.w": 4, "scale": 1, "blocks.0.w": 8, "blocks.0.mlp.w": 2, "head.w": 16383}
-    found = zero.unit_buckets(params, ["blocks.0"], frozen=["blocks.0.mlp.w"])
+    found = unit_buckets(params, ["blocks.0"], frozen=["blocks.0.mlp.w"])
     assert [(bucket.unit, list(bucket.params), bucket.frozen) for bucket in found] == [
         ("blocks.0", ["blocks.0.w"], False),
         ("blocks.0", ["blocks.0.mlp.w"], True),
         ("", ["embedding.w", "norm.w", "scale", "head.w"], False),
     ]
     assert [list(bucket.positions) for bucket in found] == [[3], [4], [0, 1, 2, 5]]
-    kept = zero.reduction_buckets(params, frozen=["norm.w"])
+    kept = reduction_buckets(params, frozen=["norm.w"])
     assert [(list(bucket.params), bucket.frozen) for bucket in kept][-1] == (["norm.w"], True)
 
 
 def test_weights_stay_until_the_gradients_of_the_inputs_are_there():
-    buckets = zero.unit_buckets({"0.w": 8, "0.frozen": 8, "1.w": 4}, ["0", "1"], frozen=["0.frozen"])
-    played = zero.play(buckets, passes(2), 2, 3, rules=zero.Rules(prefetch=0))
+    buckets = unit_buckets({"0.w": 8, "0.frozen": 8, "1.w": 4}, ["0", "1"], frozen=["0.frozen"])
+    played = play(buckets, passes(2), 2, 3, rules=Rules(prefetch=0))
     assert [each.held.gathered_weights for each in played if each.name in ("0.w", "0")][-3:] == [64, 64, 0]
     work = [each for each in passes(2) if each.event != "backward done"]  # no input needs one
-    played = zero.play(buckets, work, 2, 3, rules=zero.Rules(prefetch=0))
+    played = play(buckets, work, 2, 3, rules=Rules(prefetch=0))
     assert [each.held.gathered_weights for each in played if each.event in ("gradient", "step")] == [16, 80, 0]
 
 
@@ -124,8 +127,8 @@ def test_what_holds_for_any_model(sizes, n, stage, data):
     rank = data.draw(st.integers(0, n - 1))
     params = {f"{i}.w": size for i, size in enumerate(sizes)}
     names = [str(i) for i in range(len(sizes))]
-    buckets = zero.unit_buckets(params, names) if stage == 3 else zero.reduction_buckets(params, bucket_bytes=80)
-    played = zero.play(buckets, passes(len(sizes), 7), n, stage, rank=rank, rules=zero.Rules(scalar_bytes=0))
+    buckets = unit_buckets(params, names) if stage == 3 else reduction_buckets(params, bucket_bytes=80)
+    played = play(buckets, passes(len(sizes), 7), n, stage, rank=rank, rules=Rules(scalar_bytes=0))
     flats = [(bucket.num_elements,) for bucket in buckets]
     expected = zero.states_of_rank(flats, n, stage, rank, "fp32")
     end = played[-1].held
@@ -142,14 +145,14 @@ def test_what_holds_for_any_model(sizes, n, stage, data):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: zero.play([], [], 0, 3), "n must be at least 1, not 0"),
-        (lambda: zero.play([], [], 2, 0), "stage must be 1, 2 or 3 to be played, not 0"),
-        (lambda: zero.play([], [], 2, 4), "stage must be 0, 1, 2 or 3, not 4"),
-        (lambda: zero.play([], [], 2, 3, rank=2), "rank must be below the number of ranks, 2, not 2"),
-        (lambda: zero.play([], [], 2, 3, micro_batches=0), "micro_batches must be at least 1, not 0"),
-        (lambda: zero.play([], passes(1), 2, 3), "work has the gradient of '0.w', which no bucket holds"),
-        (lambda: zero.unit_buckets({"w": -1}, []), "params must be at least 0, not -1"),
-        (lambda: zero.unit_buckets({"w": 1}, [], frozen=["v"]), "frozen must hold names of params, and 'v' is none"),
+        (lambda: play([], [], 0, 3), "n must be at least 1, not 0"),
+        (lambda: play([], [], 2, 0), "stage must be 1, 2 or 3 to be played, not 0"),
+        (lambda: play([], [], 2, 4), "stage must be 0, 1, 2 or 3, not 4"),
+        (lambda: play([], [], 2, 3, rank=2), "rank must be below the number of ranks, 2, not 2"),
+        (lambda: play([], [], 2, 3, micro_batches=0), "micro_batches must be at least 1, not 0"),
+        (lambda: play([], passes(1), 2, 3), "work has the gradient of '0.w', which no bucket holds"),
+        (lambda: unit_buckets({"w": -1}, []), "params must be at least 0, not -1"),
+        (lambda: unit_buckets({"w": 1}, [], frozen=["v"]), "frozen must hold names of params, and 'v' is none"),
     ],
 )
 def test_bad_input_is_named(call, message):
