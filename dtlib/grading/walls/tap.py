@@ -19,7 +19,7 @@ from typing import Any
 
 _ETH_P_ALL, _OUTGOING, _ETHERNET_BYTES = 3, 4, 14
 _SO_RCVBUFFORCE, _SOL_PACKET, _PACKET_STATISTICS = 33, 263, 6
-_BUFFER_BYTES = 64 * 2**20
+_BUFFER_BYTES = 256 * 2**20
 _TCP, _SYN, _ACK = 6, 0x02, 0x10
 _HEADER = struct.Struct("<QQQQQQ")  # bytes of all, code, slot, offset, length, offset at the receiver
 _KINDS = {1: "data", 2: "send", 3: "receive"}  # what a header stands for: see `Entry`
