@@ -43,9 +43,8 @@ def checkpoint(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
     """A step through layers, each called as ``function(fn, x)``, with dice thrown by others after either half.
 
     Layers that are `apart` are all called with the same x, and what the first one gives goes back first, and twice
-    as much to the second. Where there
-    are `earlier` gradients, those of the weights are the weights themselves.
-    The desk is asked between the two and after them as in `gated`, and by each layer: when it is called, and when a
+    as much to the second. Where there are `earlier` gradients, those of the weights are the weights themselves. The
+    desk is asked between the two and after them as in `gated`, and by each layer: when it is called, and when a
     gradient comes back to it.
     """
     given = desk.next()

@@ -61,10 +61,7 @@ class Shard:
         self.factor = 1 / (peers.n * self.num_replicas)
         self.buffer: Tensor | None = None
         self.grad: Tensor | None = None
-        self.filled, self.used = (
-            set[int](),
-            set[int](),
-        )  # parameters with a gradient in `buffer`, and with one in `grad`
+        self.filled, self.used = set[int](), set[int]()  # parameters with a gradient in `buffer`, and in `grad`
         self.missing = 0  # gradients that are still to come in this backward pass
         self._works, self._room = list[Any](), torch.empty(0)
         self._packed: Packed | None = None
