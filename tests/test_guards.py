@@ -1,5 +1,9 @@
-"""The theory needs numpy and nothing else. Three guards say so, and each of them is shown to be able to fail."""
+"""What may import what: the theory needs numpy alone, no room imports what it may not, no stem another's privates.
 
+Each guard is shown to be able to fail.
+"""
+
+import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -75,8 +79,6 @@ def test_the_linter_forbids_torch_in_theory_and_allows_it_in_ranks_and_lab():
 
 def rooms(source):
     """Which of dtlib's rooms the Python text `source` imports."""
-    import ast
-
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -104,3 +106,40 @@ def test_the_guard_of_the_rooms_can_fail():
     assert rooms("from .. import lab") == {"lab"}
     assert rooms("from ..ranks.dp import x\nimport dtlib.lab") == {"ranks", "lab"}
     assert rooms("import numpy\nfrom . import units") == set()
+
+
+def privates(file, source):
+    """What the Python text `source`, as if it stood in `file` (from the root), imports of another stem's privates."""
+    *package, own = Path(file).with_suffix("").parts
+    stem = (*package, own)[:3]
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names = [name.name for name in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            home = [*package[: len(package) - node.level + 1]] if node.level else []
+            names = [".".join([*home, *filter(None, [node.module]), name.name]) for name in node.names]
+        else:
+            continue
+        for name in names:
+            parts = tuple(name.split("."))
+            if parts[0] == "dtlib" and parts[:3] != stem and any(part[0] == "_" for part in parts):
+                found.append(name)
+    return found
+
+
+@pytest.mark.parametrize("room", ["theory", "ranks"])
+def test_no_stem_imports_what_is_private_to_another(room):
+    files = sorted((ROOT / "dtlib" / room).rglob("*.py"))
+    assert files
+    found = {file.name: privates(file.relative_to(ROOT), file.read_text()) for file in files}
+    assert {name: names for name, names in found.items() if names} == {}
+
+
+def test_the_guard_of_privates_can_fail():
+    file = "dtlib/ranks/zero/shard.py"
+    assert privates(file, "from dtlib.ranks.dp._peers import Peers") == ["dtlib.ranks.dp._peers.Peers"]
+    assert privates(file, "from ..dp.base import _split, x") == ["dtlib.ranks.dp.base._split"]
+    assert privates(file, "import dtlib.theory._lookup") == ["dtlib.theory._lookup"]
+    assert privates(file, "from . import _check\nfrom ._rounds import x\nfrom torch.utils import _pytree") == []
+    assert privates("dtlib/ranks/model.py", "from .dp import _rounds") == ["dtlib.ranks.dp._rounds"]

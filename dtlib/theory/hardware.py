@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeVar
 
-from ._lookup import find
+from .lookup import find
 from .units import GB, TB, TFLOP, Gbit, GiB
 
 

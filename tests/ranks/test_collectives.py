@@ -88,11 +88,11 @@ def test_values_when_messages_are_cut_or_batched(n, pipelined):
     """Pieces of eight bytes stand for a long message; batches are what an accelerator uses."""
 
     def try_everything():
-        from dtlib.ranks.collectives import _peers
+        from dtlib.ranks.shared import peers
 
-        _peers.ADDED_BYTES, _peers.MOVED_BYTES = 8, 16
+        peers.ADDED_BYTES, peers.MOVED_BYTES = 8, 16
         if not pipelined:
-            _peers.Peers.pipelined = property(lambda self: False, lambda self, value: None)
+            peers.Peers.pipelined = property(lambda self: False, lambda self, value: None)
         for length in (0, 1, 3, 37):
             for dtype, op in CASES[::3]:
                 try_reductions(dtype, op, length)
@@ -103,7 +103,7 @@ def test_values_when_messages_are_cut_or_batched(n, pipelined):
 
 def test_long_messages():
     """Several real pieces a chunk, and a length that divides by nothing."""
-    from dtlib.ranks.collectives._peers import MOVED_BYTES
+    from dtlib.ranks.shared.peers import MOVED_BYTES
 
     def try_everything():
         try_reductions(torch.float32, "sum", 3 * 2 * MOVED_BYTES // 4 + 5)

@@ -138,8 +138,8 @@ MUTANTS = {
 @pytest.mark.parametrize("n", [2, 4])
 def test_a_wrong_ring_gives_wrong_values_and_the_right_one_does_not(name, n):
     def run_mutant():
-        from dtlib.ranks.collectives._peers import Peers
         from dtlib.ranks.collectives._rounds import run_round
+        from dtlib.ranks.shared.peers import Peers
 
         rank, length = dist.get_rank(), 4 * n
         tensor = 2.0 ** torch.arange(rank * length, (rank + 1) * length).double()

@@ -173,7 +173,7 @@ def sum_for_mean(model: nn.Module) -> nn.Module:
 
 
 def no_broadcast(model: nn.Module) -> nn.Module:
-    base._broadcast = lambda tensors, group: None
+    base.broadcast = lambda tensors, group: None
     return dp.BucketedDataParallel(model)
 
 

@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
+from dtlib.ranks.shared.peers import Peers, combine, new_scratch, pieces_ahead, segments, wait_for
 from dtlib.theory.collectives import chunk_bounds
-
-from ._peers import Peers, combine, new_scratch, pieces_ahead, segments, wait_for
 
 
 def all_reduce_among(peers: Peers, members: Sequence[int], buffer: torch.Tensor, op: str) -> None:

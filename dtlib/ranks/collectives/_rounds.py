@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 
+from dtlib.ranks.shared.peers import Peers, combine, new_scratch, pieces_ahead, segments, wait_for
 from dtlib.theory.collectives import Round, Transfer, schedule
-
-from ._peers import Peers, combine, new_scratch, pieces_ahead, segments, wait_for
 
 
 def run_schedule(

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
+from dtlib.ranks.shared.peers import Peers, flat, new_buffer, write_back
 from dtlib.theory.collectives import chunk_bounds
 
 from . import _check
-from ._peers import Peers, flat, new_buffer, write_back
 from ._rings import all_gather_among, all_reduce_among, reduce_scatter_among
 
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
-from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Variable
-from torch.utils.weak import WeakTensorKeyDictionary
+
+from dtlib.ranks.shared.replicas import broadcast, gradient_hooks, refuse_unlike_ranks, signature, split_modules
 
 
 class DataParallel(nn.Module, ABC):
@@ -47,7 +46,7 @@ class DataParallel(nn.Module, ABC):
     ) -> None:
         super().__init__()
         _refuse_group(group)
-        if any(each in _split for each in module.modules()):
+        if any(each in split_modules for each in module.modules()):
             raise ValueError("module must have its weights, and a stage 3 of ZeRO has split them: wrap a module once")
         self.module = module
         self.group = group
@@ -55,25 +54,25 @@ class DataParallel(nn.Module, ABC):
         self.broadcast_buffers = broadcast_buffers
         self.find_unused_parameters = find_unused_parameters
         self._names, self._params = _trainable(module)
-        self._as_wrapped = _signature(module)
+        self._as_wrapped = signature(module)
         self._sync = True
         self._running = False  # inside a backward pass that ends with a sync
         self._arrived: dict[int, None] = {}  # in the order of arrival
         if self.world_size == 1:
             return
-        _refuse_unlike_ranks(module, self._params[0].device, group)
-        _broadcast([tensor.detach() for tensor in (*module.parameters(), *module.buffers())], group)
+        refuse_unlike_ranks(module, self._params[0].device, group)
+        broadcast([tensor.detach() for tensor in (*module.parameters(), *module.buffers())], group)
         self._listen()
 
     def _listen(self) -> None:
         for index, parameter in enumerate(self._params):
-            if parameter in _hooks:  # the module is wrapped anew: its gradients are averaged once, by the last wrapper
-                _hooks[parameter].remove()
-            _hooks[parameter] = parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, index))
+            if parameter in gradient_hooks:  # the module is wrapped anew: the last wrapper averages, once
+                gradient_hooks[parameter].remove()
+            gradient_hooks[parameter] = parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, index))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._as_wrapped = _signature(self.module)
+        self._as_wrapped = signature(self.module)
         if self.world_size > 1:
             self._listen()  # hooks do not come along when a wrapper is copied or unpickled
 
@@ -85,7 +84,7 @@ class DataParallel(nn.Module, ABC):
                 self._running = False
                 self._abandon()
         if self.broadcast_buffers and self._sync and self.world_size > 1:
-            _broadcast(list(self.module.buffers()), self.group)
+            broadcast(list(self.module.buffers()), self.group)
         return self.module(*args, **kwargs)
 
     @contextmanager
@@ -149,7 +148,7 @@ class DataParallel(nn.Module, ABC):
             self._params[index].grad = None
 
     def _refuse_changes(self) -> None:
-        now = _signature(self.module)
+        now = signature(self.module)
         if now == self._as_wrapped:
             return
         names = sorted({name for name, *_ in set(now) ^ set(self._as_wrapped)})
@@ -190,14 +189,6 @@ def global_mean_loss(loss_sum: Tensor, num_tokens: int, *, group: dist.ProcessGr
     return loss_sum * (dist.get_world_size(group) / total.item())
 
 
-_hooks: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-"""The hook of each parameter that some wrapper averages."""
-
-
-_split: WeakSet[nn.Module] = WeakSet()
-"""The modules whose weights are split among ranks: no other wrapper can average their gradients."""
-
-
 def _refuse_group(group: dist.ProcessGroup | None) -> None:
     if not dist.is_available() or not dist.is_initialized():
         raise RuntimeError("no process group: call this in a rank of lab.run, or after init_process_group")
@@ -210,41 +201,3 @@ def _trainable(module: nn.Module) -> tuple[list[str], list[Tensor]]:
     if not named:
         raise ValueError("module must have a parameter that requires a gradient, and has none")
     return [name for name, _ in named], [parameter for _, parameter in named]
-
-
-def _signature(module: nn.Module) -> list[tuple[Any, ...]]:
-    return [(n, tuple(p.shape), p.dtype, p.requires_grad, id(p)) for n, p in module.named_parameters()]
-
-
-def _refuse_unlike_ranks(module: nn.Module, device: torch.device, group: dist.ProcessGroup | None) -> None:
-    mine = [tuple(map(str, parameter[:-1])) for parameter in _signature(module)]
-    mine += [(name, str(tuple(b.shape)), str(b.dtype)) for name, b in module.named_buffers()]
-    digest = int.from_bytes(hashlib.sha256(repr(mine).encode()).digest()[:7], "big")
-    extremes = torch.tensor([digest, -digest], dtype=torch.int64, device=device)
-    dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=group)
-    if dist.get_backend(group) == "fake" or extremes[0] == -extremes[1]:
-        return  # a fake group has no other ranks, and a fake tensor no values
-    everyone: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everyone, mine, group=group)
-    for rank, theirs in enumerate(everyone):
-        odd = sorted({name for name, *_ in set(theirs) ^ set(everyone[0])})
-        if odd or theirs != everyone[0]:
-            what = ", ".join(map(repr, odd)) or "the order of its parameters"
-            raise ValueError(f"module must be alike on all ranks; rank {rank} and rank 0 differ in {what}")
-
-
-@torch.no_grad()
-def _broadcast(tensors: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
-    """Send `tensors` from the group's rank 0 to all others, one message for each dtype and device."""
-    kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-    for tensor in tensors:
-        kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-    root = 0 if group is None else dist.get_global_rank(group, 0)
-    for alike in kinds.values():
-        flat = torch.cat([tensor.reshape(-1) for tensor in alike])
-        dist.broadcast(flat, src=root, group=group)
-        if dist.get_rank() != root:
-            for tensor, part in zip(alike, flat.split([tensor.numel() for tensor in alike]), strict=True):
-                # Through `.data`: a forward pass whose backward is still to come may have saved the tensor, and
-                # autograd would refuse it as modified (batch norm's statistics, in two forward passes on end).
-                tensor.data.copy_(part.view(tensor.shape))

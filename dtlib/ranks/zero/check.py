@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dtlib.ranks.dp.base import _split
+from dtlib.ranks.shared.replicas import split_modules
 from dtlib.theory.dp import plan_buckets
 from dtlib.theory.units import MiB
 
@@ -48,7 +48,7 @@ def groups_of(module: nn.Module, param_groups: Iterable[Mapping[str, Any]] | Non
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"module must be a torch.nn.Module, not {type(module).__name__}")
-    if any(each in _split for each in module.modules()):
+    if any(each in split_modules for each in module.modules()):
         raise ValueError("module must have its weights, and a stage 3 has split them: wrap a module once")
     missing = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
     names, groups = dict(missing), []

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dtlib.ranks.collectives._peers import Peers
+from dtlib.ranks.shared.peers import Peers
 
 _FIRST_TAG = 1 << 20
 """Messages carry tags from here on, so that they never meet those of another algorithm on the same group."""

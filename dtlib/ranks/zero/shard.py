@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dtlib.ranks.collectives import ring_all_reduce
-from dtlib.ranks.collectives._peers import Peers, wait_for
+from dtlib.ranks.shared.peers import Peers, wait_for
 from dtlib.theory.collectives import chunk_bounds
 
 from .exchange import add_up, start_gather, start_scatter

@@ -15,8 +15,9 @@ from torch.autograd import Variable
 from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
-from dtlib.ranks.collectives._peers import Peers
-from dtlib.ranks.dp.base import DataParallel, _broadcast, _hooks, _refuse_unlike_ranks, _split
+from dtlib.ranks.dp import DataParallel
+from dtlib.ranks.shared.peers import Peers
+from dtlib.ranks.shared.replicas import broadcast, gradient_hooks, refuse_unlike_ranks, split_modules
 from dtlib.theory.units import MiB
 
 from . import check
@@ -107,11 +108,11 @@ class Zero(DataParallel):
             module, group=group, broadcast_buffers=broadcast_buffers, find_unused_parameters=find_unused_parameters
         )
         if replicas is not None:
-            _refuse_unlike_ranks(module, self._params[0].device, replicas)
-            _broadcast([tensor.detach() for tensor in (*module.parameters(), *module.buffers())], replicas)
+            refuse_unlike_ranks(module, self._params[0].device, replicas)
+            broadcast([tensor.detach() for tensor in (*module.parameters(), *module.buffers())], replicas)
         for parameter in self._params:
-            if parameter in _hooks:  # wrapped anew: the last wrapper has it
-                _hooks[parameter].remove()
+            if parameter in gradient_hooks:  # wrapped anew: the last wrapper has it
+                gradient_hooks[parameter].remove()
         self.stage, self.overlap, self.replicas, self._frees = stage, overlap, replicas, frees
         self._waiting, self._under_way, self._syncing = list[Shard](), deque[Shard](), True
         make_shard = functools.partial(
@@ -123,7 +124,7 @@ class Zero(DataParallel):
             named += [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
             made = make_units(module, chosen, named, make_shard)
             self.all_shards = [shard for unit in reversed(made) for shard in unit.shards]
-            _split.update(unit.module for unit in made)
+            split_modules.update(unit.module for unit in made)
         else:
             made, buckets = [], in_buckets(self._params, bucket_bytes, first_bucket_bytes)
             self.all_shards = [make_shard(i, {j: named[j] for j in bucket}) for i, bucket in enumerate(buckets)]
@@ -134,8 +135,8 @@ class Zero(DataParallel):
         self._as_wrapped = _identity(module)
         for index, parameter in enumerate(self._params):
             handle = parameter.register_post_accumulate_grad_hook(weakly(self._on_gradient, index))
-            _hooks[parameter] = Claim(parameter, handle)
-        self._handles = [_hooks[parameter] for parameter in self._params]
+            gradient_hooks[parameter] = Claim(parameter, handle)
+        self._handles = [gradient_hooks[parameter] for parameter in self._params]
 
     @property
     def units(self) -> dict[str, int]:
@@ -151,7 +152,7 @@ class Zero(DataParallel):
         """The module's forward; ``RuntimeError`` if its parameters are no longer those that were wrapped."""
         buffers = list(self.module.buffers())
         if self.replicas is not None and self.broadcast_buffers and self._sync and buffers:
-            _broadcast(buffers, self.replicas)
+            broadcast(buffers, self.replicas)
         self._gathering.begin_forward()
         result = super().forward(*args, **kwargs)
         self._gathering.end_forward()
@@ -342,7 +343,7 @@ class Zero(DataParallel):
         return (each for shard in self.all_shards for each in shard.tensors_by_kind())
 
     def _refuse_changes(self) -> None:
-        if any(_hooks.get(p) is not handle for p, handle in zip(self._params, self._handles, strict=True)):
+        if any(gradient_hooks.get(p) is not handle for p, handle in zip(self._params, self._handles, strict=True)):
             raise RuntimeError("module was wrapped again, and its gradients go to the last wrapper: use that one")
         now = _identity(self.module)
         if now != self._as_wrapped:

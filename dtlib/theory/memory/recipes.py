@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from types import MappingProxyType
 
-from dtlib.theory._lookup import find
 from dtlib.theory.breakdown import Breakdown
+from dtlib.theory.lookup import find
 from dtlib.theory.valid import amount, whole
 
 

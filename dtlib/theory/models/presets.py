@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from dtlib.theory._lookup import find
+from dtlib.theory.lookup import find
 
 from .architecture import Architecture, gpt, llama
 

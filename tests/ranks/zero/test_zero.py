@@ -207,7 +207,7 @@ def sum_for_mean(make):
 
 def no_broadcast(make):
     def wrap(model, *args, **kwargs):
-        base._broadcast = lambda tensors, group: None
+        base.broadcast = lambda tensors, group: None
         return make(model, *args, **kwargs)
 
     return wrap

@@ -1,0 +1,61 @@
+"""What every wrapper of a module that all ranks hold needs: a common start, and who listens to its gradients."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakSet
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+gradient_hooks: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""The hook of each parameter that some wrapper averages."""
+
+
+split_modules: WeakSet[nn.Module] = WeakSet()
+"""The modules whose weights are split among ranks: no other wrapper can average their gradients."""
+
+
+def signature(module: nn.Module) -> list[tuple[Any, ...]]:
+    """Each parameter of `module`: its name, shape, dtype, whether it is trained, and which object it is."""
+    return [(n, tuple(p.shape), p.dtype, p.requires_grad, id(p)) for n, p in module.named_parameters()]
+
+
+def refuse_unlike_ranks(module: nn.Module, device: torch.device, group: dist.ProcessGroup | None) -> None:
+    """``ValueError``, on every rank, unless the `module` of each rank of `group` has the same names, shapes and dtypes,
+    and the same of it is frozen. Takes one all-reduce of 16 bytes, on `device`, where all is well."""
+    mine = [tuple(map(str, parameter[:-1])) for parameter in signature(module)]
+    mine += [(name, str(tuple(b.shape)), str(b.dtype)) for name, b in module.named_buffers()]
+    digest = int.from_bytes(hashlib.sha256(repr(mine).encode()).digest()[:7], "big")
+    extremes = torch.tensor([digest, -digest], dtype=torch.int64, device=device)
+    dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=group)
+    if dist.get_backend(group) == "fake" or extremes[0] == -extremes[1]:
+        return  # a fake group has no other ranks, and a fake tensor no values
+    everyone: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, mine, group=group)
+    for rank, theirs in enumerate(everyone):
+        odd = sorted({name for name, *_ in set(theirs) ^ set(everyone[0])})
+        if odd or theirs != everyone[0]:
+            what = ", ".join(map(repr, odd)) or "the order of its parameters"
+            raise ValueError(f"module must be alike on all ranks; rank {rank} and rank 0 differ in {what}")
+
+
+@torch.no_grad()
+def broadcast(tensors: Sequence[Tensor], group: dist.ProcessGroup | None) -> None:
+    """Send `tensors` from the group's rank 0 to all others, one message for each dtype and device."""
+    kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for tensor in tensors:
+        kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    root = 0 if group is None else dist.get_global_rank(group, 0)
+    for alike in kinds.values():
+        flat = torch.cat([tensor.reshape(-1) for tensor in alike])
+        dist.broadcast(flat, src=root, group=group)
+        if dist.get_rank() != root:
+            for tensor, part in zip(alike, flat.split([tensor.numel() for tensor in alike]), strict=True):
+                # Through `.data`: a forward pass whose backward is still to come may have saved the tensor, and
+                # autograd would refuse it as modified (batch norm's statistics, in two forward passes on end).
+                tensor.data.copy_(part.view(tensor.shape))
