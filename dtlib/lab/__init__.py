@@ -1,17 +1,15 @@
 """What did happen: instruments that launch ranks, count bytes, record timelines and compare with `theory`."""
 
 from . import ledger
-from .collectives import Collective, Collectives
 from .compare import CheckError, check
 from .context import barrier, inside_rank
 from .fit import AlphaBeta, LinkFit, fit_alpha_beta, fit_link
 from .launch import RankError, RankTimeout, run
 from .memory import Memory, Moment, memory
-from .messages import Message, Messages, count_steps, messages
 from .pace import paced
+from .record import Collective, Collectives, Message, Messages, SendCounter, count_steps, messages
 from .saved import Saved, SavedTensor, saved_bytes
 from .scale import AtScale, at_scale
-from .sends import SendCounter
 from .spans import MemorySpan, memory_spans
 from .storages import MEMORY_KINDS, KindBytes
 from .timeline import Timeline, Timelines, timeline

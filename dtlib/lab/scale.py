@@ -29,8 +29,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils._pytree import tree_map_only
 
 from . import context, launch
-from .collectives import CollectiveRecorder, Collectives
 from .memory import Memory, check_detail, memory
+from .record import Collectives, Recorder, stand_ins
 from .ship import pack
 from .storages import tensors_in
 from .worker import Job
@@ -140,7 +140,7 @@ def _be_one_of_many(world_size: int, rank: int, detail: str, call: bytes) -> tup
 
 
 def _outcome(world_size: int, rank: int, detail: str, call: bytes) -> AtScale | _Failure:
-    recorder = CollectiveRecorder()
+    recorder = Recorder()
     _send_nothing(recorder)
     try:
         fn, args = pickle.loads(call)
@@ -177,25 +177,17 @@ def _join(world_size: int, rank: int) -> None:
         _replace("_chunk_with_empty", _fsdp_common._chunk_with_empty, _Chunks)
 
 
-def _send_nothing(recorder: CollectiveRecorder) -> None:
+def _send_nothing(recorder: Recorder) -> None:
     """Note messages, and be done: a thousand of them for one exchange take their time on their way to nobody."""
 
-    def post(name: str, tensor: Tensor, peer: int | None, group: Any, group_peer: int | None) -> _Arrived:
-        size = dist.get_world_size(group)
-        for each, limit in ((peer, dist.get_world_size()), (group_peer, size)):
-            if each is not None and not 0 <= each < limit:
-                raise ValueError(f"the peer of a message must be a rank from 0 to {limit - 1}, not {each}")
-        recorder.note(name, size, tensor)
+    def post(name: str, tensor: Tensor, peer: int | None, group: Any, call: Any) -> _Arrived:
+        if peer is not None and not 0 <= peer < dist.get_world_size():
+            raise ValueError(f"the peer of a message must be a rank from 0 to {dist.get_world_size() - 1}, not {peer}")
+        recorder.note(name, dist.get_world_size(group), tensor)
         return _Arrived()
 
-    def isend(tensor: Any, dst: Any = None, group: Any = None, tag: int = 0, group_dst: Any = None) -> _Arrived:
-        return post("send", tensor, dst, group, group_dst)
-
-    def irecv(tensor: Any, src: Any = None, group: Any = None, tag: int = 0, group_src: Any = None) -> _Arrived:
-        return post("recv", tensor, src, group, group_src)
-
-    _replace("isend", dist.isend, isend)
-    _replace("irecv", dist.irecv, irecv)
+    for name, stand_in in stand_ins(post).items():
+        _replace(name, getattr(dist, name), stand_in)
 
 
 class _Arrived:

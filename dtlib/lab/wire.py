@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from . import context
+from .record import SendCounter
 
 # Where linux/tcp.h's `struct tcp_info` holds what we need, and how much of it the kernel must give (Linux 4.19).
 _RECEIVED, _NOT_SENT, _SENT, _SENT_AGAIN, _TCP_INFO_BYTES = 128, 144, 200, 208, 216
@@ -101,8 +102,6 @@ class _SendCalls(_Counter):
     """Where the kernel does not tell: the payload of the point-to-point calls of this process."""
 
     def __init__(self, rank: context.RankContext) -> None:
-        from .sends import SendCounter
-
         self.method = f"the payload of the ranks' send calls, collectives not seen (no TCP counts on {sys.platform})"
         self.counter = SendCounter()
         self.counter.__enter__()

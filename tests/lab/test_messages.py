@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 from dtlib import lab
-from dtlib.lab.messages import Message, Messages, count_steps
+from dtlib.lab.record import Message, Messages, count_steps
 
 SENT, RECEIVED = "sent", "received"
 

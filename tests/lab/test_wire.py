@@ -186,4 +186,4 @@ def test_the_send_counter_sees_payloads_and_names_collectives():
             dist.all_reduce(values)
         return counter.sent_bytes, counter.received_bytes, counter.num_sends, counter.collectives
 
-    assert lab.run(main, 3) == [(2000, 2000, 1, ["allreduce"])] * 3
+    assert lab.run(main, 3) == [(2000, 2000, 1, ["all_reduce"])] * 3
