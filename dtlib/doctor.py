@@ -183,7 +183,7 @@ def _walls() -> list[Finding]:
 
 
 def _tcp_counts() -> list[Finding]:
-    from dtlib.lab.wire import kernel_counts_connections
+    from dtlib.lab.wire.counted import kernel_counts_connections
 
     counts = kernel_counts_connections()
     note = "" if counts else f"no TCP_INFO with byte counts on {sys.platform}: send calls are counted instead"

@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any
 
 from dtlib.lab.here import in_notebook
-from dtlib.lab.ship import pack
+from dtlib.lab.launch.ship import pack
 
 from .checks import all_exercises
 from .exercise import Exercise

@@ -2,18 +2,25 @@
 
 from . import ledger
 from .compare import CheckError, check
-from .context import barrier, inside_rank
 from .fit import AlphaBeta, LinkFit, fit_alpha_beta, fit_link
 from .launch import RankError, RankTimeout, run
-from .memory import Memory, Moment, memory
-from .pace import paced
+from .launch.context import barrier, inside_rank
+from .memory import (
+    MEMORY_KINDS,
+    KindBytes,
+    Memory,
+    MemorySpan,
+    Moment,
+    Saved,
+    SavedTensor,
+    memory,
+    memory_spans,
+    saved_bytes,
+)
 from .record import Collective, Collectives, Message, Messages, SendCounter, count_steps, messages
-from .saved import Saved, SavedTensor, saved_bytes
 from .scale import AtScale, at_scale
-from .spans import MemorySpan, memory_spans
-from .storages import MEMORY_KINDS, KindBytes
 from .timeline import Timeline, Timelines, timeline
-from .wire import Wire, wire
+from .wire import Wire, paced, wire
 
 __all__ = [
     "MEMORY_KINDS",

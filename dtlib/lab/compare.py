@@ -12,7 +12,8 @@ import numpy as np
 
 from dtlib.theory.formula import formulas
 
-from . import context, here, ledger
+from . import here, ledger
+from .launch import context
 from .row import Number, Row, format_pair, format_ratio
 
 

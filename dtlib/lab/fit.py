@@ -13,8 +13,7 @@ import numpy as np
 
 from dtlib.theory import units
 
-from . import context
-from .launch import run
+from .launch import context, run
 
 KiB, MiB = units.KiB, units.MiB
 Collective = Callable[[Any], Any]

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from dtlib.theory.units import format_bytes
 
 from .html import table_html
-from .storages import tensors_in
+from .memory.storages import tensors_in
 
 _NAMES = {
     "allgather": "all_gather",

@@ -28,12 +28,12 @@ from torch._subclasses.fake_tensor import (
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils._pytree import tree_map_only
 
-from . import context, launch
-from .memory import Memory, check_detail, memory
+from .launch import context, launcher
+from .launch.ship import pack
+from .launch.worker import Job
+from .memory.held import Memory, check_detail, memory
+from .memory.storages import tensors_in
 from .record import Collectives, Recorder, stand_ins
-from .ship import pack
-from .storages import tensors_in
-from .worker import Job
 
 MAX_SCALE = 2**20
 
@@ -94,20 +94,20 @@ def at_scale(
         argv=list(sys.argv),
         sources={name: entry for name, entry in linecache.cache.items() if not os.path.exists(name)},
         world_size=1,
-        timeout_s=launch._positive("timeout_s", timeout_s),
+        timeout_s=launcher.positive("timeout_s", timeout_s),
         threads_per_rank=1,
         network="private",
     )
     try:
-        (outcome, printed) = launch._run(job)[0]
-    except launch.RankError as error:
-        raise launch.RankError(_renamed(str(error), rank, world_size), rank, error.traceback) from None
-    except launch.RankTimeout as error:
-        raise launch.RankTimeout(_renamed(str(error), rank, world_size), [rank], {rank: error.stacks[0]}) from None
+        (outcome, printed) = launcher.run_job(job)[0]
+    except launcher.RankError as error:
+        raise launcher.RankError(_renamed(str(error), rank, world_size), rank, error.traceback) from None
+    except launcher.RankTimeout as error:
+        raise launcher.RankTimeout(_renamed(str(error), rank, world_size), [rank], {rank: error.stacks[0]}) from None
     sys.stdout.write("".join(f"[rank {rank}] {line}\n" for line in printed.splitlines()))
     if isinstance(outcome, _Failure):
         message = f"rank {rank} of {world_size} {outcome.summary}\n\n{outcome.traceback}".rstrip()
-        raise launch.RankError(message, rank, outcome.traceback)
+        raise launcher.RankError(message, rank, outcome.traceback)
     return outcome
 
 

@@ -16,7 +16,7 @@ from .channel import anonymous_file, read_text, recv_frame, send_frame
 
 START_METHOD_VARIABLE = "DTLIB_START_METHOD"
 _START_SECONDS = 120.0
-SUPERVISE = "dtlib.lab.supervisor:supervise"
+SUPERVISE = "dtlib.lab.launch.supervisor:supervise"
 
 
 def start_method() -> str:

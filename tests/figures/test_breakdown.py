@@ -8,7 +8,7 @@ import pytest
 
 from dtlib import figures
 from dtlib.figures import breakdown, style
-from dtlib.lab.storages import MEMORY_KINDS, KindBytes
+from dtlib.lab.memory.storages import MEMORY_KINDS, KindBytes
 from dtlib.theory.breakdown import Breakdown
 from dtlib.theory.footprint import RankMemory
 from dtlib.theory.memory import RECIPES, ModelStates

@@ -6,8 +6,8 @@ import math
 import pytest
 
 from dtlib import figures
-from dtlib.lab.spans import MemorySpan
-from dtlib.lab.storages import KindBytes
+from dtlib.lab.memory.spans import MemorySpan
+from dtlib.lab.memory.storages import KindBytes
 from dtlib.theory import zero
 
 MODULES = [4000, 8000, 4000]

@@ -3,8 +3,8 @@ from matplotlib.figure import Figure
 
 from dtlib import figures
 from dtlib.figures import Bar, style
-from dtlib.lab.classify import Interval
-from dtlib.lab.timeline import Timeline
+from dtlib.lab.timeline.classify import Interval
+from dtlib.lab.timeline.recorded import Timeline
 
 
 def bars_of(axes):

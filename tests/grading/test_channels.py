@@ -135,7 +135,8 @@ def test_where_the_kernel_is_not_told_to_refuse_they_are():
 
 
 MEETING = (
-    "from dtlib.lab import context\ndef f(tensor):\n    print(context.current('f').exchange({}))\n    return tensor\n"
+    "from dtlib.lab.launch import context\n"
+    "def f(tensor):\n    print(context.current('f').exchange({}))\n    return tensor\n"
 )
 
 

@@ -202,7 +202,7 @@ def f(x):
 
 def test_ranks_that_meet_are_told_nothing_of_each_other(sandbox: Sandbox):
     source = """
-from dtlib.lab import context
+from dtlib.lab.launch import context
 
 def f(tensor):
     dist.barrier()

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from dtlib import lab, theory
-from dtlib.lab import context, here, ledger
+from dtlib.lab import here, ledger
+from dtlib.lab.launch import context
 from dtlib.lab.row import Row
 
 registry = importlib.import_module("dtlib.theory.formula")  # the module: the package's name is the decorator

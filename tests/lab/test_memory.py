@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from dtlib import lab
-from dtlib.lab.storages import KindBytes
+from dtlib.lab.memory.storages import KindBytes
 from dtlib.ranks import dp
 from dtlib.ranks.model import GPT, batches, load_text, next_token_loss, preset
 

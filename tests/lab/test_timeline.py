@@ -8,9 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtlib import lab
-from dtlib.lab.classify import COMMUNICATION, COMPUTE, PHASE, Event, Interval, Span, classify, communication_name
-from dtlib.lab.intervals import difference, intersection, length, pack, union
-from dtlib.lab.timeline import Timeline, Timelines, _clip
+from dtlib.lab.timeline.classify import (
+    COMMUNICATION,
+    COMPUTE,
+    PHASE,
+    Event,
+    Interval,
+    Span,
+    classify,
+    communication_name,
+)
+from dtlib.lab.timeline.intervals import difference, intersection, length, pack, union
+from dtlib.lab.timeline.recorded import Timeline, Timelines, _clip
 
 # --- arithmetic of intervals: held to sets of unit cells
 

@@ -154,7 +154,7 @@ def test_without_the_rights_of_root_a_user_namespace_gives_the_private_network()
 
 def test_where_the_kernel_does_not_count_the_send_calls_are_counted():
     def main():
-        sys.modules["dtlib.lab.wire"].kernel_counts_connections = lambda: False
+        sys.modules["dtlib.lab.wire.counted"].kernel_counts_connections = lambda: False
         return traffic("send", MiB)
 
     wires = lab.run(main, 2)

@@ -8,9 +8,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from dtlib.lab.context import join
-from dtlib.lab.supervisor import Crew, Rank, Report
-from dtlib.lab.worker import Failure, Job
+from dtlib.lab.launch.context import join
+from dtlib.lab.launch.supervisor import Crew, Rank, Report
+from dtlib.lab.launch.worker import Failure, Job
 from dtlib.processes.channel import anonymous_file
 from dtlib.processes.namespace import family
 

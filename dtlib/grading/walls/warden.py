@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from dtlib.grading import plain
-from dtlib.lab.supervisor import spawn
-from dtlib.lab.worker import RankFiles
+from dtlib.lab.launch.supervisor import spawn
+from dtlib.lab.launch.worker import RankFiles
 from dtlib.processes.channel import open_fd, send_frame
 from dtlib.processes.namespace import adopt_orphans, die_with_parent, enter_namespaces, raise_loopback
 

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from dtlib.lab.launch import context
 from dtlib.theory import units
 
-from . import context
 from .classify import COMMUNICATION, COMPUTE, PHASE, Event, Interval, Span, classify
 from .intervals import Piece, difference, intersection, length, pack, union
 from .profiler import recording

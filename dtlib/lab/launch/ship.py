@@ -12,13 +12,14 @@ import sys
 import sysconfig
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import cloudpickle
 
 _lock = threading.Lock()  # what travels by value is a setting of the whole process
-_DTLIB = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_DTLIB = str(Path(__file__).absolute().parents[2])
 
 
 def pack(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:

@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from dtlib.lab.html import table_html
 from dtlib.theory.units import format_bytes
 
-from .html import table_html
 from .storages import MEMORY_KINDS, KindBytes
 from .tracker import Tracker
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
+from dtlib.lab.html import table_html
 from dtlib.theory.units import format_bytes
 
-from .html import table_html
-from .memory import is_recording
+from .held import is_recording
 from .modules import ModuleWatch
 from .storages import keepable, storages, tensors_in
 

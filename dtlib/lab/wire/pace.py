@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from . import context
+from dtlib.lab.launch import context
 
 _SO_MAX_PACING_RATE = 47  # asm-generic/socket.h
 _UNLIMITED = 2**64 - 1

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.optim import Optimizer
 
-from .memory import memory
+from .held import memory
 from .storages import KindBytes, tensors_in
 from .tracker import Tracker
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from . import context
-from .record import SendCounter
+from dtlib.lab.launch import context
+from dtlib.lab.record import SendCounter
 
 # Where linux/tcp.h's `struct tcp_info` holds what we need, and how much of it the kernel must give (Linux 4.19).
 _RECEIVED, _NOT_SENT, _SENT, _SENT_AGAIN, _TCP_INFO_BYTES = 128, 144, 200, 208, 216

@@ -77,7 +77,7 @@ def run(
         raise TypeError(f"args must be a tuple of the arguments of fn, not {args!r}")
     job_options = {
         "world_size": _integer("world_size", world_size, MAX_WORLD_SIZE),
-        "timeout_s": _positive("timeout_s", timeout_s),
+        "timeout_s": positive("timeout_s", timeout_s),
         "threads_per_rank": _integer("threads_per_rank", threads_per_rank, 1024),
         "network": network,
     }
@@ -94,10 +94,11 @@ def run(
         sources={name: entry for name, entry in linecache.cache.items() if not os.path.exists(name)},
         **job_options,  # type: ignore[arg-type]
     )
-    return _run(job)
+    return run_job(job)
 
 
-def _run(job: Job) -> list[Any]:
+def run_job(job: Job) -> list[Any]:
+    """What each rank of `job` returned, in rank order; `RankError` or `RankTimeout` where one did not."""
     job_fd = anonymous_file("dtlib-job")
     try:
         with open_fd(job_fd, "wb") as file:
@@ -223,7 +224,8 @@ def _integer(name: str, value: object, largest: int) -> int:
     return number
 
 
-def _positive(name: str, value: object) -> float:
+def positive(name: str, value: object) -> float:
+    """`value` as a number of seconds; ``ValueError`` that names the argument unless it is positive and finite."""
     number = float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else 0.0
     if not 0 < number < float("inf"):
         raise ValueError(f"{name} must be a positive number of seconds, not {value!r}")
