@@ -4,6 +4,7 @@ Each guard is shown to be able to fail.
 """
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,7 @@ class Blocked:
             raise ImportError("torch is blocked here")
 sys.meta_path.insert(0, Blocked())
 """
+ROOMS = ("theory", "ranks", "lab", "grading")
 NOT_LOADED = (
     "\nimport sys\nassert not any(name.partition('.')[0] == 'torch' for name in sys.modules), 'torch was loaded'\n"
 )
@@ -88,17 +90,30 @@ def rooms(source):
             found.add(f"{'dtlib.' if node.level >= 2 else ''}{node.module}")
         elif isinstance(node, ast.ImportFrom):
             found.update(f"dtlib.{name.name}" for name in node.names if node.level >= 2)
-    return {
-        room for room in ("theory", "ranks", "lab") if any(f"{name}.".startswith(f"dtlib.{room}.") for name in found)
-    }
+    return {room for room in ROOMS if any(f"{name}.".startswith(f"dtlib.{room}.") for name in found)}
 
 
-@pytest.mark.parametrize(("room", "forbidden"), [("theory", {"ranks", "lab"}), ("ranks", {"lab"}), ("lab", {"ranks"})])
+@pytest.mark.parametrize(
+    ("room", "forbidden"),
+    [("theory", {"ranks", "lab"}), ("ranks", {"lab"}), ("lab", {"ranks"}), ("processes", {*ROOMS})],
+)
 def test_rooms_import_only_what_they_may(room, forbidden):
     files = sorted((ROOT / "dtlib" / room).rglob("*.py"))
     assert files
     trespassers = {file.name: rooms(file.read_text()) & forbidden for file in files}
     assert {name: found for name, found in trespassers.items() if found} == {}
+
+
+def names_a_room(text):
+    """Which words of `text` name a room, or a module of one."""
+    return re.findall(r"\b(?:dtlib\.(?:theory|ranks|lab|grading)|lab|grading)\b", text)
+
+
+def test_processes_know_no_room_by_name():
+    files = sorted((ROOT / "dtlib" / "processes").rglob("*.py"))
+    assert files
+    assert {file.name: found for file in files if (found := names_a_room(file.read_text()))} == {}
+    assert names_a_room('("dtlib.theory", "torch")\nraise RuntimeError("lab.run")') == ["dtlib.theory", "lab"]
 
 
 def test_the_guard_of_the_rooms_can_fail():

@@ -1,1 +1,1 @@
-"""How processes are started, talk, and are kept apart: what `lab` and `grading` build on. Nothing here needs torch."""
+"""How processes are started, talk, and are kept apart: what others run on them is theirs. Nothing here needs torch."""

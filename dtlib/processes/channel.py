@@ -1,4 +1,4 @@
-"""Frames over sockets, file descriptors passed along, and files without a name: what the lab's processes share."""
+"""Frames over sockets, file descriptors passed along, and files without a name: what our processes share."""
 
 from __future__ import annotations
 
@@ -66,3 +66,18 @@ def read_text(fd: int) -> str:
     """All that was written to `fd`, as text."""
     with open_fd(fd, "rb") as file:
         return file.read().decode("utf-8", "replace")
+
+
+def join(parts: list[bytes]) -> bytes:
+    """Pack byte strings into one."""
+    return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+
+
+def split(packed: bytes) -> list[bytes]:
+    """Undo `join`."""
+    parts = []
+    while packed:
+        end = 4 + int.from_bytes(packed[:4], "big")
+        parts.append(packed[4:end])
+        packed = packed[end:]
+    return parts

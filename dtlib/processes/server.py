@@ -1,4 +1,4 @@
-"""The lab's own fork server: a process that has imported torch once, and forks a supervisor for every run.
+"""A fork server of our own: a process that has imported torch once, and forks a supervisor for every run.
 
 It is not the fork server of `multiprocessing`, which the reader's own programs may use and configure.
 """
@@ -29,8 +29,6 @@ PRELOADED = (
     "torch.profiler",
     "torch.utils.data",
     "torch._dynamo",  # optimizers and DDP import it at first use, a second or more in every rank
-    "dtlib.theory",
-    "dtlib.lab",
 )
 
 

@@ -16,7 +16,6 @@ from .channel import anonymous_file, read_text, recv_frame, send_frame
 
 START_METHOD_VARIABLE = "DTLIB_START_METHOD"
 _START_SECONDS = 120.0
-SUPERVISE = "dtlib.lab.launch.supervisor:supervise"
 
 
 def start_method() -> str:
@@ -30,13 +29,14 @@ def start_method() -> str:
     return chosen
 
 
-def start_supervisor(job_fd: int, entry: str = SUPERVISE) -> tuple[socket.socket, int]:
+def start_supervisor(job_fd: int, entry: str, modules: Sequence[str] = ()) -> tuple[socket.socket, int]:
     """Start a process that runs the job in `job_fd`; the channel on which it will report, and its process id.
 
-    `entry` names the function ``"module:name"`` that it calls.
+    `entry` names the function ``"module:name"`` that it calls. The fork server, where this is the
+    first call, imports `modules` too.
     """
     if start_method() == "fork":
-        return _ask_server(job_fd, entry)
+        return _ask_server(job_fd, entry, modules)
     here, there = socket.socketpair()
     with there:
         _spawn(there.fileno(), job_fd, entry)
@@ -53,7 +53,7 @@ class ForkServer:
 
     def __init__(
         self,
-        supervisor: str = SUPERVISE,
+        supervisor: str,
         modules: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
     ) -> None:
@@ -67,7 +67,7 @@ class ForkServer:
         here.settimeout(_START_SECONDS)
         try:
             if here.recv(1) != b"r":
-                raise RuntimeError(f"the lab's fork server could not start:\n{read_text(log).strip()}")
+                raise RuntimeError(f"the fork server could not start:\n{read_text(log).strip()}")
         except BaseException:
             self.process.kill()
             self.process.wait()
@@ -108,14 +108,14 @@ _server: ForkServer | None = None
 _lock = threading.Lock()
 
 
-def _ask_server(job_fd: int, entry: str) -> tuple[socket.socket, int]:
+def _ask_server(job_fd: int, entry: str, modules: Sequence[str]) -> tuple[socket.socket, int]:
     global _server
     with _lock:
         while True:
             fresh = _server is None or _server.process.poll() is not None
             if fresh:
                 stop_server(locked=True)
-            server = _server = _server or ForkServer()
+            server = _server = _server or ForkServer(entry, modules)
             try:
                 return server.start(job_fd, entry)
             except (OSError, EOFError):
@@ -150,7 +150,7 @@ if hasattr(os, "register_at_fork"):
 
 def _spawn(control_fd: int, job_fd: int, entry: str) -> None:
     warnings.warn(
-        "lab.run spawns its ranks here, because forking a process that has loaded torch is unsafe on this system: "
+        "this process spawns its ranks, because forking one that has loaded torch is unsafe on this system: "
         "expect several seconds a run",
         stacklevel=5,
     )

@@ -25,9 +25,9 @@ from dtlib.grading.harness.collectives import fair_collectives
 from dtlib.grading.harness.desk import Desk
 from dtlib.grading.harness.told import telling
 from dtlib.lab.launch import context
-from dtlib.lab.launch.worker import RankFiles, redirect
 from dtlib.processes.channel import open_fd, recv_frame, send_frame
 from dtlib.processes.namespace import die_with_parent
+from dtlib.processes.rank import RankFiles, redirect
 
 from . import kernel, limits, view
 

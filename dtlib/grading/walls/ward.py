@@ -8,11 +8,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from dtlib.lab.launch.context import join
-from dtlib.lab.launch.supervisor import Crew, Rank, Report
-from dtlib.lab.launch.worker import Failure, Job
-from dtlib.processes.channel import anonymous_file
+from dtlib.processes.channel import anonymous_file, join
+from dtlib.processes.crew import Crew, Rank, Report
 from dtlib.processes.namespace import family
+from dtlib.processes.rank import Failure
 
 from . import vitals
 from .limits import Limits
@@ -80,7 +79,7 @@ class Ward(Crew):
     frame_seconds = 1.0
 
     def __init__(self, task: dict[str, Any], blobs_fd: int, control: socket.socket, *, fork: bool) -> None:
-        super().__init__(Job(b"", task["world_size"], 0.0, 1, "host", {}, "/", [], [], {}), control, fork)
+        super().__init__(task["world_size"], control, fork=fork)
         self.task, self.blobs_fd = task, blobs_fd
         self.limits = Limits(**task["limits"])
         self.tap: Tap | None = None
@@ -176,7 +175,7 @@ class Ward(Crew):
         pause = _QUICK if asking or any(self._unsent) or (self.plan is not None and self.plan["weigh"]) else _SLOW
         return max(pause, self._look_seconds)  # on a busy machine looking takes long, and others need the time too
 
-    def _serve(self, number: int) -> bool:
+    def serve(self, number: int) -> bool:
         """Read one frame of an inmate, as soon as it is there as a whole: nobody may keep the warden waiting."""
         rank = self.ranks[number]
         try:
@@ -196,7 +195,7 @@ class Ward(Crew):
         kind = ready[4:5]
         if kind not in (b"A", b"J", b"X"):
             self._keep_result(number)
-            return super()._serve(number)
+            return super().serve(number)
         rank.sock.recv(4 + length)
         if kind == b"A" and self.through[number]:
             self._early.add(number)  # for the next job: others are not through with this one

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from dtlib.grading import plain
-from dtlib.lab.launch.supervisor import spawn
-from dtlib.lab.launch.worker import RankFiles
 from dtlib.processes.channel import open_fd, send_frame
 from dtlib.processes.namespace import adopt_orphans, die_with_parent, enter_namespaces, raise_loopback
+from dtlib.processes.rank import RankFiles, spawn
 
 from . import kernel, limits, view
 from .tap import Tap
@@ -172,14 +171,14 @@ class Walled(Ward):
         if not own_processes:
             adopt_orphans()
 
-    def _fork_rank(self, rank: int, there: socket.socket, here: socket.socket, files: RankFiles) -> int:
+    def fork_rank(self, rank: int, there: socket.socket, here: socket.socket, files: RankFiles) -> int:
         """Fork an inmate; behind the wall of processes as the first one of a namespace of its own."""
         if "processes" not in self.standing:
-            return super()._fork_rank(rank, there, here, files)
+            return super().fork_rank(rank, there, here, files)
         own = os.open("/proc/self/ns/pid", os.O_RDONLY)
         try:
             kernel.unshare(kernel.CLONE_NEWPID)
-            return super()._fork_rank(rank, there, here, files)
+            return super().fork_rank(rank, there, here, files)
         finally:
             kernel.enter(own)
             os.close(own)
@@ -192,7 +191,8 @@ class Walled(Ward):
             self.tap.close()
         live(self.task, rank, sock, files, self.store_fd, self.standing)
 
-    def _spawn_rank(self, rank: int, there: socket.socket, here: socket.socket, files: RankFiles) -> int:
+    def spawn_rank(self, rank: int, there: socket.socket, here: socket.socket, files: RankFiles) -> int:
+        """Start an inmate as a fresh process, without walls."""
         told = plain.pack([self.task, rank, there.fileno(), vars(files), self.store_path])
         return spawn(f"{__package__}.inmate", told, there, files)
 

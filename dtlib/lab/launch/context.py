@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dtlib.processes.channel import recv_frame, send_frame
+from dtlib.processes.channel import recv_frame, send_frame, split
 
 
 @dataclass(frozen=True)
@@ -63,18 +63,3 @@ def exchange_over(sock: socket.socket) -> Callable[[bytes], list[bytes]]:
         return split(recv_frame(sock)[0])
 
     return exchange
-
-
-def join(parts: list[bytes]) -> bytes:
-    """Pack byte strings into one."""
-    return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
-
-
-def split(packed: bytes) -> list[bytes]:
-    """Undo `join`."""
-    parts = []
-    while packed:
-        end = 4 + int.from_bytes(packed[:4], "big")
-        parts.append(packed[4:end])
-        packed = packed[end:]
-    return parts

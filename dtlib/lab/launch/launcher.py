@@ -15,16 +15,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dtlib.processes.channel import anonymous_file, open_fd, read_text, recv_frame
+from dtlib.processes.crew import Report
 from dtlib.processes.starter import start_supervisor
 
 from . import context, torchrun
 from .ship import pack
 from .stacks import readable
-from .supervisor import Report
 from .worker import Job
 
 MAX_WORLD_SIZE = 128
 _NETWORKS = ("private", "host")
+_SUPERVISE = f"{__package__}.supervisor:supervise"
 
 
 class RankError(RuntimeError):
@@ -103,7 +104,7 @@ def run_job(job: Job) -> list[Any]:
     try:
         with open_fd(job_fd, "wb") as file:
             pickle.dump(job, file)
-        control, pid = start_supervisor(job_fd)
+        control, pid = start_supervisor(job_fd, _SUPERVISE)
     finally:
         os.close(job_fd)
     with contextlib.ExitStack() as cleanup:

@@ -1,64 +1,29 @@
-"""The process that owns one run: starts its ranks, relays their meetings, ends them all, reports once."""
+"""The process that owns one run of `lab.run`: it starts its ranks, and reports once."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
-import selectors
-import shutil
-import signal
 import socket
-import subprocess
-import sys
-import tempfile
-import time
-from dataclasses import dataclass, field
 
-from dtlib.processes.channel import anonymous_file, open_fd, recv_frame, send_frame
-from dtlib.processes.namespace import adopt_orphans, enter_private_network, family
+from dtlib.processes.channel import open_fd, send_frame
+from dtlib.processes.crew import Crew
+from dtlib.processes.namespace import adopt_orphans
+from dtlib.processes.rank import RankFiles, spawn
 
-from . import context
-from .worker import Failure, Job, RankFiles, run_rank
-
-MAX_OUTPUT_BYTES = 512 * 2**20
-_POLL_SECONDS = 0.05
-_GRACE_SECONDS = 0.1  # errors that follow from the first one arrive within this time
-
-
-@dataclass
-class Rank:
-    """A rank as its supervisor sees it. `state` is one of running, done, raised, died."""
-
-    pid: int
-    sock: socket.socket
-    files: RankFiles
-    state: str = "running"
-    failure: Failure | None = None
-    waiting: bytes | None = None
-
-
-@dataclass(frozen=True)
-class Report:
-    """How a run ended, told to the parent: one state a rank, and failures by rank."""
-
-    states: list[str]
-    failures: dict[int, Failure] = field(default_factory=dict)
-    first: int | None = None
-    timed_out: bool = False
-    network_error: str = ""
+from .worker import Job, run_rank
 
 
 def supervise(control: socket.socket, job_fd: int, *, fork: bool) -> None:
     """Run the job that `job_fd` holds and report over `control`: never returns."""
-    crew: Crew | None = None
+    crew: _Crew | None = None
     try:
         send_frame(control, str(os.getpid()).encode())
         with open_fd(job_fd, "rb") as file:
             job: Job = pickle.load(file)
         os.close(job_fd)
         adopt_orphans()
-        crew = Crew(job, control, fork)
+        crew = _Crew(job, control, fork)
         crew.start()
         report = crew.watch()
         crew.end()
@@ -71,221 +36,17 @@ def supervise(control: socket.socket, job_fd: int, *, fork: bool) -> None:
         os._exit(0)
 
 
-class Crew:
-    """The ranks of one run."""
-
-    frame_seconds = 10.0  # for a frame that a broken rank began and never ends
-
+class _Crew(Crew):
     def __init__(self, job: Job, control: socket.socket, fork: bool) -> None:
-        self.job, self.control, self.fork = job, control, fork
-        self.ranks: list[Rank] = []
-        self.network_error = ""
-        self._deadline = self._next_look = 0.0
-        self.store_path, self.store_fd, self.store_directory = "", -1, ""
-
-    def start(self) -> None:
-        """Start all ranks, in a network of their own where that is asked for and possible."""
-        if self.job.network == "private":
-            self.network_error = (
-                enter_private_network() if self.fork else "ranks that are spawned share the machine's network"
-            )
-        self._make_store()
-        files = [
-            RankFiles(*(anonymous_file(f"dtlib-{rank}-{what}") for what in ("result", "output", "stack")))
-            for rank in range(self.job.world_size)
-        ]
-        for rank, own in enumerate(files):
-            os.set_blocking(own.output, True)
-            here, there = socket.socketpair()
-            here.settimeout(self.frame_seconds)
-            start = self._fork_rank if self.fork else self._spawn_rank
-            pid = start(rank, there, here, own)
-            there.close()
-            self.ranks.append(Rank(pid, here, own))
-
-    def _make_store(self) -> None:
-        if self.fork and os.path.isdir("/proc/self/fd"):
-            self.store_fd = anonymous_file("dtlib-store")  # a rendezvous that cannot be left behind
-            self.store_path = f"/proc/{os.getpid()}/fd/{self.store_fd}"
-        else:
-            self.store_directory = tempfile.mkdtemp(prefix="dtlib-")
-            self.store_path = os.path.join(self.store_directory, "store")
-
-    def _fork_rank(self, rank: int, there: socket.socket, here: socket.socket, files: RankFiles) -> int:
-        pid = os.fork()
-        if pid:
-            return pid
-        try:
-            self.control.close()
-            here.close()
-            for other in self.ranks:
-                other.sock.close()
-            self.be_rank(rank, there, files)
-        finally:
-            os._exit(1)
+        super().__init__(job.world_size, control, fork=fork, timeout_s=job.timeout_s, network=job.network)
+        self.job = job
 
     def be_rank(self, rank: int, sock: socket.socket, files: RankFiles) -> None:
-        """Live the life of a rank, in its own process: never returns."""
         run_rank(self.job, rank, sock, files, self.store_path, self.network_error)
 
-    def _spawn_rank(self, rank: int, there: socket.socket, here: socket.socket, files: RankFiles) -> int:
+    def spawn_rank(self, rank: int, there: socket.socket, here: socket.socket, files: RankFiles) -> int:
         told = (self.job, rank, there.fileno(), files, self.store_path, self.network_error)
         return spawn(__name__, pickle.dumps(told), there, files)
-
-    def watch(self) -> Report:
-        """Serve the ranks until all are done, one has failed, or the time is up."""
-        self._deadline = time.monotonic() + self.job.timeout_s
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.control, selectors.EVENT_READ, None)
-            for number, rank in enumerate(self.ranks):
-                selector.register(rank.sock, selectors.EVENT_READ, number)
-            while any(rank.state == "running" for rank in self.ranks):
-                ready = selector.select(self.pause())
-                for key, _ in ready:
-                    if key.data is None:
-                        raise EOFError("the parent left")  # it never speaks: readable means closed
-                    if not self._serve(key.data):
-                        selector.unregister(key.fileobj)
-                if not ready or any(rank.state != "running" for rank in self.ranks):
-                    self._notice_deaths()
-                time_is_up = self.tend()
-                if any(rank.state in ("raised", "died") for rank in self.ranks):
-                    return self._failed(selector)
-                if time_is_up:
-                    return self._timed_out()
-        for rank in self.ranks:
-            _tell(rank, b"go")
-        return Report([rank.state for rank in self.ranks], network_error=self.network_error)
-
-    def _serve(self, number: int) -> bool:
-        """Read one frame of a rank; whether the rank may still speak."""
-        rank = self.ranks[number]
-        try:
-            message, _ = recv_frame(rank.sock)
-        except (EOFError, OSError, ValueError):
-            return False  # its death is noticed by its process id
-        kind, payload = message[:1], message[1:]
-        if kind == b"X":
-            rank.waiting = payload
-            if all(other.waiting is not None for other in self.ranks):
-                answer = context.join([other.waiting or b"" for other in self.ranks])
-                for other in self.ranks:
-                    other.waiting = None
-                    _tell(other, answer)
-        elif kind == b"D":
-            rank.state = "done"
-        else:
-            rank.state = "raised"
-            rank.failure = self.read_failure(rank)
-        return True
-
-    def read_failure(self, rank: Rank) -> Failure:
-        """Why a rank that says so did not return."""
-        with open_fd(rank.files.result, "rb") as file:
-            failure: Failure = pickle.load(file)
-        return failure
-
-    def _notice_deaths(self) -> None:
-        for rank in self.ranks:
-            if rank.pid and rank.state == "running":
-                pid, status = os.waitpid(rank.pid, os.WNOHANG)
-                if pid:
-                    rank.pid, rank.state = 0, "died"
-                    rank.failure = Failure(_how_it_died(status))
-
-    def _failed(self, selector: selectors.BaseSelector) -> Report:
-        """Name the rank to blame: one that died before any that raised (they raise because it died)."""
-        order = [number for number, rank in enumerate(self.ranks) if rank.state in ("raised", "died")]
-        until = time.monotonic() + _GRACE_SECONDS
-        while time.monotonic() < until and any(rank.state == "running" for rank in self.ranks):
-            for key, _ in selector.select(0.01):
-                if key.data is None:
-                    raise EOFError("the parent left")
-                if not self._serve(key.data):
-                    selector.unregister(key.fileobj)
-            self._notice_deaths()
-            order += [
-                number
-                for number, rank in enumerate(self.ranks)
-                if rank.state in ("raised", "died") and number not in order
-            ]
-        first = next((number for number in order if self.ranks[number].state == "died"), order[0])
-        blame = self.ranks[first].failure
-        first = min(number for number in order if self.ranks[number].failure == blame)
-        return self._report(first=first)
-
-    def _timed_out(self) -> Report:
-        for rank in self.ranks:
-            if rank.state == "running" and rank.pid:
-                os.kill(rank.pid, signal.SIGUSR1)  # faulthandler writes the rank's Python stack
-        time.sleep(0.2)
-        return self._report(timed_out=True)
-
-    def pause(self) -> float:
-        """For how many seconds to wait for word of the ranks, before they are looked after again."""
-        return min(_POLL_SECONDS, max(0.0, self._deadline - time.monotonic()))
-
-    def tend(self) -> bool:
-        """Look after the ranks: end one that prints without end. Whether their time is up."""
-        now = time.monotonic()
-        if now >= self._next_look:
-            self._next_look = now + _POLL_SECONDS
-            for rank in self.ranks:
-                if os.fstat(rank.files.output).st_size > MAX_OUTPUT_BYTES:
-                    rank.state = "raised"
-                    rank.failure = Failure(f"printed more than {MAX_OUTPUT_BYTES // 2**20} MiB and was stopped")
-        return now >= self._deadline
-
-    def _report(self, first: int | None = None, timed_out: bool = False) -> Report:
-        failures = {number: rank.failure for number, rank in enumerate(self.ranks) if rank.failure is not None}
-        states = [rank.state for rank in self.ranks]
-        return Report(states, failures, first, timed_out, self.network_error)
-
-    def end(self) -> None:
-        """Leave no process of this run alive, the ranks' own children included, and no file."""
-        finished = all(rank.state == "done" for rank in self.ranks)
-        patience = time.monotonic() + (5.0 if finished else 0.0)
-        for rank in self.ranks:
-            while rank.pid:
-                pid, _ = os.waitpid(rank.pid, os.WNOHANG)
-                if pid:
-                    rank.pid = 0
-                elif time.monotonic() >= patience:
-                    os.kill(rank.pid, signal.SIGKILL)
-                    os.waitpid(rank.pid, 0)
-                    rank.pid = 0
-                else:
-                    time.sleep(0.001)
-        _kill_descendants()
-        if self.store_fd >= 0:
-            os.close(self.store_fd)
-            self.store_fd = -1
-        if self.store_directory:
-            shutil.rmtree(self.store_directory, ignore_errors=True)
-
-    def report(self, report: Report) -> None:
-        """Tell the parent, rank by rank, how it ended; hand over the files."""
-        send_frame(self.control, pickle.dumps(report))
-        for rank in self.ranks:
-            send_frame(self.control, b"F", [rank.files.result, rank.files.output, rank.files.stack])
-
-
-def spawn(module: str, told: bytes, there: socket.socket, files: RankFiles) -> int:
-    """Start a rank as a fresh process that calls ``module.spawned(fd)``, where `fd` holds what it is told: its id."""
-    job_fd = anonymous_file("dtlib-job")
-    with open_fd(job_fd, "wb") as file:
-        file.write(told)
-    code = f"import sys; sys.path[:] = {sys.path!r}; from {module} import spawned; spawned({job_fd})"
-    child = subprocess.Popen(
-        [sys.executable, "-c", code],
-        pass_fds=(there.fileno(), job_fd, files.result, files.output, files.stack),
-        stdin=subprocess.DEVNULL,
-        stdout=files.output,
-        stderr=files.output,
-    )
-    os.close(job_fd)
-    child.returncode = 0  # reaped later by its process id; Popen must not warn
-    return child.pid
 
 
 def spawned(job_fd: int) -> None:
@@ -294,34 +55,3 @@ def spawned(job_fd: int) -> None:
         job, rank, sock_fd, files, store_path, network_error = pickle.load(file)
     os.close(job_fd)
     run_rank(job, rank, socket.socket(fileno=sock_fd), files, store_path, network_error)
-
-
-def _tell(rank: Rank, payload: bytes) -> None:
-    with contextlib.suppress(OSError):  # it died meanwhile, which the next look at its process shows
-        send_frame(rank.sock, payload)
-
-
-def _how_it_died(status: int) -> str:
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        text = f"was killed by signal {number} ({signal.Signals(number).name})"
-        if number == signal.SIGKILL:
-            text += "; if nobody sent it, the machine ran out of memory"
-        if number == signal.SIGABRT:
-            text += ": a library gave up, and what it printed says why"
-        return text
-    return f"exited with code {os.waitstatus_to_exitcode(status)} before it returned a result"
-
-
-def _kill_descendants() -> None:
-    """Kill what the ranks left behind: as orphans these are now children of this process."""
-    while True:
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        except ChildProcessError:
-            return
-        for pid in family(os.getpid())[1:]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.001)

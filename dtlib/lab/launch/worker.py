@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import faulthandler
 import linecache
 import os
 import pickle
@@ -23,6 +22,7 @@ import torch.distributed as dist
 
 from dtlib.processes.channel import open_fd, recv_frame, send_frame
 from dtlib.processes.namespace import die_with_parent
+from dtlib.processes.rank import Failure, RankFiles, redirect
 
 from . import context
 
@@ -42,23 +42,6 @@ class Job:
     argv: list[str]
     sources: dict[str, Any]
     """Lines of code that exist in no file (notebook cells), for tracebacks: entries of `linecache.cache`."""
-
-
-@dataclass(frozen=True)
-class RankFiles:
-    """Descriptors of a rank's nameless files."""
-
-    result: int
-    output: int
-    stack: int
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why a rank did not return, in plain strings."""
-
-    summary: str
-    traceback: str = ""
 
 
 def run_rank(job: Job, rank: int, sock: socket.socket, files: RankFiles, store_path: str, network_error: str) -> None:
@@ -88,21 +71,6 @@ def run_rank(job: Job, rank: int, sock: socket.socket, files: RankFiles, store_p
         pass  # the supervisor is gone, and so is the reason to live
     finally:
         os._exit(0)
-
-
-def redirect(files: RankFiles) -> None:
-    """Read from nowhere, print into the rank's own file, and write stacks into another when asked to."""
-    with open(os.devnull) as nothing:
-        os.dup2(nothing.fileno(), 0)
-    os.dup2(files.output, 1)
-    os.dup2(files.output, 2)
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115
-    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
-    # Both write from C, without the interpreter's lock: they answer from a rank that hangs in a collective.
-    # Of all threads where it dies: a library that gives up does so in a thread of its own, which has no such stack.
-    faulthandler.enable(file=files.stack, all_threads=True)
-    faulthandler.register(signal.SIGUSR1, file=files.stack, all_threads=False)
 
 
 def _settle(job: Job, rank: int) -> None:
