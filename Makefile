@@ -34,7 +34,7 @@ test: lint unit notebooks book pages  ## run everything: lint, types, tests, not
 
 soak: $(READY)  ## what takes long, once for an issue: many seeds, and a busy machine (tables in _build/soak)
 	@rm -rf _build/soak
-	@$(BIN)/pytest -q -n 2 -m soak -k "not Busy" tests/grading/test_soak.py
+	@$(BIN)/pytest -q -n 2 -m soak -k "not Busy" tests
 	@$(BIN)/pytest -q -m soak -k Busy tests/grading/test_soak.py
 
 lint: $(READY)  ## check style and types

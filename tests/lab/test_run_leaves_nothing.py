@@ -101,24 +101,26 @@ def test_every_rank_is_gone_within_a_second_of_the_first_error(tmp_path):
 
 
 @pytest.mark.timeout(600)
-def test_a_thousand_runs_in_a_row(nothing_left):
+@pytest.mark.parametrize("num_runs", [100, pytest.param(1000, marks=pytest.mark.soak)])
+def test_many_runs_in_a_row(nothing_left, num_runs):
     def main(number):
         total = torch.tensor([float(number)])
         dist.all_reduce(total)
         return total.item()
 
-    for number in range(1000):
+    for number in range(num_runs):
         assert lab.run(main, 2, args=(number,)) == [2.0 * number] * 2
 
 
 @pytest.mark.timeout(600)
-def test_two_hundred_runs_from_two_processes_at_once(nothing_left):
-    code = MANY.format(runs=200, world_size=3)
+@pytest.mark.parametrize("num_runs", [40, pytest.param(200, marks=pytest.mark.soak)])
+def test_many_runs_from_two_processes_at_once(nothing_left, num_runs):
+    code = MANY.format(runs=num_runs, world_size=3)
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         both = list(
             pool.map(lambda _: subprocess.run([sys.executable, "-c", code], capture_output=True, text=True), "ab")
         )
-    assert [done.stdout for done in both] == ["all 200 right\n"] * 2, both[0].stderr + both[1].stderr
+    assert [done.stdout for done in both] == [f"all {num_runs} right\n"] * 2, both[0].stderr + both[1].stderr
 
 
 def test_runs_from_several_threads_do_not_meet():

@@ -16,7 +16,7 @@ from .timelines import Case, buckets_of, params_of, peak, predicted, trained, wo
 CONFIGS = [
     GPTConfig(num_layers=6, hidden=64, seq=32),
     GPTConfig(num_layers=4, hidden=96, seq=64),
-    GPTConfig(num_layers=8, hidden=128, seq=16),
+    GPTConfig(num_layers=8, hidden=48, seq=16),
 ]
 
 
@@ -50,7 +50,7 @@ def closed_form(case: Case, stage: int, n: int, **options: Any) -> tuple[float, 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.num_layers}x{config.hidden}")
 def test_the_peak_of_each_stage_is_within_a_units_gradient_and_work(config, stage, batch):
     case = case_of(config, stage, batch)
-    for n in (2, 3, 4, 8, 64, 1024):
+    for n in (2, 3, 8, 1024):
         formula, room = closed_form(case, stage, n)
         held = peak(predicted(case, stage, n, 0)).total  # `test_timeline` holds what is played to what is measured
         assert formula - room <= held <= 1.02 * formula
@@ -64,8 +64,9 @@ def test_what_a_rank_of_many_holds(stage):
     assert formula - room <= held <= formula
 
 
-@pytest.mark.parametrize("n", [2, 4, 64])
-@pytest.mark.parametrize("config", CONFIGS[:2], ids=["6x64", "4x96"])
+@pytest.mark.parametrize(
+    ("config", "n"), [(CONFIGS[0], 2), (CONFIGS[0], 64), (CONFIGS[1], 4)], ids=["6x64-2", "6x64-64", "4x96-4"]
+)
 def test_the_peak_of_fsdp2_is_within_a_unit_too(config, n):
     case = case_of(config, 3, 2)
     formula, room = closed_form(case, 3, n, copies=2 + 1 / n)

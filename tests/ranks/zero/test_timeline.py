@@ -54,7 +54,7 @@ UNITS = [
 CASES = {1: COMMON + BUCKETS, 2: COMMON + BUCKETS, 3: COMMON + UNITS}
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@pytest.mark.parametrize("n", [pytest.param(n, marks=[] if n == 3 else pytest.mark.soak) for n in (1, 2, 3, 4)])
 @pytest.mark.parametrize("stage", STAGES)
 def test_real_ranks(stage, n):
     results = lab.run(lambda: [trained(case, STAGES[stage]) for case in CASES[stage]], n, timeout_s=120)
