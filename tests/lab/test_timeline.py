@@ -1,74 +1,18 @@
+"""A timeline: its numbers, what it says of real ranks, and the file for Perfetto."""
+
 import json
 import math
 import pickle
-from itertools import pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dtlib import lab
 from dtlib.lab.timeline.classify import (
     COMMUNICATION,
     COMPUTE,
-    PHASE,
-    Event,
     Interval,
-    Span,
-    classify,
-    communication_name,
 )
-from dtlib.lab.timeline.intervals import difference, intersection, length, pack, union
 from dtlib.lab.timeline.recorded import Timeline, Timelines, _clip
-
-# --- arithmetic of intervals: held to sets of unit cells
-
-pieces = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)).map(lambda p: (p[0], p[0] + p[1])), max_size=8)
-
-
-def cells(those):
-    return {cell for start, end in those for cell in range(start, end)}
-
-
-def is_canonical(those):
-    return all(a < b for a, b in those) and all(first[1] < second[0] for first, second in pairwise(those))
-
-
-@given(pieces, pieces)
-def test_interval_arithmetic_is_that_of_sets(first, second):
-    for result, expected in (
-        (union(first), cells(first)),
-        (union(first + second), cells(first) | cells(second)),
-        (intersection(first, second), cells(first) & cells(second)),
-        (difference(first, second), cells(first) - cells(second)),
-    ):
-        assert cells(result) == expected
-        assert is_canonical(result)
-        assert length(result) == len(expected)
-
-
-@given(pieces, st.integers(0, 5))
-def test_union_joins_over_small_gaps(those, gap):
-    joined = union(those, gap=gap)
-    assert cells(those) <= cells(joined)
-    assert all(second[0] - first[1] > gap for first, second in pairwise(joined))
-
-
-@given(pieces)
-def test_packed_lanes_never_overlap_and_are_few(those):
-    lanes = pack(those)
-    for lane in set(lanes):
-        own = sorted(piece for piece, where in zip(those, lanes, strict=True) if where == lane)
-        assert all(first[1] <= second[0] for first, second in pairwise(own))
-    crowd = max((sum(a <= cell < b for a, b in those) for cell in range(40)), default=0)
-    assert len({lane for (a, b), lane in zip(those, lanes, strict=True) if a < b}) <= max(crowd, 1)
-
-
-@pytest.mark.parametrize("bad", [(2.0, 1.0), (math.nan, 1.0), (0.0, math.inf)])
-def test_bad_pieces(bad):
-    with pytest.raises(ValueError, match="must start before it ends"):
-        union([bad])
-
 
 # --- the numbers of a timeline
 
@@ -122,157 +66,6 @@ def test_a_timeline_says_its_numbers():
     assert repr(merged).splitlines() == [repr(merged.ranks[0]), line]
     assert merged._repr_html_().count("<tr>") == 3
     assert "25%" in merged._repr_html_()
-
-
-# --- what the profiler's events amount to
-
-
-def op(name, start, end, thread=1, **options):
-    return Event(name, start, end, thread, **options)
-
-
-def note(name, start, end, thread=1):
-    return Event(name, start, end, thread, annotation=True)
-
-
-def gloo(name, start, end, thread=9):
-    return Event(f"gloo:{name}", start, end, thread, annotation=True, is_async=True)
-
-
-def found(events, spans=()):
-    return [(i.kind, i.name, i.start_seconds, i.end_seconds) for i in classify(events, spans)]
-
-
-def test_operators_compute_and_collectives_communicate():
-    events = [op("aten::mm", 0, 5), op("aten::add", 1, 2), gloo("all_reduce", 3, 8), op("c10d::allreduce_", 5, 6)]
-    assert found(events) == [(COMPUTE, "compute", 0, 5), (COMMUNICATION, "all-reduce", 3, 8)]
-
-
-def test_an_annotated_collective_swallows_what_its_thread_does():
-    events = [
-        note("ring_all_reduce of bucket 3", 0, 10),
-        note("reduce_scatter", 0, 5),
-        op("aten::add_", 1, 2),
-        gloo("send", 0.5, 3, thread=1),
-        gloo("all_gather", 20, 21, thread=1),
-        op("aten::mm", 4, 6, thread=2),
-    ]
-    assert found(events) == [
-        (COMMUNICATION, "all-reduce", 0, 10),
-        (COMPUTE, "compute", 4, 6),
-        (COMMUNICATION, "all-gather", 20, 21),
-    ]
-
-
-def test_an_annotation_around_torchs_collective_is_not_counted_twice():
-    events = [note("all-reduce, bucket 1", 0, 10), gloo("all_reduce", 1, 9), gloo("broadcast", 2, 3)]
-    assert found(events) == [(COMMUNICATION, "all-reduce, bucket 1", 0, 10), (COMMUNICATION, "broadcast", 2, 3)]
-
-
-def test_short_pauses_are_the_interpreters_unless_a_message_leaves():
-    ms = 1e-3
-    ops = [op("aten::mm", 0, ms), op("aten::mm", 1.05 * ms, 2 * ms), op("aten::mm", 3 * ms, 4 * ms)]
-    assert found(ops) == [(COMPUTE, "compute", 0, 2 * ms), (COMPUTE, "compute", 3 * ms, 4 * ms)]
-    call = op("c10d::send", 1.01 * ms, 1.04 * ms)
-    assert [(start, end) for _, _, start, end in found([*ops, call])] == [(op.start, op.end) for op in ops]
-
-
-def test_hooks_of_the_backward_are_not_computing():
-    events = [
-        op("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", 0, 10),
-        op("torch::autograd::AccumulateGrad", 0, 10),
-        op("RingBackward0", 0, 10),
-        op("aten::mul", 1, 2),
-        op("c10d::allreduce_", 3, 4),
-        op("aten::div", 8, 9),
-    ]
-    assert found(events) == [(COMPUTE, "backward", 1, 2), (COMPUTE, "backward", 8, 9)]
-
-
-def test_phases_name_what_runs_in_them():
-    events = [
-        note("DistributedDataParallel.forward", 0, 2),
-        op("aten::mm", 1, 1.5),
-        op("torch.distributed.ddp.reducer::copy_bucket_to_grad", 2, 3),
-        note("Optimizer.step#AdamW.step", 4, 5),
-        op("aten::add_", 4, 5),
-        note("weight gradient", 6, 7),
-        op("aten::mm", 6, 7),
-        note("my own thing", 8, 9),
-        op("aten::mm", 8, 9),
-    ]
-    names = [name for _, name, _, _ in found(events)]
-    assert names == ["forward", "backward", "optimizer", "weight gradient", "compute"]
-
-
-def test_spans_of_the_program_win():
-    spans = [
-        Span(PHASE, "attention", 0, 4, 1),
-        Span(COMPUTE, "numpy", 10, 20, 1),
-        Span(COMMUNICATION, "disk", 15, 16, 1),
-    ]
-    events = [
-        op("autograd::engine::evaluate_function: Mm", 0, 3),
-        op("aten::mm", 1, 2),
-        op("aten::mm", 11, 12),
-        op("aten::mm", 30, 31, thread=2),
-    ]
-    assert found(events, spans) == [
-        (COMPUTE, "attention", 1, 2),
-        (COMPUTE, "numpy", 10, 15),
-        (COMMUNICATION, "disk", 15, 16),
-        (COMPUTE, "numpy", 16, 20),
-        (COMPUTE, "compute", 30, 31),
-    ]
-
-
-def test_on_a_gpu_its_kernels_count():
-    events = [
-        op("aten::mm", 0, 9),
-        op("ampere_sgemm", 1, 5, device=True),
-        op("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", 4, 8, device=True),
-    ]
-    assert found(events) == [(COMPUTE, "compute", 1, 5), (COMMUNICATION, "all-reduce", 4, 8)]
-
-
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [
-        ("all_reduce", "all-reduce"),
-        ("ring all-reduce, bucket 3", "all-reduce"),
-        ("AllReduce", "all-reduce"),
-        ("reduce_scatter_tensor", "reduce-scatter"),
-        ("_all_gather_base", "all-gather"),
-        ("alltoall_base", "all-to-all"),
-        ("tree_broadcast", "broadcast"),
-        ("send to 3", "send"),
-        ("recv", "recv"),
-        ("reduce", "reduce"),
-        ("barrier", "barrier"),
-        ("forward", None),
-        ("reduced precision", None),
-        ("resend", None),
-        ("small reduce", None),
-        ("", None),
-    ],
-)
-def test_names_of_collectives(text, name):
-    assert communication_name(text) == name
-
-
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [
-        ("all-reduce bucket 3", "all-reduce, bucket 3"),
-        ("All_Reduce, flat", "all-reduce, flat"),
-        ("allreduce: 7", "all-reduce, 7"),
-        ("ring_all_reduce, bucket 1", "all-reduce"),
-        ("reduce_scatter_tensor", "reduce-scatter"),
-        ("send to 3", "send, to 3"),
-    ],
-)
-def test_annotations_are_spelled_as_in_the_book(text, name):
-    assert found([note(text, 0, 1)]) == [(COMMUNICATION, name, 0, 1)]
 
 
 # --- real ranks

@@ -17,8 +17,8 @@ from .stages import checked_stage
 @dataclass(frozen=True)
 class Held(Breakdown):
     """Bytes that a rank holds at one moment: its share of `weights`, `gradients` and `optimizer` states, the
-    `activations` kept for backward, the modules that are whole only now (`gathered_weights`, `unsharded_gradients`),
-    room for what arrives in an `exchange`, a module's `buffers`, and what is `temporary` otherwise."""
+    `activations` kept for backward, and the modules that are whole only now (`gathered_weights`,
+    `unsharded_gradients`)."""
 
     weights: float
     gradients: float
@@ -26,21 +26,6 @@ class Held(Breakdown):
     activations: float
     gathered_weights: float
     unsharded_gradients: float
-    exchange: float = 0
-    buffers: float = 0
-    temporary: float = 0
-
-    @property
-    def kinds(self) -> dict[str, float]:
-        """The same by the kinds that ``lab.memory`` tells apart."""
-        return {
-            "parameters": self.weights + self.gathered_weights,
-            "gradients": self.gradients + self.unsharded_gradients,
-            "optimizer": self.optimizer,
-            "buffers": self.buffers,
-            "activations": self.activations,
-            "temporary": self.exchange + self.temporary,
-        }
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,35 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
 from typing import Any
 
+from dtlib.theory import zero
 from dtlib.theory.collectives.chunks import chunk_bounds
 from dtlib.theory.valid import rank_of, ranks, whole
-from dtlib.theory.zero import Held, checked_stage
 
 from .buckets import Bucket
 
 _WORK = ("activations", "buffers", "temporary")
+
+
+@dataclass(frozen=True)
+class Held(zero.Held):
+    """What a rank holds, and besides: room for what arrives in an `exchange`, a module's `buffers`, and what is
+    `temporary` otherwise."""
+
+    exchange: float = 0
+    buffers: float = 0
+    temporary: float = 0
+
+    @property
+    def kinds(self) -> dict[str, float]:
+        """The same by the kinds that ``lab.memory`` tells apart."""
+        return {
+            "parameters": self.weights + self.gathered_weights,
+            "gradients": self.gradients + self.unsharded_gradients,
+            "optimizer": self.optimizer,
+            "buffers": self.buffers,
+            "activations": self.activations,
+            "temporary": self.exchange + self.temporary,
+        }
 
 
 @dataclass(frozen=True)
@@ -92,7 +114,7 @@ def play(
     for N below 1, a stage not 1, 2 or 3, a rank not below N, or a gradient that no bucket holds. Derived here.
     """
     n, rules = ranks(n), rules or Rules()
-    if checked_stage(stage) == 0:
+    if zero.checked_stage(stage) == 0:
         raise ValueError("stage must be 1, 2 or 3 to be played, not 0")
     played = _Rank(buckets, n, stage, rank_of("rank", rank, n), rules)
     steps = list(work)

@@ -8,12 +8,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.testing import assert_close
 
 from dtlib.ranks import zero
 
 STAGES = {stage: functools.partial(zero.Zero, stage=stage) for stage in (1, 2, 3)}
 make_sgd = functools.partial(torch.optim.SGD, lr=0.1)
+CLOSE = {"rtol": 1e-9, "atol": 1e-9}  # float64, as in the judge
 every_stage = pytest.mark.parametrize("stage", STAGES)
 
 
@@ -55,4 +57,24 @@ def fresh(make=network):
 def assert_same(results, expected):
     for weights in results:
         for name, weight in expected.items():
-            assert_close(weights[name], weight, rtol=1e-9, atol=1e-9)  # float64, as in the judge
+            assert_close(weights[name], weight, **CLOSE)
+
+
+def stepped(model, loss, optimizer=make_sgd):
+    """One process: the weights after a step on `loss`."""
+    optimizer = optimizer(model.parameters())
+    loss(model).backward()
+    optimizer.step()
+    return dict(model.named_parameters())
+
+
+def fsdp2(model):
+    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in model:
+        if any(True for _ in layer.parameters()):
+            fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def full(model):
+    return {name: p.full_tensor().detach() for name, p in model.named_parameters()}

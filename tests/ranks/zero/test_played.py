@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 from dtlib.theory import zero
 
 from .buckets import reduction_buckets, unit_buckets
-from .played import Rules, Span, play
+from .played import Held, Rules, Span, play
 
 
 def span(event, name="", activations=0, temporary=0, full=0):
     """What the work holds: `full` is temporary too, for a moment."""
     rest = {"weights": 0, "gradients": 0, "optimizer": 0, "gathered_weights": 0, "unsharded_gradients": 0}
-    held = zero.Held(**rest, activations=activations, temporary=temporary)
-    return Span(event, name, held, zero.Held(**rest, activations=activations, temporary=temporary + full))
+    held = Held(**rest, activations=activations, temporary=temporary)
+    return Span(event, name, held, Held(**rest, activations=activations, temporary=temporary + full))
 
 
 def passes(layers, saved=0):

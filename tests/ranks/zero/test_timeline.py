@@ -15,6 +15,7 @@ from dtlib import lab, theory
 from dtlib.ranks import zero
 from dtlib.ranks.model import GPT, GPTConfig, next_token_loss
 
+from .played import Held
 from .small import STAGES
 from .timelines import (
     MASTER,
@@ -78,7 +79,7 @@ def test_the_states_at_rest_are_those_of_the_recipe(stage):
     flats = [(bucket.num_elements,) for bucket in buckets_of(case, stage)]
     expected = theory.zero.states_of_rank(flats, n, stage, rank, "fp32")
     for end in (predicted(case, stage, n, rank)[-1].held, lab.at_scale(trained, n, rank, args=(case, STAGES[stage]))):
-        held = end.kinds if isinstance(end, theory.zero.Held) else end.result[-1].held.as_dict()
+        held = end.kinds if isinstance(end, Held) else end.result[-1].held.as_dict()
         assert held["parameters"] == expected.weights
         assert held["gradients"] == expected.gradients
         assert 0 <= held["optimizer"] - expected.optimizer <= 4 * 2 * len(params_of(GPT(WIDE)))

@@ -1,0 +1,233 @@
+"""Training loops from elsewhere that once crashed, hung, or ended in an error that named nothing.
+
+Right now as one process or FSDP2 has it, or refused by name before anything is computed.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import weakref
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.testing import assert_close
+
+from dtlib import lab
+
+from .small import (
+    CLOSE,
+    STAGES,
+    assert_same,
+    every_stage,
+    fresh,
+    fsdp2,
+    full,
+    make_sgd,
+    mine,
+    rows,
+    stepped,
+    train,
+    train_alone,
+)
+
+# --- a crash or a hang once ----------------------------------------------------------------------------------------
+
+
+class Gated(nn.Module):
+    """Another path of its graph reads the weight after its last gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(64, dtype=torch.float64))
+
+    def forward(self, x):
+        return torch.tanh(x * self.weight.detach()) * self.weight
+
+
+def gates():
+    return nn.Sequential(*(Gated() for _ in range(4)))
+
+
+@every_stage
+def test_weights_that_are_read_after_their_last_gradient(stage):
+    model = fresh(gates)
+    expected = train_widely(model, model, make_sgd(model.parameters()), lambda x: x)
+
+    def job():
+        wrapped = STAGES[stage](fresh(gates), make_sgd)
+        train_widely(wrapped, wrapped.module, wrapped.optimizer, mine)
+        return wrapped.state_dict()
+
+    def theirs():
+        sharded = fsdp2(fresh(gates))
+        train_widely(sharded, sharded, make_sgd(sharded.parameters()), mine)
+        return full(sharded)
+
+    assert_same(lab.run(job, 3), expected)
+    assert_same(lab.run(theirs, 3), expected)
+
+
+def train_widely(model, module, optimizer, share):
+    for step in range(3):
+        optimizer.zero_grad()
+        model(share(rows(step, 64)).requires_grad_()).square().mean().backward()
+        optimizer.step()
+    return dict(module.named_parameters())
+
+
+@every_stage
+def test_a_grad_scaler_is_refused_on_all_ranks(stage):
+    """It would look for overflow in this rank's piece: some ranks would step, and some not."""
+
+    def job():
+        wrapped = STAGES[stage](fresh(), make_sgd)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        before = {name: value.clone() for name, value in wrapped.state_dict().items()}
+        x = mine(rows(0))
+        x[0, 0] = torch.inf if dist.get_rank() == 0 else 1.0
+        scaler.scale(wrapped(x).square().mean()).backward()
+        with pytest.raises(RuntimeError, match="a GradScaler looks for overflow in this rank's pieces alone"):
+            scaler.step(wrapped.optimizer)
+        assert_same([wrapped.state_dict()], before)
+
+    lab.run(job, 2, timeout_s=30)
+
+
+@every_stage
+def test_a_wrapper_that_is_gone(stage):
+    """It and its module are collected; and where the module lives on, nothing of the wrapper does."""
+
+    def job():
+        model = fresh()
+        wrapped = STAGES[stage](model, make_sgd)
+        train(wrapped)
+        gone = weakref.ref(wrapped), *(weakref.ref(shard) for shard in wrapped.shards)
+        del wrapped
+        gc.collect()
+        assert not any(each() for each in gone)
+        if dist.get_rank() == 0:  # alone: whoever sent something would wait for ever
+            if stage == 3:
+                with pytest.raises(RuntimeError, match="are split among the ranks"):
+                    model(rows(0))
+            else:
+                model(rows(0)).mean().backward()
+                assert model[0].weight.grad.shape == (8, 8)
+        module = weakref.ref(model)
+        del model
+        gc.collect()
+        assert module() is None
+
+    lab.run(job, 2, timeout_s=30)
+
+
+# --- unclear once --------------------------------------------------------------------------------------------------
+
+
+@every_stage
+def test_gradients_of_inputs_alone(stage):
+    """A saliency map, an adversarial example: no parameter has a gradient, nothing is sent, training goes on."""
+
+    def of_inputs(model, x):
+        x = x.clone().requires_grad_()
+        by_function = torch.autograd.grad(model(x).square().sum(), x)[0]
+        model(x).square().sum().backward(inputs=[x])
+        return by_function, x.grad
+
+    def job():
+        wrapped = STAGES[stage](fresh(), make_sgd)
+        found = of_inputs(wrapped, rows(5))
+        assert all(p.grad is None for p in wrapped.module.parameters())
+        return found, train(wrapped)
+
+    def theirs():
+        return of_inputs(fsdp2(fresh()), rows(5))[0]
+
+    model = fresh()
+    expected = of_inputs(model, rows(5))
+    weights = train_alone(fresh(), make_sgd(model.parameters())) and train_alone(model, make_sgd(model.parameters()))
+    results = lab.run(job, 3)
+    for found, _ in results:
+        assert_close(found, expected, **CLOSE)
+    assert_same([trained for _, trained in results], weights)
+    if stage == 3:
+        for found in lab.run(theirs, 3):
+            assert_close(found, expected[0], **CLOSE)
+
+
+@every_stage
+def test_an_optimizer_from_outside(stage):
+    def job():
+        model = fresh()
+        early = make_sgd(model.parameters())
+        wrapped = STAGES[stage](model, make_sgd)
+        late = make_sgd(wrapped.module.parameters())
+        wrapped(mine(rows(0))).mean().backward()
+        for optimizer in (early, late):
+            with pytest.raises(RuntimeError, match=r"'0.weight' was wrapped by Zero, whose optimizer alone"):
+                optimizer.step()
+        wrapped.optimizer.step()
+        return wrapped.state_dict()
+
+    expected = stepped(fresh(), lambda model: model(rows(0)).mean())
+    assert_same(lab.run(job, 3), expected)
+
+
+class Lamb(torch.optim.Optimizer):
+    """Steps of the length of the whole parameter: an optimizer that torch does not know."""
+
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.sub_(p.grad / p.grad.norm() * p.norm(), alpha=group["lr"])
+
+
+class SignSGD(torch.optim.Optimizer):
+    """Treats each element by itself, and torch does not know it either."""
+
+    def __init__(self, params, lr=0.01):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.sub_(p.grad.sign(), alpha=group["lr"])
+
+
+@every_stage
+def test_optimizers_are_judged_by_what_they_do(stage):
+    def refused():
+        for make in (Lamb, functools.partial(Lamb, lr=1e-3)):
+            with lab.SendCounter() as seen, pytest.raises(TypeError, match="by itself; Lamb looks at whole"):
+                STAGES[stage](fresh(), make)
+            assert not seen.sent_bytes
+            assert not seen.collectives
+
+    lab.run(refused, 2)
+    model = fresh()
+    expected = train_alone(model, SignSGD(model.parameters()))
+    assert_same(lab.run(lambda: train(STAGES[stage](fresh(), SignSGD)), 3), expected)
+
+
+@every_stage
+def test_under_compile(stage):
+    def job():
+        wrapped = STAGES[stage](fresh(), make_sgd)
+        compiled = torch.compile(wrapped, backend="eager")
+        for step in range(3):
+            wrapped.optimizer.zero_grad()
+            compiled(mine(rows(step))).square().mean().backward()
+            wrapped.optimizer.step()
+        return wrapped.state_dict()
+
+    model = fresh()
+    assert_same(lab.run(job, 2, timeout_s=120), train_alone(model, make_sgd(model.parameters())))
