@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[2]
 SEED = 20261
 _IN_A_START = 40  # jobs
 _AT_ONCE = 2  # starts
+_FEW = 2  # cases, that name nearly every mistake
 T = TypeVar("T")
 
 
@@ -86,6 +87,7 @@ class Tried:
     program: Program
     seed: int = SEED
     weighs: bool = True  # whether the cases that are weighed are tried as well, each in processes of its own
+    few: bool = False  # whether a few cases are enough, of those that its check looks at
     done: dict[int, Observed] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -96,6 +98,10 @@ class Tried:
     @property
     def left(self) -> Iterable[int]:
         """The cases that are not done; after two that hung, the others are skipped as the grader skips them."""
+        if self.few:
+            check = next(each for each in self.exercise.checks if each.name == self.program.check)
+            looked_at = [index for index, case in enumerate(self.cases) if check.applies(case)]
+            return [index for index in looked_at[:_FEW] if index not in self.done]
         hung = [each for each in self.done.values() if each.trouble and each.trouble.kind == "hung"]
         if len(hung) >= 2 and "world_size" in self.cases[0]:
             skipped = Trouble("skipped", "not run, because earlier cases hung")
@@ -127,8 +133,20 @@ class Tried:
 def try_all(sandbox: Sandbox, tried: Sequence[Tried]) -> list[Tried]:
     """Run all of them, many in one start; those of whom there is a complaint.
 
-    Who is complained of is run once more, alone in its processes.
+    Who is complained of after a few cases is tried on all; and who still is, once more, alone in its processes.
     """
+    _try(sandbox, tried)
+    complained_of = [each for each in tried if each.complaint()]
+    for each in complained_of:
+        each.few = False
+    _try(sandbox, complained_of)
+    complained_of = [each for each in complained_of if each.complaint()]
+    for each in complained_of:
+        each.done = dict(enumerate(sandbox.run(each.exercise, each.answer, each.cases).observed))
+    return [each for each in complained_of if each.complaint()]
+
+
+def _try(sandbox: Sandbox, tried: Sequence[Tried]) -> None:
     groups = _groups([(each, index) for each in tried for index in each.left], lambda job: job[0].cases[job[1]])
 
     def run(group: Sequence[tuple[Tried, int]]) -> None:
@@ -139,10 +157,6 @@ def try_all(sandbox: Sandbox, tried: Sequence[Tried]) -> list[Tried]:
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:  # some of the time is spent waiting for somebody who hangs
         list(pool.map(run, groups))
-    complained_of = [each for each in tried if each.complaint()]
-    for each in complained_of:
-        each.done = dict(enumerate(sandbox.run(each.exercise, each.answer, each.cases).observed))
-    return [each for each in complained_of if each.complaint()]
 
 
 def _groups(jobs: Sequence[T], case_of: Callable[[T], Case]) -> list[list[T]]:
@@ -182,12 +196,15 @@ def reference(exercise: str) -> Tried:
 
 
 def tried_on(exercise: str, seed: int = SEED) -> list[Tried]:
-    """All programs of an exercise. Weighed are the reference, and of each check of memory the first mistake."""
+    """All programs of an exercise, right ones on all its cases and wrong ones on a few until they are named.
+
+    Weighed are the reference, and of each check of memory the first mistake.
+    """
     known, found = all_exercises()[exercise], [reference(exercise)]
     unweighed = {check.name for check in known.checks if check.kind == "memory"}
     for program in programs(exercise)[1:]:
         if program.check in unweighed or not is_of_memory(known, program):
-            found.append(Tried(known, program, seed, program.check in unweighed))
+            found.append(Tried(known, program, seed, program.check in unweighed, few=bool(program.check)))
         unweighed.discard(program.check)
     return found
 

@@ -1,7 +1,8 @@
 """Every program of every bank: right answers earn all points, each wrong one is refused by its check for its mistake.
 
-Each program runs once; of those that are weighed, in processes of their own, the first of each check: `make soak` has
-them all. Behind walls go a few (`test_sandbox`), and what the walls are about. Forgers earn what their work has earned.
+Wrong ones run on the cases that it takes to name them; of those that are weighed, in processes of their own, the first
+of each check. `make soak` runs all programs on all cases. Behind walls go a few (`test_sandbox`), and what the walls
+are about. Forgers earn what their work has earned.
 """
 
 from __future__ import annotations
