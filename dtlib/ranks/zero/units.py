@@ -106,12 +106,14 @@ class Gathering:
                 "it with torch.utils._pytree"
             )
         for tensor in outputs:
-            tensor.register_hook(weakly(self._before_backward, number, call))
+            # A node's own hook runs after those of its tensors: what has just finished is freed first.
+            listen = tensor.register_hook if tensor.grad_fn is None else tensor.grad_fn.register_prehook
+            listen(weakly(self._before_backward, number, call))
         tensors = _tensors_with_gradients(inputs)
         if outputs and tensors and not any(tensor.is_leaf for tensor in tensors) and not self.in_backward:
             register_multi_grad_hook(tensors, weakly(self._after_backward, number, call))
 
-    def _before_backward(self, number: int, call: int, gradient: Tensor) -> None:
+    def _before_backward(self, number: int, call: int, gradients: Any) -> None:
         unit = self.units[number]
         self.begin()
         unit.bring(self.quantised_block)

@@ -158,7 +158,7 @@ class Zero(DataParallel):
         self._gathering.end_forward()
         return result
 
-    # The way of a gradient: _on_gradient, _ready, Shard.collect, Shard.reduce, Shard.keep
+    # The way of a gradient: _on_gradient, _ready, _reduce, Shard.reduce and advance, Shard.keep
 
     def _listen(self) -> None:
         pass  # the hooks come once the parameters lie where they belong
@@ -181,25 +181,27 @@ class Zero(DataParallel):
         self._arrived[index] = None
         self._ready(index)
 
-    def _ready(self, index: int | None) -> None:
-        """Collect the gradient of parameter `index`, and begin to reduce what is complete; for None all that is left.
+    def _ready(self, index: int) -> None:
+        shard = self._shard_of[index]
+        shard.missing -= 1
+        self._gathering.free_if_done(shard)
+        if self._syncing and self.overlap:
+            # With unused parameters ranks do not complete the same shards: to wait might be to wait in a circle.
+            if shard.is_due and not self.find_unused_parameters:
+                for older in self._under_way:
+                    older.advance()
+            self._reduce()
+
+    def _reduce(self, *, complete: bool = True) -> None:
+        """Begin to reduce the shards that are `complete`, or all that are left.
 
         Stages 1 and 2 reduce in one order on all ranks, whatever the order of readiness: their waits must match.
         """
-        if index is not None:
-            gradient = raw_grad(self._params[index])
-            self._shard_of[index].collect(index, gradient)
-            Tensor.grad.__set__(self._params[index], None)
-            del gradient  # its memory, before the reduction asks for more
-            self._gathering.free_if_done(self._shard_of[index])
-            if not (self._syncing and self.overlap):
-                return
         for shard in list(self._waiting):
-            if index is not None and shard.missing:
+            if complete and shard.missing:
                 if self._frees.frees_weights:
                     continue
                 break
-            # With unused parameters ranks do not complete the same shards: to wait here might be to wait in a circle.
             while len(self._under_way) >= self._frees.in_flight and not self.find_unused_parameters:
                 self._under_way.popleft().keep()
             shard.reduce()
@@ -207,13 +209,9 @@ class Zero(DataParallel):
             self._under_way.append(shard)
 
     def _average(self, unused: Sequence[int]) -> None:
-        self._ready(None)
+        self._reduce(complete=False)
         while self._under_way:
             self._under_way.popleft().keep()
-
-    def _is_unused(self, index: int) -> bool:
-        shard = self._shard_of[index]
-        return index not in self._arrived and index not in shard.filled and index not in shard.used
 
     def _end_of_backward(self) -> None:
         try:
@@ -258,7 +256,7 @@ class Zero(DataParallel):
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._refuse_changes()
-        local = [shard.names[index] for shard in self.shards for index in shard.filled]
+        local = [name for name, p in zip(self._names, self._params, strict=True) if raw_grad(p) is not None]
         check.step(optimizer, (*args, *kwargs.values()), local)
         for shard in self.shards:
             if shard.master is not None:
