@@ -2,8 +2,8 @@
 
 A ring hands partial sums on from rank to rank, so somebody has to wait for each of its N−1 steps. Here each rank sends
 each other rank that one's chunk and is done: all messages are under way when the call returns, and the library's own
-threads carry them. The bytes are those of the ring, (N−1)/N · D for each rank. The owner of a chunk has all
-contributions in hand and adds them up in one precision; the price is room for them, (N−1)/N · D beside the buffer.
+threads carry them. The bytes are those of the ring, (N−1)/N · D for each rank. The owner of a chunk adds all
+contributions up in one precision; the price is room for those that arrive together, ⌈(N−1)/4⌉/N · D beside the buffer.
 """
 
 from __future__ import annotations
@@ -19,19 +19,24 @@ from torch import Tensor
 from dtlib.ranks.shared.peers import Peers, wait_for
 
 NUM_PARTS = 4
-"""In so many parts the others' chunks arrive where they are added up, so that room for one part is enough."""
+"""In so many parts the others' chunks arrive where they are added up, so that room for one of them is enough."""
 
 _FIRST_TAG = 1 << 20
 """Messages carry tags from here on, so that they never meet those of another algorithm on the same group."""
 
 
-def start_gather(peers: Peers, full: Tensor, bounds: Sequence[int], number: int) -> list[Any]:
-    """Start to fill `full`, flat and cut at `bounds`, with the other ranks' chunks; this rank's must be in its place.
-    Returns what to wait for. `number` tells exchanges apart that are under way together."""
+def gather(peers: Peers, full: Tensor, bounds: Sequence[int], number: int) -> Iterator[None]:
+    """Fill `full`, flat and cut at `bounds`, with the other ranks' chunks; this rank's must be in its place.
+
+    The first ``next`` starts it, and once it is exhausted all is there. `number` tells exchanges apart that are under
+    way together.
+    """
     chunks = _chunks(full, bounds)
     outgoing = [(chunks[peers.rank], rank) for rank in _others(peers)]
     incoming = [(chunks[rank], rank) for rank in reversed(_others(peers))]
-    return _start(peers, outgoing, incoming, _FIRST_TAG + 2 * number)
+    works = _start(peers, outgoing, incoming, _FIRST_TAG + 2 * number)
+    yield
+    wait_for(works)
 
 
 def scatter(peers: Peers, buffer: Tensor, bounds: Sequence[int], number: int) -> Iterator[None]:
@@ -59,6 +64,12 @@ def scatter(peers: Peers, buffer: Tensor, bounds: Sequence[int], number: int) ->
     wait_for(sends)
     if total is not own:
         own.copy_(total)
+
+
+def finish(exchange: Iterator[None]) -> None:
+    """Wait until it is done."""
+    for _ in exchange:
+        pass
 
 
 def _others(peers: Peers) -> list[int]:

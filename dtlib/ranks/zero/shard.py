@@ -7,19 +7,18 @@ differ by one element at most, whatever the shapes, and what travels needs no pa
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from dtlib.ranks.collectives import ring_all_reduce
-from dtlib.ranks.shared.peers import Peers, wait_for
+from dtlib.ranks.shared.peers import Peers
 from dtlib.theory.collectives import chunk_bounds
 
-from .exchange import NUM_PARTS, scatter, start_gather
+from .exchange import NUM_PARTS, finish, gather, scatter
 from .parameter import claim, mark, raw_grad, set_raw_grad
-from .quantised import Packed
+from .quantised import gather_quantised
 from .stages import Stage
 
 
@@ -45,8 +44,10 @@ class Shard:
         replicas: dist.ProcessGroup | None = None,
         param_dtype: torch.dtype | None = None,
         master_dtype: torch.dtype | None = None,
+        quantised_block: int | None = None,
     ) -> None:
         self.number, self.peers, self.stage, self.replicas = number, peers, stage, replicas
+        self.quantised_block = quantised_block
         self.names = {index: name for index, (name, _) in params.items()}
         self.params = {index: parameter for index, (_, parameter) in params.items()}
         self.shapes = {index: parameter.shape for index, parameter in self.params.items()}
@@ -63,10 +64,9 @@ class Shard:
         self.grad: Tensor | None = None
         self.used = set[int]()  # parameters with a gradient in `grad`
         self.missing = 0  # gradients that are still to come in this backward pass
-        self._works = list[Any]()
-        self._scatter: Iterator[None] = iter(())
+        self._gathering: Iterator[None] = iter(())
+        self._scattering: Iterator[None] = iter(())
         self.sent: Tensor | None = None
-        self._packed: Packed | None = None
         self._take_over(param_dtype, master_dtype)
 
     def _pieces(self) -> Iterator[tuple[int, slice]]:
@@ -113,27 +113,26 @@ class Shard:
         return self.num_elements * self.full.element_size()
 
     @torch.no_grad()
-    def gather(self, quantised_block: int | None = None) -> None:
-        """Start to gather the weights; in 8 bits, if blocks of so many elements share a scale.
+    def gather(self, *, exact: bool = False) -> None:
+        """Start to gather the weights; in 8 bits, if blocks of so many elements share a scale, unless `exact`.
 
         Sends (N−1)/N · D bytes, or (N−1)/N · (1 + 4/block) for each element. The owner's chunk stays exact.
         """
         if self.stage.frees_weights:
             self.full.untyped_storage().resize_(self.full_bytes)
             self.full[self.own] = self.chunk
-        travels, bounds = self.full, self.bounds
-        if quantised_block is not None:
-            self._packed = Packed(self.chunk, bounds, self.peers.rank, quantised_block)
-            travels, bounds = self._packed.flat, self._packed.bounds
-        self._works = start_gather(self.peers, travels, bounds, self.number)
+        what = self.peers, self.full, self.bounds, self.number
+        if self.quantised_block is None or exact:
+            self._gathering = gather(*what)
+        else:
+            self._gathering = gather_quantised(*what, block=self.quantised_block)
+        next(self._gathering)
         self.state = "coming"
 
     def wait(self) -> None:
         """Return once the full weights are here, for the module to use."""
-        self._finish_exchange()
-        if self._packed is not None:
-            self._packed.unpack_into(self.full, self.bounds)
-        self._packed, self.state = None, "here"
+        finish(self._gathering)
+        self.state = "here"
         for index, parameter in self.params.items():
             mark(parameter, away=False)
             parameter.data = self.view(self.full, index)
@@ -143,8 +142,8 @@ class Shard:
 
         Autograd keeps views of the full weights, so it is their memory that comes and goes, under the same tensors.
         """
-        self._finish_exchange()
-        self._packed, self.state = None, "away"
+        finish(self._gathering)
+        self.state = "away"
         for index, parameter in self.params.items():
             parameter.data = self.chunk[self.pieces.get(index, slice(0))]
             mark(parameter, away=True)
@@ -185,19 +184,18 @@ class Shard:
                 self.used.add(index)
                 set_raw_grad(parameter, None)
                 del gradient  # its memory goes, before the next one's turn
-        self._scatter = scatter(self.peers, sent, self.bounds, self.number)
+        self._scattering = scatter(self.peers, sent, self.bounds, self.number)
         self.advance()
 
     @torch.no_grad()
     def advance(self) -> None:
         """Add up the part of the reduction that is due by now, and let the next one come."""
-        next(self._scatter, None)
+        next(self._scattering, None)
 
     @torch.no_grad()
     def keep(self) -> None:
         """Wait for the reduction, over the replicas too, and keep what the stage says."""
-        for _ in self._scatter:
-            pass
+        finish(self._scattering)
         sent, self.sent = self.sent, None
         assert sent is not None
         own = sent[self.own]
@@ -252,10 +250,6 @@ class Shard:
         elif self.grad is not None and index in self.pieces:
             self.grad[self.pieces[index]].zero_()
         self.hand_out()
-
-    def _finish_exchange(self) -> None:
-        wait_for(self._works)
-        self._works = []
 
     def tensors_by_kind(self) -> Iterator[tuple[Tensor, str]]:
         """What there is of its tensors now, and what each is for, in the words of ``lab.memory``."""

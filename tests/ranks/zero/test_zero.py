@@ -87,7 +87,7 @@ class Whole(zero.Shard):
 
     def reduce(self):
         super().reduce()
-        self._scatter = iter(())
+        self._scattering = iter(())
         dist.all_reduce(self.sent)
 
     def advance(self):
