@@ -48,12 +48,14 @@ def scatter(peers: Peers, buffer: Tensor, bounds: Sequence[int], number: int) ->
     """
     tag, chunks, others = _FIRST_TAG + 2 * number + 1, _chunks(buffer, bounds), _others(peers)
     own = chunks[peers.rank]
+    if not others:
+        return  # the sum is there
     total = own.to(torch.promote_types(own.dtype, torch.float32))
     outgoing = [(chunks[rank], rank) for rank in others]
     num_rows = -(-len(others) // NUM_PARTS)
     room = own.new_empty((num_rows, own.numel()))
     sends = _start(peers, outgoing, [], tag) if peers.pipelined else []
-    for at in range(0, len(others), num_rows or 1):
+    for at in range(0, len(others), num_rows):
         part = slice(at, at + num_rows)
         incoming = list(zip(room, others[::-1][part], strict=False))
         receives = _start(peers, [] if peers.pipelined else outgoing[part], incoming, tag)

@@ -144,7 +144,7 @@ class _Bucket:
         rows = -(-(n - 1) // parts)
         self.num_parts, self.parts_left = -(-(n - 1) // max(1, rows)), 0
         self.stride = max(1, len(bucket.params) // max(1, min(parts, n - 1)))  # gradients from part to part
-        self.room, self.total = rows * self.own, 4 * self.own_elements if width == 2 else 0
+        self.room, self.total = rows * self.own, 4 * self.own_elements if width == 2 and n > 1 else 0
         self.pieces, at = [], 0
         for position, elements in zip(bucket.positions, bucket.params.values(), strict=True):
             size = min(stop, at + elements) - max(start, at)
@@ -305,8 +305,6 @@ class _Rank:
         self.look()
         each.raw.clear()
         each.parts_left = each.num_parts
-        if not each.parts_left:
-            self.add(exchange=-each.total)
         self.under_way.append(each)
 
     def settle(self, each: _Bucket) -> None:
