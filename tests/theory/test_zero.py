@@ -238,14 +238,18 @@ def test_seconds_are_those_of_the_rings(n, units, alpha, rate):
 
 
 def test_the_peak_by_hand():
-    """Eight parameters on four ranks, fp32 and Adam, units of two; three quarters of a buffer arrive."""
-    assert zero.peak_bytes(8, 4, 1, 2, work_bytes=10) == 8 * (4 + 4 + 8 / 4) + 10 + 2 * 3 / 4 * 8
-    assert zero.peak_bytes(8, 4, 2, 2, work_bytes=10) == 8 * (4 + 8 / 4) + 10 + (2 + 3 / 4) * 8
-    assert zero.peak_bytes(8, 4, 2, 2, work_bytes=7) == 8 * (4 + 8 / 4) + 8 + (2 + 3 / 4) * 8  # shards of the gradient
-    stage3 = 8 * (4 + 8) / 4 + 10 + (2 + 3 / 4) * 8
-    assert zero.peak_bytes(8, 4, 3, 2, work_bytes=10) == stage3 + 2 * 8
-    assert zero.peak_bytes(8, 4, 3, 2, work_bytes=10, prefetched=0, outer_params=1) == stage3 + 8 + 4 + 4
-    assert zero.peak_bytes(8, 4, 3, 2, work_bytes=10, copies=1) == stage3 + 2 * 8 - (1 + 3 / 4) * 8
+    """Eight parameters on four ranks, fp32 and Adam, units of two; a quarter of a buffer arrives at a time."""
+    assert zero.peak_bytes(8, 4, 1, 2, work_bytes=40) == 8 * (4 + 8 / 4) + 40 + (1 + 2 / 4) * 8
+    assert zero.peak_bytes(8, 4, 1, 2, work_bytes=10) == 8 * (4 + 8 / 4) + 8 * 4 + (1 + 2 / 4) * 8  # all gradients
+    assert zero.peak_bytes(8, 4, 2, 2, work_bytes=12) == 8 * (4 + 8 / 4) + 9 + (2 + 1 / 4) * 8  # a quarter is done
+    assert zero.peak_bytes(8, 4, 2, 2, work_bytes=7) == 8 * (4 + 8 / 4) + 8 + (2 + 1 / 4) * 8  # shards of the gradient
+    assert zero.peak_bytes(8, 4, 2, 2, work_bytes=99) == 8 * (4 + 8 / 4) + 99  # before any gradient
+    assert zero.peak_bytes(8, 1, 2, 2, work_bytes=60) == 8 * (4 + 8) + 45 + 2 * 8  # nothing arrives
+    assert zero.peak_bytes(8, 8, 2, 2, work_bytes=12) == 8 * (4 + 8 / 8) + 9 + (2 + 2 / 8) * 8  # 2 of 7 at once
+    stage3 = 8 * (4 + 8) / 4 + 9 + (2 + 1 / 4) * 8
+    assert zero.peak_bytes(8, 4, 3, 2, work_bytes=12) == stage3 + 2 * 8
+    assert zero.peak_bytes(8, 4, 3, 2, work_bytes=12, prefetched=0, outer_params=1) == stage3 + 8 + 4 + 4
+    assert zero.peak_bytes(8, 4, 3, 2, work_bytes=12, copies=1) == stage3 + 2 * 8 - (1 + 1 / 4) * 8
 
 
 # --- fewer bits ------------------------------------------------------------------------------------------------

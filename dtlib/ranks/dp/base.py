@@ -54,7 +54,7 @@ class DataParallel(nn.Module, ABC):
         self.broadcast_buffers = broadcast_buffers
         self.find_unused_parameters = find_unused_parameters
         self._names, self._params = _trainable(module)
-        self._as_wrapped = signature(module)
+        self._as_wrapped = self._signature()
         self._sync = True
         self._running = False  # inside a backward pass that ends with a sync
         self._arrived: dict[int, None] = {}  # in the order of arrival
@@ -72,7 +72,7 @@ class DataParallel(nn.Module, ABC):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._as_wrapped = signature(self.module)
+        self._as_wrapped = self._signature()
         if self.world_size > 1:
             self._listen()  # hooks do not come along when a wrapper is copied or unpickled
 
@@ -141,14 +141,24 @@ class DataParallel(nn.Module, ABC):
             self._forget_unused(unused)
 
     def _forget_unused(self, unused: Sequence[int]) -> None:
+        for index, used in enumerate(self._used_somewhere(unused, self.group)):
+            if not used:
+                self._params[index].grad = None
+
+    def _used_somewhere(self, unused: Sequence[int], *groups: dist.ProcessGroup | None) -> list[int]:
+        """For each parameter 1 if some rank of `groups` has used it, else 0."""
         used = torch.ones(len(self._params), dtype=torch.int32, device=self._params[0].device)
         used[list(unused)] = 0
-        dist.all_reduce(used, op=dist.ReduceOp.MAX, group=self.group)
-        for index in (used == 0).nonzero().flatten().tolist():
-            self._params[index].grad = None
+        for group in groups:
+            dist.all_reduce(used, op=dist.ReduceOp.MAX, group=group)
+        return used.tolist()  # type: ignore[no-any-return]
+
+    def _signature(self) -> list[tuple[Any, ...]]:
+        """What must stay as it was when the module was wrapped, a parameter's name first."""
+        return signature(self.module)
 
     def _refuse_changes(self) -> None:
-        now = signature(self.module)
+        now = self._signature()
         if now == self._as_wrapped:
             return
         names = sorted({name for name, *_ in set(now) ^ set(self._as_wrapped)})

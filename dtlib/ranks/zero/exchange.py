@@ -2,13 +2,13 @@
 
 A ring hands partial sums on from rank to rank, so somebody has to wait for each of its N−1 steps. Here each rank sends
 each other rank that one's chunk and is done: all messages are under way when the call returns, and the library's own
-threads carry them. The bytes are those of the ring, (N−1)/N · D for each rank. The owner of a chunk has all
-contributions in hand and adds them up in one precision; the price is room for them, (N−1)/N · D beside the buffer.
+threads carry them. The bytes are those of the ring, (N−1)/N · D for each rank. The owner of a chunk adds all
+contributions up in one precision; the price is room for those that arrive together, ⌈(N−1)/4⌉/N · D beside the buffer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -16,43 +16,62 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dtlib.ranks.shared.peers import Peers
+from dtlib.ranks.shared.peers import Peers, wait_for
+
+NUM_PARTS = 4
+"""In so many parts the others' chunks arrive where they are added up, so that room for one of them is enough."""
 
 _FIRST_TAG = 1 << 20
 """Messages carry tags from here on, so that they never meet those of another algorithm on the same group."""
 
 
-def start_gather(peers: Peers, full: Tensor, bounds: Sequence[int], number: int) -> list[Any]:
-    """Start to fill `full`, flat and cut at `bounds`, with the other ranks' chunks; this rank's must be in its place.
-    Returns what to wait for. `number` tells exchanges apart that are under way together."""
+def gather(peers: Peers, full: Tensor, bounds: Sequence[int], number: int) -> Iterator[None]:
+    """Fill `full`, flat and cut at `bounds`, with the other ranks' chunks; this rank's must be in its place.
+
+    The first ``next`` starts it, and once it is exhausted all is there. `number` tells exchanges apart that are under
+    way together.
+    """
     chunks = _chunks(full, bounds)
     outgoing = [(chunks[peers.rank], rank) for rank in _others(peers)]
     incoming = [(chunks[rank], rank) for rank in reversed(_others(peers))]
-    return _start(peers, outgoing, incoming, _FIRST_TAG + 2 * number)
+    works = _start(peers, outgoing, incoming, _FIRST_TAG + 2 * number)
+    yield
+    wait_for(works)
 
 
-def start_scatter(peers: Peers, buffer: Tensor, bounds: Sequence[int], number: int) -> tuple[list[Any], Tensor]:
-    """Start to send each rank its chunk of `buffer`: what to wait for, and where this rank's arrives, a row from each
-    other rank. `buffer` is read until all of it has been waited for."""
-    chunks = _chunks(buffer, bounds)
-    room = buffer.new_empty((peers.n - 1, chunks[peers.rank].numel()))
-    outgoing = [(chunks[rank], rank) for rank in _others(peers)]
-    incoming = list(zip(room.unbind(), reversed(_others(peers)), strict=True)) if room.numel() else []
-    return _start(peers, outgoing, incoming, _FIRST_TAG + 2 * number + 1), room
+def scatter(peers: Peers, buffer: Tensor, bounds: Sequence[int], number: int) -> Iterator[None]:
+    """Reduce-scatter `buffer`, flat and cut at `bounds`: in the end this rank's chunk holds the sum of all ranks'.
+
+    The first ``next`` starts it; each further one waits for a part of what arrives, adds it up, and lets the next part
+    come, of `NUM_PARTS` in all. `buffer` belongs to it until it is exhausted. Sums of short dtypes are taken in float32
+    and rounded once.
+    """
+    tag, chunks, others = _FIRST_TAG + 2 * number + 1, _chunks(buffer, bounds), _others(peers)
+    own = chunks[peers.rank]
+    if not others:
+        return  # the sum is there
+    total = own.to(torch.promote_types(own.dtype, torch.float32))
+    outgoing = [(chunks[rank], rank) for rank in others]
+    num_rows = -(-len(others) // NUM_PARTS)
+    room = own.new_empty((num_rows, own.numel()))
+    sends = _start(peers, outgoing, [], tag) if peers.pipelined else []
+    for at in range(0, len(others), num_rows):
+        part = slice(at, at + num_rows)
+        incoming = list(zip(room, others[::-1][part], strict=False))
+        receives = _start(peers, [] if peers.pipelined else outgoing[part], incoming, tag)
+        yield
+        wait_for(receives)
+        for row, _ in incoming:
+            total += row
+    wait_for(sends)
+    if total is not own:
+        own.copy_(total)
 
 
-def add_up(own: Tensor, room: Tensor) -> None:
-    """Add the rows of `room` to `own`. Sums of short dtypes are taken in float32 and rounded once."""
-    if not room.numel():
-        return
-    if own.dtype in (torch.bfloat16, torch.float16):
-        own.copy_(own.float() + room.sum(0, dtype=torch.float32))
-        return
-    while len(room) > 1:  # the last half is added to the first: in place, and in few operations
-        half = len(room) // 2
-        room[:half] += room[len(room) - half :]
-        room = room[: len(room) - half]
-    own += room[0]
+def finish(exchange: Iterator[None]) -> None:
+    """Wait until it is done."""
+    for _ in exchange:
+        pass
 
 
 def _others(peers: Peers) -> list[int]:

@@ -25,6 +25,11 @@ def raw_grad(parameter: Tensor) -> Any:
     return Tensor.grad.__get__(parameter)
 
 
+def set_raw_grad(parameter: Tensor, value: Tensor | None) -> None:
+    """Put `value` where autograd adds to."""
+    Tensor.grad.__set__(parameter, value)
+
+
 class Sharded(nn.Parameter):
     """A parameter whose ``.grad`` is what this rank has of its mean gradient: in stages 2 and 3 a flat piece.
 
@@ -44,7 +49,7 @@ class Sharded(nn.Parameter):
             raise RuntimeError(f"the gradient of {name!r} lies with its owners: set it to None, or add to the loss")
         if shard is not None:
             shard.forget(index)
-        Tensor.grad.__set__(self, value)
+        set_raw_grad(self, value)
 
 
 class Away(Sharded):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
+
+from dtlib.ranks.shared.peers import Peers
+
+from .exchange import gather
 
 
 def packed_bytes(num_elements: int, block: int) -> int:
@@ -46,17 +50,12 @@ def dequantise(packed: Tensor, num_elements: int, block: int) -> Tensor:
     return padded[:num_elements]
 
 
-class Packed:
-    """The chunks of all ranks in 8 bits, end to end in `flat` and cut at `bounds`; this rank's is there."""
-
-    def __init__(self, chunk: Tensor, bounds: Sequence[int], rank: int, block: int) -> None:
-        sizes = [packed_bytes(stop - start, block) for start, stop in pairwise(bounds)]
-        self.bounds, self.block = [0, *accumulate(sizes)], block
-        self.flat = torch.empty(self.bounds[-1], dtype=torch.uint8, device=chunk.device)
-        self.flat[self.bounds[rank] : self.bounds[rank + 1]] = quantise(chunk, block)
-
-    @torch.no_grad()
-    def unpack_into(self, full: Tensor, bounds: Sequence[int]) -> None:
-        """Write all chunks, of every rank alike, to `full`, which is cut at `bounds`."""
-        for (start, stop), (first, last) in zip(pairwise(bounds), pairwise(self.bounds), strict=True):
-            full[start:stop] = dequantise(self.flat[first:last], stop - start, self.block)
+def gather_quantised(peers: Peers, full: Tensor, bounds: Sequence[int], number: int, *, block: int) -> Iterator[None]:
+    """As `exchange.gather`, in 8 bits: `full` is in the end what `quantise` rounded, of every rank alike."""
+    sizes = [packed_bytes(stop - start, block) for start, stop in pairwise(bounds)]
+    ends, rank = [0, *accumulate(sizes)], peers.rank
+    packed = torch.empty(ends[-1], dtype=torch.uint8, device=full.device)
+    packed[ends[rank] : ends[rank + 1]] = quantise(full[bounds[rank] : bounds[rank + 1]], block)
+    yield from gather(peers, packed, ends, number)
+    for (start, stop), (first, last) in zip(pairwise(bounds), pairwise(ends), strict=True):
+        full[start:stop] = dequantise(packed[first:last], stop - start, block)

@@ -7,19 +7,18 @@ differ by one element at most, whatever the shapes, and what travels needs no pa
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from dtlib.ranks.collectives import ring_all_reduce
-from dtlib.ranks.shared.peers import Peers, wait_for
+from dtlib.ranks.shared.peers import Peers
 from dtlib.theory.collectives import chunk_bounds
 
-from .exchange import add_up, start_gather, start_scatter
-from .parameter import claim, mark
-from .quantised import Packed
+from .exchange import NUM_PARTS, finish, gather, scatter
+from .parameter import claim, mark, raw_grad, set_raw_grad
+from .quantised import gather_quantised
 from .stages import Stage
 
 
@@ -28,8 +27,8 @@ class Shard:
 
     - `full`: D bytes, all weights; where the `stage` frees them, its memory comes and goes.
     - `chunk`: D/N bytes, this rank's part of them; `master` is its copy in another dtype, if the optimizer has one.
-    - `buffer`: D bytes, where gradients are collected on their way, or None.
-    - `grad`: D/N bytes, this rank's part of the mean gradient, or None.
+    - `sent`: D bytes, the gradient on its way to the owners, or None.
+    - `grad`: D/N bytes, this rank's part of the mean gradient, or None; at stage 1 a part of `buffer`, of D bytes.
 
     `params` are the parameters by their number in the wrapper, `places` where each lies in `full`, and `pieces` where
     what this rank owns of it lies in the chunk. `weights` are the pieces as the optimizer steps them.
@@ -45,8 +44,10 @@ class Shard:
         replicas: dist.ProcessGroup | None = None,
         param_dtype: torch.dtype | None = None,
         master_dtype: torch.dtype | None = None,
+        quantised_block: int | None = None,
     ) -> None:
         self.number, self.peers, self.stage, self.replicas = number, peers, stage, replicas
+        self.quantised_block = quantised_block
         self.names = {index: name for index, (name, _) in params.items()}
         self.params = {index: parameter for index, (_, parameter) in params.items()}
         self.shapes = {index: parameter.shape for index, parameter in self.params.items()}
@@ -61,10 +62,11 @@ class Shard:
         self.factor = 1 / (peers.n * self.num_replicas)
         self.buffer: Tensor | None = None
         self.grad: Tensor | None = None
-        self.filled, self.used = set[int](), set[int]()  # parameters with a gradient in `buffer`, and in `grad`
+        self.used = set[int]()  # parameters with a gradient in `grad`
         self.missing = 0  # gradients that are still to come in this backward pass
-        self._works, self._room = list[Any](), torch.empty(0)
-        self._packed: Packed | None = None
+        self._gathering: Iterator[None] = iter(())
+        self._scattering: Iterator[None] = iter(())
+        self.sent: Tensor | None = None
         self._take_over(param_dtype, master_dtype)
 
     def _pieces(self) -> Iterator[tuple[int, slice]]:
@@ -111,27 +113,26 @@ class Shard:
         return self.num_elements * self.full.element_size()
 
     @torch.no_grad()
-    def gather(self, quantised_block: int | None = None) -> None:
-        """Start to gather the weights; in 8 bits, if blocks of so many elements share a scale.
+    def gather(self, *, exact: bool = False) -> None:
+        """Start to gather the weights; in 8 bits, if blocks of so many elements share a scale, unless `exact`.
 
         Sends (N−1)/N · D bytes, or (N−1)/N · (1 + 4/block) for each element. The owner's chunk stays exact.
         """
         if self.stage.frees_weights:
             self.full.untyped_storage().resize_(self.full_bytes)
             self.full[self.own] = self.chunk
-        travels, bounds = self.full, self.bounds
-        if quantised_block is not None:
-            self._packed = Packed(self.chunk, bounds, self.peers.rank, quantised_block)
-            travels, bounds = self._packed.flat, self._packed.bounds
-        self._works = start_gather(self.peers, travels, bounds, self.number)
+        what = self.peers, self.full, self.bounds, self.number
+        if self.quantised_block is None or exact:
+            self._gathering = gather(*what)
+        else:
+            self._gathering = gather_quantised(*what, block=self.quantised_block)
+        next(self._gathering)
         self.state = "coming"
 
     def wait(self) -> None:
         """Return once the full weights are here, for the module to use."""
-        self._finish_exchange()
-        if self._packed is not None:
-            self._packed.unpack_into(self.full, self.bounds)
-        self._packed, self.state = None, "here"
+        finish(self._gathering)
+        self.state = "here"
         for index, parameter in self.params.items():
             mark(parameter, away=False)
             parameter.data = self.view(self.full, index)
@@ -141,8 +142,8 @@ class Shard:
 
         Autograd keeps views of the full weights, so it is their memory that comes and goes, under the same tensors.
         """
-        self._finish_exchange()
-        self._packed, self.state = None, "away"
+        finish(self._gathering)
+        self.state = "away"
         for index, parameter in self.params.items():
             parameter.data = self.chunk[self.pieces.get(index, slice(0))]
             mark(parameter, away=True)
@@ -155,7 +156,7 @@ class Shard:
         if self.master is not None:
             self.master.copy_(self.chunk)
 
-    # The way of a gradient: collect, reduce, keep
+    # The way of a gradient: reduce, advance, keep
 
     def begin_backward(self) -> None:
         """A backward pass begins: what lost its ``.grad`` by hand since the last one is forgotten."""
@@ -164,61 +165,54 @@ class Shard:
         for index in [i for i, weight in self.weights.items() if i in handed_out and weight.grad is None]:
             self.forget(index)
 
-    @torch.no_grad()
-    def collect(self, index: int, gradient: Tensor) -> None:
-        """Add the gradient of parameter `index`, divided by the ranks, to what is on its way to the owners."""
-        self._open_buffer()
-        place = self.view(self.buffer, index)
-        if index in self.filled:
-            place.add_(gradient, alpha=self.factor)
-        else:
-            torch.mul(gradient, self.factor, out=place)
-        self.filled.add(index)
-        self.missing -= 1
+    @property
+    def is_due(self) -> bool:
+        """Whether another part of the reduction under way should be here: they end evenly over this one's gradients."""
+        return self.missing % max(1, len(self.params) // min(NUM_PARTS, max(1, self.peers.n - 1))) == 0
 
     @torch.no_grad()
     def reduce(self) -> None:
-        """Start to reduce-scatter the buffer; parameters without a gradient count as zero. Sends (N−1)/N · D bytes."""
-        self._open_buffer()
-        for index in self.params.keys() - self.filled:
-            self.view(self.buffer, index).zero_()
-        self._works, self._room = start_scatter(self.peers, self.buffer, self.bounds, self.number)
+        """Start to reduce-scatter the gradients, divided by the ranks; a missing one counts as zero. Sends (N−1)/N · D
+        bytes."""
+        self.sent = sent = self.full.new_empty(self.num_elements)
+        for index, parameter in self.params.items():
+            gradient = raw_grad(parameter)
+            if gradient is None:
+                self.view(sent, index).zero_()
+            else:
+                torch.mul(gradient, self.factor, out=self.view(sent, index))
+                self.used.add(index)
+                set_raw_grad(parameter, None)
+                del gradient  # its memory goes, before the next one's turn
+        self._scattering = scatter(self.peers, sent, self.bounds, self.number)
+        self.advance()
+
+    @torch.no_grad()
+    def advance(self) -> None:
+        """Add up the part of the reduction that is due by now, and let the next one come."""
+        next(self._scattering, None)
 
     @torch.no_grad()
     def keep(self) -> None:
-        """Wait for the reduction, add this rank's chunk up, over the replicas too, and keep what the stage says."""
-        self._finish_exchange()
-        assert self.buffer is not None
-        own = self.buffer[self.own]
-        add_up(own, self._room)
-        self._room = torch.empty(0)
+        """Wait for the reduction, over the replicas too, and keep what the stage says."""
+        finish(self._scattering)
+        sent, self.sent = self.sent, None
+        assert sent is not None
+        own = sent[self.own]
         if self.replicas is not None:
             ring_all_reduce(own, group=self.replicas)
-        if not self.stage.frees_gradients:
-            self.grad = own
+        if self.grad is not None:
+            self.grad.add_(own)
+        elif self.stage.frees_gradients:
+            self.grad = own.clone()
         else:
-            self.grad = own.clone() if self.grad is None else self.grad.add_(own)
-            self.buffer = None
-        self.used |= self.filled
-        self.filled.clear()
-
-    def _open_buffer(self) -> None:
-        """Make the buffer ready for more. In stage 1 it may hold a mean that was reduced before: the mean stays, once
-        on all replicas, and what the others have sent already counts as zero."""
-        if self.buffer is None:
-            self.buffer = self.full.new_empty(self.num_elements)
-        elif self.grad is not None and not self.stage.frees_gradients:
-            self.grad.div_(self.num_replicas)
-            self.buffer[: self.own.start].zero_()
-            self.buffer[self.own.stop :].zero_()
-            self.filled, self.grad = set(self.used), None
+            self.buffer, self.grad = sent, own
 
     def gradient_of(self, index: int) -> Tensor | None:
         """What this rank has of the mean gradient of a parameter: its piece, or in stage 1 the place in the buffer."""
-        mean = self.grad if index in self.used else None
-        if self.stage.frees_gradients:
-            return None if mean is None else mean[self.pieces.get(index, slice(0))]
-        return None if mean is None and index not in self.filled else self.view(self.buffer, index)
+        if self.grad is None or index not in self.used:
+            return None
+        return self.grad[self.pieces.get(index, slice(0))] if self.buffer is None else self.view(self.buffer, index)
 
     # What the optimizer sees
 
@@ -240,31 +234,28 @@ class Shard:
 
     def clear(self, *, set_to_none: bool) -> None:
         """Forget all gradients, or count them as zero."""
-        self.filled.clear()
+        for parameter in self.params.values():
+            set_raw_grad(parameter, None)
         if set_to_none:
-            self.used, self.grad = set(), None
+            self.used, self.grad, self.buffer = set(), None, None
             self.hand_out()
         elif self.grad is not None:
             self.grad.zero_()
 
     def forget(self, index: int) -> None:
         """Forget the gradient of one parameter."""
-        self.filled.discard(index)
         self.used.discard(index)
-        if self.grad is not None and index in self.pieces:
+        if not self.used:
+            self.grad = self.buffer = None
+        elif self.grad is not None and index in self.pieces:
             self.grad[self.pieces[index]].zero_()
-        self.grad = self.grad if self.used else None
         self.hand_out()
-
-    def _finish_exchange(self) -> None:
-        wait_for(self._works)
-        self._works = []
 
     def tensors_by_kind(self) -> Iterator[tuple[Tensor, str]]:
         """What there is of its tensors now, and what each is for, in the words of ``lab.memory``."""
         kinds = {
             "parameters": (self.full, self.chunk),
             "optimizer": (self.master,),
-            "gradients": (self.grad, self.buffer),
+            "gradients": (self.grad, self.buffer, self.sent),
         }
         return ((tensor, kind) for kind, tensors in kinds.items() for tensor in tensors if tensor is not None)

@@ -21,15 +21,15 @@ class Unit:
         self.name, self.module, self.shards = name, module, shards
         self.open_calls = set[int]()  # calls of its forward whose backward pass has begun and not ended
 
-    def start(self, quantised_block: int | None) -> None:
+    def start(self, *, exact: bool = False) -> None:
         """Start to gather its weights, unless they are here or coming."""
         for shard in self.shards:
             if shard.state == "away":
-                shard.gather(quantised_block)
+                shard.gather(exact=exact)
 
-    def bring(self, quantised_block: int | None) -> None:
-        """Return once its full weights are here."""
-        self.start(quantised_block)
+    def bring(self, *, exact: bool = False) -> None:
+        """Return once its full weights are here; not rounded for the journey, if they were away and `exact`."""
+        self.start(exact=exact)
         for shard in self.shards:
             if shard.state == "coming":
                 shard.wait()
@@ -52,10 +52,8 @@ class Gathering:
     `begin` is called at the first sign of a backward pass.
     """
 
-    def __init__(
-        self, units: Sequence[Unit], prefetch: int, stay: bool, quantised_block: int | None, begin: Callable[[], None]
-    ) -> None:
-        self.units, self.prefetch, self.stay, self.quantised_block = units, prefetch, stay, quantised_block
+    def __init__(self, units: Sequence[Unit], prefetch: int, stay: bool, begin: Callable[[], None]) -> None:
+        self.units, self.prefetch, self.stay = units, prefetch, stay
         self.begin, self.in_backward, self.held, self._calls = begin, False, False, 0
         self._unit_of = {shard.number: unit for unit in units for shard in unit.shards}
         self._expected, self._entered, self._left = list(units), list[Unit](), list[tuple[int, Unit]]()
@@ -76,14 +74,14 @@ class Gathering:
 
     def _before_forward(self, number: int, module: nn.Module, args: Any) -> None:
         unit = self.units[number]
-        unit.bring(self.quantised_block)
+        unit.bring()
         if self.in_backward:  # an activation checkpoint computes it again
             return
         at = len(self._entered)
         self._entered.append(unit)
         if self._expected[at : at + 1] == [unit]:
             for following in self._expected[at + 1 : at + 1 + self.prefetch]:
-                following.start(self.quantised_block)
+                following.start()
 
     def _after_forward(self, number: int, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         unit = self.units[number]
@@ -106,20 +104,22 @@ class Gathering:
                 "it with torch.utils._pytree"
             )
         for tensor in outputs:
-            tensor.register_hook(weakly(self._before_backward, number, call))
+            # A node's own hook runs after those of its tensors: what has just finished is freed first.
+            listen = tensor.register_hook if tensor.grad_fn is None else tensor.grad_fn.register_prehook
+            listen(weakly(self._before_backward, number, call))
         tensors = _tensors_with_gradients(inputs)
         if outputs and tensors and not any(tensor.is_leaf for tensor in tensors) and not self.in_backward:
             register_multi_grad_hook(tensors, weakly(self._after_backward, number, call))
 
-    def _before_backward(self, number: int, call: int, gradient: Tensor) -> None:
+    def _before_backward(self, number: int, call: int, gradients: Any) -> None:
         unit = self.units[number]
         self.begin()
-        unit.bring(self.quantised_block)
+        unit.bring()
         if call not in unit.open_calls:
             unit.open_calls.add(call)
             before = [each for earlier, each in self._left if earlier < call]
             for following in before[: -self.prefetch - 1 : -1]:
-                following.start(self.quantised_block)
+                following.start()
 
     def _after_backward(self, number: int, call: int, gradients: Any) -> None:
         self.units[number].open_calls.discard(call)
@@ -143,9 +143,9 @@ class Gathering:
 
     def bring_exact(self, unit: Unit) -> None:
         """Bring weights that are not rounded, where they travel so."""
-        if self.quantised_block is not None and not self.held:
+        if not self.held and any(shard.quantised_block is not None for shard in unit.shards):
             unit.send_away()
-        unit.bring(None)
+        unit.bring(exact=True)
 
 
 def _tensors_with_gradients(tree: Any) -> list[Tensor]:

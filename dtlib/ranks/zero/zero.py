@@ -117,7 +117,7 @@ class Zero(DataParallel):
         self._waiting, self._under_way, self._syncing = list[Shard](), deque[Shard](), True
         make_shard = functools.partial(
             self.shard_type, peers=Peers(self._params[0].device, group), stage=frees, replicas=replicas,
-            param_dtype=param_dtype, master_dtype=master_dtype,
+            param_dtype=param_dtype, master_dtype=master_dtype, quantised_block=quantised_block,
         )  # fmt: skip
         named = list(zip(self._names, self._params, strict=True))
         if frees.frees_weights:
@@ -130,9 +130,9 @@ class Zero(DataParallel):
             self.all_shards = [make_shard(i, {j: named[j] for j in bucket}) for i, bucket in enumerate(buckets)]
         self.shards = [shard for shard in self.all_shards if shard.is_trained]
         self._shard_of = {index: shard for shard in self.shards for index in shard.params}
-        self._gathering = Gathering(made, prefetch, not reshard_after_forward, quantised_block, weakly(self._begin))
+        self._gathering = Gathering(made, prefetch, not reshard_after_forward, weakly(self._begin))
         self.optimizer = self._optimizer_of_pieces(make_optimizer, groups)
-        self._as_wrapped = _identity(module)
+        self._as_wrapped = self._signature()
         for index, parameter in enumerate(self._params):
             handle = parameter.register_post_accumulate_grad_hook(weakly(self._on_gradient, index))
             gradient_hooks[parameter] = Claim(parameter, handle)
@@ -158,7 +158,7 @@ class Zero(DataParallel):
         self._gathering.end_forward()
         return result
 
-    # The way of a gradient: _on_gradient, _ready, Shard.collect, Shard.reduce, Shard.keep
+    # The way of a gradient: _on_gradient, _ready, _reduce, Shard.reduce and advance, Shard.keep
 
     def _listen(self) -> None:
         pass  # the hooks come once the parameters lie where they belong
@@ -181,25 +181,27 @@ class Zero(DataParallel):
         self._arrived[index] = None
         self._ready(index)
 
-    def _ready(self, index: int | None) -> None:
-        """Collect the gradient of parameter `index`, and begin to reduce what is complete; for None all that is left.
+    def _ready(self, index: int) -> None:
+        shard = self._shard_of[index]
+        shard.missing -= 1
+        self._gathering.free_if_done(shard)
+        if self._syncing and self.overlap:
+            # With unused parameters ranks do not complete the same shards: to wait might be to wait in a circle.
+            if shard.is_due and not self.find_unused_parameters:
+                for older in self._under_way:
+                    older.advance()
+            self._reduce()
+
+    def _reduce(self, *, complete: bool = True) -> None:
+        """Begin to reduce the shards that are `complete`, or all that are left.
 
         Stages 1 and 2 reduce in one order on all ranks, whatever the order of readiness: their waits must match.
         """
-        if index is not None:
-            gradient = raw_grad(self._params[index])
-            self._shard_of[index].collect(index, gradient)
-            Tensor.grad.__set__(self._params[index], None)
-            del gradient  # its memory, before the reduction asks for more
-            self._gathering.free_if_done(self._shard_of[index])
-            if not (self._syncing and self.overlap):
-                return
         for shard in list(self._waiting):
-            if index is not None and shard.missing:
+            if complete and shard.missing:
                 if self._frees.frees_weights:
                     continue
                 break
-            # With unused parameters ranks do not complete the same shards: to wait here might be to wait in a circle.
             while len(self._under_way) >= self._frees.in_flight and not self.find_unused_parameters:
                 self._under_way.popleft().keep()
             shard.reduce()
@@ -207,13 +209,12 @@ class Zero(DataParallel):
             self._under_way.append(shard)
 
     def _average(self, unused: Sequence[int]) -> None:
-        self._ready(None)
+        self._reduce(complete=False)
+        self._finish()
+
+    def _finish(self) -> None:
         while self._under_way:
             self._under_way.popleft().keep()
-
-    def _is_unused(self, index: int) -> bool:
-        shard = self._shard_of[index]
-        return index not in self._arrived and index not in shard.filled and index not in shard.used
 
     def _end_of_backward(self) -> None:
         try:
@@ -226,16 +227,13 @@ class Zero(DataParallel):
             self._gathering.send_all_away()
 
     def _forget_unused(self, unused: Sequence[int]) -> None:
-        used = torch.ones(len(self._params), dtype=torch.int32, device=self._params[0].device)
-        used[list(unused)] = 0
-        for group in (self.group,) if self.replicas is None else (self.group, self.replicas):
-            dist.all_reduce(used, op=dist.ReduceOp.MAX, group=group)
-        for index in used.nonzero().flatten().tolist():
-            self._shard_of[index].used.add(index)
+        groups = (self.group,) if self.replicas is None else (self.group, self.replicas)
+        for index, used in enumerate(self._used_somewhere(unused, *groups)):
+            if used:
+                self._shard_of[index].used.add(index)
 
     def _abandon(self) -> None:
-        while self._under_way:
-            self._under_way.popleft().keep()
+        self._finish()
         self.zero_grad()
         self._gathering.send_all_away()
 
@@ -258,7 +256,7 @@ class Zero(DataParallel):
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._refuse_changes()
-        local = [shard.names[index] for shard in self.shards for index in shard.filled]
+        local = [name for name, p in zip(self._names, self._params, strict=True) if raw_grad(p) is not None]
         check.step(optimizer, (*args, *kwargs.values()), local)
         for shard in self.shards:
             if shard.master is not None:
@@ -282,10 +280,7 @@ class Zero(DataParallel):
         increment_version(self._params)  # a graph of before must not go backward with the new weights
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget all gradients, also what was added up inside ``no_sync``. ``optimizer.zero_grad`` is the same.
-
-        Stage 1 keeps the memory of its buckets for the next backward pass.
-        """
+        """Forget all gradients, also what was added up inside ``no_sync``. ``optimizer.zero_grad`` is the same."""
         for shard in self.shards:
             shard.clear(set_to_none=set_to_none)
 
@@ -342,24 +337,16 @@ class Zero(DataParallel):
         """What this rank holds in buffers of its own, and what for, in the words of ``lab.memory``, which asks."""
         return (each for shard in self.all_shards for each in shard.tensors_by_kind())
 
+    def _signature(self) -> list[tuple[Any, ...]]:
+        return [(name, *rest) for name, _, *rest in super()._signature()]  # shapes come and go with the shards
+
     def _refuse_changes(self) -> None:
         if any(gradient_hooks.get(p) is not handle for p, handle in zip(self._params, self._handles, strict=True)):
             raise RuntimeError("module was wrapped again, and its gradients go to the last wrapper: use that one")
-        now = _identity(self.module)
-        if now != self._as_wrapped:
-            names = sorted({name for name, *_ in set(now) ^ set(self._as_wrapped)})
-            raise RuntimeError(
-                f"{', '.join(map(repr, names))} changed after the module was wrapped (frozen, unfrozen, replaced or "
-                "cast), and the shards know nothing of it. Change the module first, then wrap it"
-            )
+        super()._refuse_changes()
 
     def __deepcopy__(self, memo: Any) -> Any:
         raise TypeError("a Zero wrapper cannot be copied: save it with zero.save, or copy its module before")
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError("a Zero wrapper cannot be pickled: save it with zero.save")
-
-
-def _identity(module: nn.Module) -> list[tuple[Any, ...]]:
-    """What must stay as it was when the module was wrapped; shapes come and go with the shards."""
-    return [(name, p.dtype, p.requires_grad, id(p)) for name, p in module.named_parameters()]

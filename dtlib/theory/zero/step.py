@@ -96,10 +96,11 @@ def gathered_bytes(largest_module_bytes: float, *, prefetched: int = 1) -> float
     source="derived here",
     chapter="zero",
     equation=(
-        r"K + \begin{cases} A + 2\frac{N-1}{N}\,g\Phi & \text{stage } 1 \\"
-        r" \max(A, g\Psi/N) + c\,g\Phi & \text{stage } 2 \\"
-        r" \max(A, g\Psi/N) + c\,g\Phi + (1 + f)\,w\Phi + (w + g)\,\Omega & \text{stage } 3 \end{cases}"
-        r", \quad c = 2 + \tfrac{N-1}{N}"
+        r"K + \begin{cases} \max(A, g\Psi) + (1 + 2\rho)\,g\Phi & \text{stage } 1 \\"
+        r" \max(A', g\Psi/N) + c\,g\Phi & \text{stage } 2 \\"
+        r" \max(A', g\Psi/N) + c\,g\Phi + (1 + f)\,w\Phi + (w + g)\,\Omega & \text{stage } 3 \end{cases}"
+        r", \quad A' = \max\bigl(\tfrac{\Psi - \Phi}{\Psi} A, A - c\,g\Phi\bigr)"
+        r", \quad c = 2 + \rho, \quad \rho = \tfrac1N \lceil\tfrac{N-1}{4}\rceil"
     ),
 )
 def peak_bytes(
@@ -120,12 +121,13 @@ def peak_bytes(
 
     Early in the backward pass, when one unit's gradient is being reduced and the next one's is collected:
 
-    - K, what is kept all the time: `bytes_per_param` of the Ψ `num_params`, the gradient of stages 2 and 3 left out.
-    - A, the `work_bytes` of the passes at their fullest (activations, temporaries). As they are freed, the shards of
-      the gradient grow, so the larger of the two counts.
-    - c times the gradient of the largest unit or bucket of Φ `unit_params`: collected, under way, and room for what
-      arrives from N−1 ranks, 2 + (N−1)/N `copies` as `ranks.zero` has it; FSDP2 has 2 + 1/N. Stage 1 collects in place
-      and has room for two reductions.
+    - K, what is kept all the time: `bytes_per_param` of the Ψ `num_params`, the gradient left out.
+    - A, the `work_bytes` of the passes at their fullest (activations, temporaries). As they are freed, what is kept of
+      the gradient grows, so the larger of the two counts. At stages 2 and 3 the first unit's work is gone by then: A',
+      unless A alone is more than what comes after it.
+    - c times the gradient of the largest unit or bucket of Φ `unit_params`: new, under way, and room ρ for what arrives
+      at a time, a quarter of the N−1 other chunks: 2 + ⌈(N−1)/4⌉/N `copies` as `ranks.zero` has it; FSDP2 has 2 + 1/N.
+      Stage 1 keeps what is under way, and has room for two reductions.
     - stage 3: the unit whole, with the f `prefetched` next ones, and the Ω `outer_params` of no such unit, whole all
       along with their gradient.
 
@@ -139,11 +141,13 @@ def peak_bytes(
     amounts = {"num_params": num_params, "unit_params": unit_params, "work_bytes": work_bytes}
     for name, value in {**amounts, "outer_params": outer_params, "copies": copies or 0}.items():
         amount(name, value)
-    kept = num_params * bytes_per_param(n, stage, weights, gradients if stage == 1 else 0, optimizer)
-    unit, share = gradients * unit_params, (n - 1) / n
+    kept = num_params * bytes_per_param(n, stage, weights, 0, optimizer)
+    room = -(-(n - 1) // 4) / n
     if stage == 1:
-        return kept + work_bytes + 2 * share * unit
-    peak = kept + max(work_bytes, gradients * num_params / n) + (2 + share if copies is None else copies) * unit
+        return kept + max(work_bytes, gradients * num_params) + (1 + 2 * room) * gradients * unit_params
+    unit = (2 + room if copies is None else copies) * gradients * unit_params
+    work = max(work_bytes * (1 - unit_params / num_params), work_bytes - unit) if num_params else work_bytes
+    peak = kept + max(work, gradients * num_params / n) + unit
     if stage == 3:
         gathered = gathered_bytes(weights * unit_params, prefetched=prefetched)
         peak += gathered + (weights + gradients) * outer_params

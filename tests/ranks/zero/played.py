@@ -45,7 +45,8 @@ class Span:
 
     `event` is ``"begin"``, ``"forward"``, ``"forward done"``, ``"backward"`` or ``"backward done"`` of the unit `name`,
     ``"gradient"`` of the parameter `name`, ``"step"`` and ``"step done"``, or ``"end"``. A span
-    begins once the rank has done what it does at the event, as in ``lab.memory_spans``.
+    begins once the rank has done what it does at the event, as in ``lab.memory_spans``; at ``"backward"`` before, as
+    units are gathered once the unit that has just finished is gone.
     """
 
     event: str
@@ -61,8 +62,8 @@ class Rules:
     `width` bytes of a weight and of a gradient, `master_width` those of a master copy (0: none), `states` optimizer
     states of an element in the width of what the optimizer steps, `scalar_bytes` more for each piece of a parameter,
     `step_copies` of a piece that the optimizer computes with besides, and `step_kept` that it still has of the piece
-    before. `in_flight` reductions at once (0: 2 for stage 1,
-    else 1). `prefetch` and `reshard_after_forward` as in stage 3. `overlap` reduces during backward.
+    before. `in_flight` reductions at once (0: 2 for stage 1, else 1), in so many `parts`. `prefetch` and
+    `reshard_after_forward` as in stage 3. `overlap` reduces during backward.
     """
 
     width: int = 4
@@ -72,6 +73,7 @@ class Rules:
     step_copies: int = 2
     step_kept: int = 1
     in_flight: int = 0
+    parts: int = 4
     prefetch: int = 1
     reshard_after_forward: bool = True
     overlap: bool = True
@@ -100,15 +102,16 @@ def play(
     temporary bytes are looked at (``lab.memory_spans`` of the module alone, which needs no second rank). The rest
     follows from the rules:
 
-    - gradients are collected in their bucket's buffer, each as large as the bucket, made when the first one arrives;
-      the gradient itself goes when its event is over. A full bucket is reduced, with room for the (N−1) chunks that
-      arrive, as soon as no more than `in_flight` are under way: the older one is waited for first. Stages 2 and 3 then
-      keep the chunk that is this rank's, and free the buffer; stage 1 keeps the buffers for good.
+    - gradients stay where autograd puts them until their bucket is complete. It is then copied into a buffer, while
+      the gradients go, and reduced as soon as no more than `in_flight` are under way: the older one is waited for
+      first. What arrives from N−1 others comes in `parts`, with room for one of them, which end evenly over the
+      gradients of the bucket after it. Stages 2 and 3 then keep the chunk that is this rank's, and free the buffer;
+      stage 1 keeps the buffer.
     - stage 3 has a unit's weights whole from its forward (and backward) event on, with those of the `prefetch` units
       that come next, until its forward is done (and the gradients of its weights and of its inputs have arrived; where
       no input needs one, to the end of the pass).
-    - with `no_sync` the reduction waits for the last micro-batch, and buffers stay as long.
-    - sums of 16-bit chunks are taken in 32 bits: three such chunks more for a moment.
+    - with `no_sync` the reduction waits for the last micro-batch, and gradients stay as long.
+    - sums of 16-bit chunks are taken in 32 bits: one such chunk more while they are under way.
 
     The step begins with no gradients. Not played: quantised gathers, replicas, models of several dtypes. ``ValueError``
     for N below 1, a stage not 1, 2 or 3, a rank not below N, or a gradient that no bucket holds. Derived here.
@@ -124,33 +127,37 @@ def play(
     for i in range(whole("micro_batches", micro_batches, 1)):
         played.syncing = not no_sync or i == micro_batches - 1
         played.learn_order(steps)
-        for each in steps:
+        for each, after in zip(steps, [*steps[1:], steps[-1]], strict=True):
             if each.event != "begin" or i == 0:
-                played.at(each, last=i == micro_batches - 1)
+                played.at(each, after.event, last=i == micro_batches - 1)
     return played.spans
 
 
 class _Bucket:
     """A bucket on its way through a step: bytes on this rank."""
 
-    def __init__(self, bucket: Bucket, n: int, rank: int, width: int) -> None:
+    def __init__(self, bucket: Bucket, n: int, rank: int, width: int, parts: int) -> None:
         bounds = chunk_bounds(bucket.num_elements, n)
         start, stop = bounds[rank], bounds[rank + 1]
         self.bucket, self.full, self.own_elements = bucket, bucket.num_elements * width, stop - start
         self.own = self.own_elements * width
-        self.room = (n - 1) * self.own
+        rows = -(-(n - 1) // parts)
+        self.num_parts, self.parts_left = -(-(n - 1) // max(1, rows)), 0
+        self.stride = max(1, len(bucket.params) // max(1, min(parts, n - 1)))  # gradients from part to part
+        self.room, self.total = rows * self.own, 4 * self.own_elements if width == 2 and n > 1 else 0
         self.pieces, at = [], 0
         for position, elements in zip(bucket.positions, bucket.params.values(), strict=True):
             size = min(stop, at + elements) - max(start, at)
             self.pieces += [(position, size)] if size > 0 else []
             at += elements
-        self.missing, self.started, self.has_buffer, self.has_gradient = 0, False, False, False
+        self.missing, self.started, self.has_gradient = 0, False, False
+        self.raw: set[str] = set()  # gradients that lie where autograd has put them
 
 
 class _Rank:
     def __init__(self, buckets: Sequence[Bucket], n: int, stage: int, rank: int, rules: Rules) -> None:
         self.n, self.stage, self.rules = n, stage, rules
-        self.all = [_Bucket(each, n, rank, rules.width) for each in buckets]
+        self.all = [_Bucket(each, n, rank, rules.width, rules.parts) for each in buckets]
         self.trained = [each for each in self.all if not each.bucket.frozen]
         self.of = {name: each for each in self.trained for name in each.bucket.params}
         self.elements = {name: size for each in buckets for name, size in each.params.items()}
@@ -158,14 +165,16 @@ class _Rank:
         for each in self.all:
             self.units.setdefault(each.bucket.unit, []).append(each)
         self.whole: set[str] = set()  # units with full weights
+        self.awaited: str | None = None  # the unit whose backward pass begins once its output's gradient is done with
         self.under_way: deque[_Bucket] = deque()
+        self.fresh = ""  # the parameter whose gradient has just come
         self.running, self.syncing, self.next, self.spans = False, True, 0, list[Span]()
         pieces = sorted(piece for each in self.trained for piece in each.pieces)
         self.pieces = [size for _, size in pieces]
         optimizer = sum(self.pieces) * (rules.states * rules.stepped_width + rules.master_width)
         self.now = Held(
             weights=sum(each.own if stage >= 3 else each.full for each in self.all),
-            gradients=sum(each.full for each in self.trained) if stage == 1 else 0,
+            gradients=0,
             optimizer=optimizer + rules.scalar_bytes * len(pieces),
             activations=0,
             gathered_weights=0,
@@ -194,7 +203,7 @@ class _Rank:
         self.open = set(self.units)  # until the gradients of its inputs are there; where none needs one, to the end
         self.left = [each.name for each in passing if each.event == "forward done"]
 
-    def at(self, work: Any, *, last: bool) -> None:
+    def at(self, work: Any, following: str, *, last: bool) -> None:
         if work.event == "end":
             self.end_of_backward()
             self.work_holds(work.held)
@@ -207,14 +216,18 @@ class _Rank:
             self.before_forward(work.name)
         elif work.event == "forward done" and self.rules.reshard_after_forward and not self.running:
             self.send_away(work.name)
-        elif work.event == "backward":
-            self.before_backward(work.name)
         elif work.event == "backward done":
             self.open.discard(work.name)
             self.let_go(work.name)
         elif work.event == "gradient":
             self.gradient(work.name)
+            self.settle(self.of[work.name])
         self.cut(work.event, work.name)
+        if work.event == "backward":
+            self.awaited = work.name
+        if self.awaited is not None and following != "backward done":  # all have seen the gradient of this tensor
+            self.before_backward(self.awaited)
+            self.awaited = None
         more = {part: getattr(work.fullest, part) - getattr(work.held, part) for part in _WORK}
         self.look(**more)
 
@@ -253,15 +266,20 @@ class _Rank:
 
     def gradient(self, name: str) -> None:
         self.begin_backward()
-        each = self.of[name]
-        if not each.has_buffer and self.stage >= 2:
-            each.has_buffer = True
-            self.add(unsharded_gradients=each.full)
-        self.look(unsharded_gradients=self.elements[name] * self.rules.width)  # the gradient is there still
+        each, size = self.of[name], self.elements[name] * self.rules.width
+        self.look(temporary=size)  # it comes beside what it is added to
+        if name not in each.raw:
+            each.raw.add(name)
+            self.add(temporary=size)  # until the event is over
+            self.fresh = name
         each.missing -= 1
+        if not each.missing:
+            self.let_go(each.bucket.unit)
+        if self.syncing and self.rules.overlap and each.missing % each.stride == 0:
+            for older in self.under_way:
+                self.advance(older)
         if each.missing:
             return
-        self.let_go(each.bucket.unit)
         if not (self.syncing and self.rules.overlap):
             return
         if self.stage >= 3:
@@ -279,22 +297,38 @@ class _Rank:
         each.started = True
         while len(self.under_way) >= (self.rules.in_flight or (2 if self.stage == 1 else 1)):
             self.finish()
-        self.add(exchange=each.room)
-        self.under_way.append(each)
+        self.settle(each)
+        self.add(unsharded_gradients=each.full)
         self.look()
+        raw = sum(self.elements[name] for name in each.raw) * self.rules.width
+        self.add(unsharded_gradients=-raw, exchange=each.room + each.total)
+        self.look()
+        each.raw.clear()
+        each.parts_left = each.num_parts
+        self.under_way.append(each)
+
+    def settle(self, each: _Bucket) -> None:
+        """What has just come is known to be a gradient."""
+        if self.fresh in each.raw:
+            size = self.elements[self.fresh] * self.rules.width
+            self.add(temporary=-size, unsharded_gradients=size)
+            self.fresh = ""
+
+    def advance(self, each: _Bucket) -> None:
+        """Another part has arrived."""
+        each.parts_left -= 1
+        if each.parts_left == 0:
+            self.add(exchange=-each.room - each.total)
 
     def finish(self) -> None:
         each = self.under_way.popleft()
-        if self.n > 1 and self.rules.width == 2:
-            self.look(temporary=3 * 4 * each.own_elements)
-        self.add(exchange=-each.room)
-        if self.stage >= 2:
-            if not each.has_gradient:
-                each.has_gradient = True
-                self.add(gradients=each.own)
-                self.look()
-            each.has_buffer = False
-            self.add(unsharded_gradients=-each.full)
+        while each.parts_left > 0:
+            self.advance(each)
+        if not each.has_gradient:
+            each.has_gradient = True
+            self.add(gradients=each.own if self.stage >= 2 else each.full)
+            self.look(unsharded_gradients=0 if self.stage >= 2 else -each.full)  # stage 1 keeps the buffer itself
+        self.add(unsharded_gradients=-each.full)
 
     def end_of_backward(self) -> None:
         self.running = False

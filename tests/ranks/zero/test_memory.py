@@ -49,8 +49,8 @@ def watch(stage, steps=2, **options):
 
 def test_stage_2_frees_gradients_while_the_backward_pass_runs():
     for seen in lab.run(lambda: watch(STAGES[2], bucket_bytes=LAYER, first_bucket_bytes=None), N):
-        # a bucket that fills, one under way with room for what arrives, the gradient of one weight, and the shards
-        most = LAYER + LAYER * (1 + (N - 1) / N) + LAYER + LAYERS * LAYER / N
+        # new gradients of a bucket, one under way with room for a chunk that arrives, and the shards
+        most = LAYER + LAYER * (1 + 1 / N) + LAYERS * LAYER / N
         assert LAYER < seen["backward"] <= most + SLACK
         assert seen["backward"] < LAYERS * LAYER, "a full gradient"
 
@@ -65,7 +65,7 @@ def test_stage_3_has_one_unit_and_those_on_their_way(prefetch):
     for seen in lab.run(lambda: watch(STAGES[3], prefetch=prefetch), N):
         gathered = (1 + prefetch) * LAYER
         assert gathered <= seen["forward"] <= gathered + SLACK
-        most = gathered + LAYER + LAYER * (1 + (N - 1) / N) + LAYER + LAYERS * LAYER / N
+        most = gathered + LAYER + LAYER * (1 + 1 / N) + LAYERS * LAYER / N
         assert gathered <= seen["backward"] <= most + SLACK
 
 

@@ -95,7 +95,7 @@ def test_a_wasteful_one_is_not_within_two_percent(name):
 
     class Hoards(zero.Shard):
         def keep(self):
-            self.__dict__.setdefault("hoard", []).append(self.buffer)
+            self.__dict__.setdefault("hoard", []).append(self.sent)
             super().keep()
 
     class KeepsGradients(zero.Zero):
@@ -107,9 +107,9 @@ def test_a_wasteful_one_is_not_within_two_percent(name):
 
     class Views(zero.Shard):
         def keep(self):
-            buffer = self.buffer
+            sent = self.sent
             super().keep()
-            self.grad = buffer[self.own]  # a view: the whole buffer stays
+            self.grad = sent[self.own]  # a view: the whole buffer stays
 
     class AllReduces(zero.Zero):
         shard_type = Views

@@ -86,11 +86,12 @@ class Whole(zero.Shard):
         return super()._pieces()
 
     def reduce(self):
-        self._open_buffer()
-        for index in self.params.keys() - self.filled:
-            self.view(self.buffer, index).zero_()
-        dist.all_reduce(self.buffer)
-        self._room = self.buffer.new_empty(0)
+        super().reduce()
+        self._scattering = iter(())
+        dist.all_reduce(self.sent)
+
+    def advance(self):
+        pass
 
 
 class ReplicatedStates(zero.Zero):
@@ -110,7 +111,7 @@ class ReplicatedStates(zero.Zero):
 
 class Hoards(zero.Shard):
     def keep(self):
-        self.kept = self.buffer
+        self.kept = self.sent
         super().keep()
 
 
@@ -119,9 +120,9 @@ class GradientsNeverFreed(zero.Zero):
 
 
 class KeepsGradients(zero.Shard):
-    def collect(self, index, gradient):
-        self.__dict__.setdefault("hoard", {})[index] = gradient
-        super().collect(index, gradient)
+    def reduce(self):
+        self.hoard = {index: parameter.grad for index, parameter in self.params.items()}
+        super().reduce()
 
     def gradient_of(self, index):
         return self.hoard.get(index)
@@ -133,8 +134,7 @@ class GradientsOfTheModuleNeverFreed(zero.Zero):
 
 class ReducesAll(zero.Shard):
     def reduce(self):
-        self._open_buffer()
-        rest = self.buffer.clone()
+        rest = self.full.new_zeros(self.num_elements)
         super().reduce()
         dist.all_reduce(rest)
 
@@ -166,16 +166,12 @@ class SyncInsideNoSync(zero.Zero):
         return nullcontext()
 
 
-class Forgetful(zero.Shard):
+class LocalPartForgotten(zero.Zero):
     """The second micro-batch takes the place of the first."""
 
-    def collect(self, index, gradient):
-        self.filled.discard(index)
-        super().collect(index, gradient)
-
-
-class LocalPartForgotten(zero.Zero):
-    shard_type = Forgetful
+    def forward(self, *args):
+        self.module.zero_grad()
+        return super().forward(*args)
 
 
 class Hides(zero.Shard):
