@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ from torch import nn
 from torch.testing import assert_close
 
 from dtlib import lab
-from dtlib.ranks import dp, tp
+from dtlib.ranks import activations, dp, tp
+from dtlib.ranks.mesh import Mesh
 from dtlib.ranks.model import GPT, MLP
 from dtlib.ranks.tp import blocks, gpt, linear, vocabulary
 
@@ -59,8 +61,6 @@ def test_beside_data_parallelism_it_is_one_process_on_both_batches():
     case = CASES["gpt"]
 
     def on_a_rank():
-        from dtlib.ranks.mesh import Mesh
-
         mesh = Mesh({"dp": 2, "tp": 2})
         replica = mesh.coordinates()["dp"]
         model = tp.parallelize(GPT(case.config, seed=dist.get_rank()), mesh.group("tp"))
@@ -221,8 +221,6 @@ def test_the_judge_refuses(name):
 
 def masks(wrong):
     """In a rank: the masks of dropout of two forward passes, on what all ranks have and on what each has of its own."""
-    from dataclasses import replace
-
     torch.manual_seed(dist.get_rank())  # dice of its own, which only `parallelize` makes common
     config = replace(GPT_CONFIG, dropout=0.3, written_out=True)
     real, everywhere, own = torch.native_dropout, [], []
@@ -258,6 +256,22 @@ def check_dice(wrong, t=3):
 
 def test_dropout_throws_common_dice_where_tensors_are_common_and_own_ones_elsewhere():
     check_dice(right)
+
+
+def test_what_is_computed_again_throws_the_same_dice():
+    config = replace(GPT_CONFIG, dropout=0.3)
+
+    def on_a_rank():
+        gradients = []
+        for what in ("none", "selective", "full"):
+            torch.manual_seed(dist.get_rank())
+            model = activations.recompute(tp.parallelize(GPT(config)), what)
+            tokens, targets = (each[0] for each in data(CASES["gpt"], 0, 0))
+            tp.next_token_loss(model(tokens), targets, vocab=config.vocab).backward()
+            gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
+        return [torch.equal(gradients[0], each) for each in gradients]
+
+    assert lab.run(on_a_rank, 2) == [[True] * 3] * 2
 
 
 @contextmanager
