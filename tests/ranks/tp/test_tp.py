@@ -16,7 +16,7 @@ from torch.testing import assert_close
 from dtlib import lab
 from dtlib.ranks import activations, dp, tp
 from dtlib.ranks.mesh import Mesh
-from dtlib.ranks.model import GPT, MLP
+from dtlib.ranks.model import GPT, MLP, next_token_loss
 from dtlib.ranks.tp import blocks, gpt, linear, vocabulary
 
 from .judge import CASES, CLOSE, GPT_CONFIG, Parted, data, fits, judge, one_process, patched, right, train
@@ -52,6 +52,25 @@ def test_a_checkpoint_is_loaded_at_another_number_of_ranks(before, after):
     for rank in lab.run(on_a_rank, after, args=(range(1, 3), first)):
         for what in ("weights", "exp_avg", "exp_avg_sq"):
             assert_close(rank[what], oracle[what], **CLOSE)
+
+
+def test_a_model_is_split_before_it_has_memory():
+    case = CASES["llama"]
+    whole = GPT(case.config, seed=4)
+    tokens, targets = (each[0] for each in data(case, 0, 0))
+
+    def on_a_rank():
+        with torch.device("meta"):
+            model = GPT(case.config)
+        tp.parallelize(model).to_empty(device="cpu")
+        tp.load_state_dict(model, whole.state_dict())
+        loss = tp.next_token_loss(model(tokens), targets, vocab=case.config.vocab)
+        return loss.item(), sum(parameter.nbytes for parameter in model.parameters())
+
+    full_bytes = sum(parameter.nbytes for parameter in whole.parameters())
+    for loss, own_bytes in lab.run(on_a_rank, 3):
+        assert_close(loss, next_token_loss(whole(tokens), targets).item(), **CLOSE)
+        assert own_bytes < full_bytes / 2
 
 
 # --- under data parallelism ----------------------------------------------------------------------------------------
