@@ -70,11 +70,13 @@ class SimpleMLP(nn.Module):
     | `down`, bias | (h, f), h | (h, f/t), h |
 
     A column of `up` is one entry of the f in the middle, and the GELU takes each by itself: so ranks meet only where
-    `down` adds them up. Its bias is added once, after the sum.
+    `down` adds them up. Its bias is added once, after the sum. ``ValueError`` for an MLP with SwiGLU or without biases.
     """
 
     def __init__(self, mlp: MLP, group: Group = None) -> None:
         super().__init__()
+        if mlp.swiglu or mlp.up.bias is None:
+            raise ValueError("mlp must have a GELU and biases here; ParallelMLP splits the others too")
         self.group, t, rank = group, dist.get_world_size(group), dist.get_rank(group)
         self.up_fh = nn.Parameter(mlp.up.weight.detach().tensor_split(t)[rank].clone())
         self.up_bias_f = nn.Parameter(mlp.up.bias.detach().tensor_split(t)[rank].clone())
