@@ -42,6 +42,7 @@ _NAMES = {
     "irecv": "recv",
     "monitored_barrier": "barrier",
 }
+_SENDS_NOTHING = ("wait_tensor", "_wrap_tensor_autograd")
 _NAMESPACES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor")
 
 
@@ -107,7 +108,7 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         namespace, _, name = func.name().partition("::")
         name = name.split(".")[0]
-        if namespace not in _NAMESPACES or name == "wait_tensor":
+        if namespace not in _NAMESPACES or name in _SENDS_NOTHING:
             return func(*args, **kwargs)
         result = func(*args, **kwargs)
         full_bytes = max(map(_num_bytes, (*args, *kwargs.values(), result)))

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed import _functional_collectives as funcol
 
 from dtlib import lab
 from dtlib.lab.record import Message, Messages, count_steps
@@ -75,3 +76,13 @@ def test_rounds_by_hand(records, steps):
 def test_a_message_from_nowhere_is_named():
     with pytest.raises(ValueError, match="must hold every rank's messages"):
         count_steps([_log(0, (RECEIVED, 1)), _log(1)])
+
+
+def test_a_functional_collective_is_counted_once():
+    def on_a_rank():
+        with lab.SendCounter() as seen:
+            total = funcol.all_reduce(torch.ones(3), "sum", dist.group.WORLD)
+            total = total + 1  # which waits for it
+        return seen.collectives, total.tolist()
+
+    assert lab.run(on_a_rank, 2) == [(["all_reduce"], [3.0] * 3)] * 2

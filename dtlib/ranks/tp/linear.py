@@ -1,0 +1,155 @@
+"""Linear layers that are split over the ranks of a group, with their communication behind their products.
+
+Shapes: b sequences, s positions, n = b·s tokens, i inputs and o outputs of the whole layer, t ranks. What a rank has of
+it is written as if t divided it; it need not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dtlib.ranks.mesh import Group
+from dtlib.ranks.shared.split import Ranges, Split, SplitModule, evenly
+from dtlib.theory.valid import whole
+
+
+class ColumnParallelLinear(SplitModule):
+    """This rank's outputs of `linear`, which must be the same on all ranks of `group`: columns of Wᵀ are outputs.
+
+    | | whole | this rank |
+    |---|---|---|
+    | input x | (b, s, i) | (b, s, i) |
+    | weight W, bias | (o, i), o | (o/t, i), o/t |
+    | output y | (b, s, o) | (b, s, o/t) |
+
+    - forward: y_r = x W_rᵀ + bias_r, nothing sent;
+    - input gradient: Σ over the ranks of dy_r W_r, an all-reduce of b·s·i elements, behind the next line;
+    - weight gradient: dW_r = dy_rᵀ x, nothing sent.
+
+    For the backward pass it keeps x. `rows` are each rank's outputs, by default even slices. The last `shared_rows` of
+    this rank's are on all ranks of `sharers` too, so their gradients are summed over them. ``ValueError`` where there
+    are fewer outputs than ranks. Source: Shoeybi et al. 2019, arXiv 1909.08053, section 3.
+    """
+
+    def __init__(
+        self,
+        linear: nn.Linear,
+        group: Group = None,
+        *,
+        rows: tuple[Ranges, ...] | None = None,
+        shared_rows: int = 0,
+        sharers: Group = None,
+    ) -> None:
+        super().__init__()
+        self.group, self.splits = group, {}
+        self.shared_rows, self.sharers = shared_rows, sharers
+        rows = evenly("out_features", linear.out_features, dist.get_world_size(group)) if rows is None else rows
+        self.take("weight", linear.weight, Split(0, rows))
+        self.take("bias", linear.bias, Split(0, rows))
+
+    def forward(self, x_bsi: Tensor) -> Tensor:
+        """This rank's outputs (b, s, o/t)."""
+        return _Column.apply(x_bsi, self.weight, self.bias, self)
+
+
+class RowParallelLinear(SplitModule):
+    """`linear`, the same on all ranks of `group`, of inputs that lie on different ranks: rows of Wᵀ are inputs.
+
+    | | whole | this rank |
+    |---|---|---|
+    | input x | (b, s, i) | (b, s, i/t) |
+    | weight W, bias | (o, i), o | (o, i/t), o |
+    | output y | (b, s, o) | (b, s, o) |
+
+    - forward: y = Σ over the ranks of x_r W_rᵀ, an all-reduce of b·s·o elements, then + bias, once;
+    - input gradient: dx_r = dy W_r, nothing sent;
+    - weight gradient: dW_r = dyᵀ x_r, nothing sent; that of the bias is the same on all ranks.
+
+    For the backward pass it keeps x_r. The product is cut into `chunks` of tokens: one is summed while the next is
+    computed (1: nothing overlaps). `columns` are each rank's inputs, by default even slices. ``ValueError`` for fewer
+    inputs than ranks, or chunks below 1. Source: Shoeybi et al. 2019, arXiv 1909.08053, section 3.
+    """
+
+    def __init__(
+        self, linear: nn.Linear, group: Group = None, *, columns: tuple[Ranges, ...] | None = None, chunks: int = 1
+    ) -> None:
+        super().__init__()
+        t = dist.get_world_size(group)
+        columns = evenly("in_features", linear.in_features, t) if columns is None else columns
+        self.group, self.splits, self.chunks = group, {}, whole("chunks", chunks, 1)
+        self.take("weight", linear.weight, Split(1, columns))
+        self.bias = linear.bias
+
+    def forward(self, x_bsi: Tensor) -> Tensor:
+        """All outputs (b, s, o), on every rank."""
+        return _Row.apply(x_bsi, self.weight, self.bias, self)
+
+
+def _start_sum(tensor: Tensor, group: Group) -> list[Any]:
+    """Begin to sum `tensor` over the ranks of `group`, in place, and say what to wait for: all that the layers send.
+
+    Activations that lie split between the layers (sequence parallelism) would have a reduce-scatter here, and an
+    all-gather at the other end of the pair.
+    """
+    return [] if dist.get_world_size(group) == 1 else [dist.all_reduce(tensor, group=group, async_op=True)]
+
+
+class _Column(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        context: Any, x_bsi: Tensor, w_oi: Tensor, bias_o: Tensor | None, layer: ColumnParallelLinear
+    ) -> Tensor:
+        needs_x, needs_w, *_ = context.needs_input_grad
+        context.layer = layer
+        context.save_for_backward(x_bsi if needs_w else None, w_oi if needs_x else None)
+        return F.linear(x_bsi, w_oi, bias_o)
+
+    @staticmethod
+    def backward(context: Any, dy_bso: Tensor) -> Any:
+        (x_bsi, w_oi), layer, dx_bsi, sums = context.saved_tensors, context.layer, None, []
+        dy_no = dy_bso.flatten(0, -2)
+        if context.needs_input_grad[0]:
+            dx_ni = dy_no @ w_oi
+            sums += _start_sum(dx_ni, layer.group)
+            dx_bsi = dx_ni.unflatten(0, dy_bso.shape[:-1])
+        dw_oi, dbias_o = _weight_gradients(context, dy_no, x_bsi)
+        if layer.shared_rows:
+            for each in (dw_oi, dbias_o):
+                sums += [] if each is None else _start_sum(each[-layer.shared_rows :], layer.sharers)
+        for work in sums:
+            work.wait()
+        return dx_bsi, dw_oi, dbias_o, None
+
+
+class _Row(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x_bsi: Tensor, w_oi: Tensor, bias_o: Tensor | None, layer: RowParallelLinear) -> Tensor:
+        needs_x, needs_w, *_ = context.needs_input_grad
+        context.save_for_backward(x_bsi if needs_w else None, w_oi if needs_x else None)
+        x_ni, sums = x_bsi.flatten(0, -2), []
+        y_no = x_ni.new_empty(len(x_ni), len(w_oi))
+        size = max(1, -(-len(x_ni) // layer.chunks))
+        for x_ci, y_co in zip(x_ni.split(size), y_no.split(size), strict=True):
+            torch.mm(x_ci, w_oi.t(), out=y_co)
+            sums += _start_sum(y_co, layer.group)
+        for work in sums:
+            work.wait()
+        if bias_o is not None:
+            y_no += bias_o
+        return y_no.unflatten(0, x_bsi.shape[:-1])
+
+    @staticmethod
+    def backward(context: Any, dy_bso: Tensor) -> Any:
+        x_bsi, w_oi = context.saved_tensors
+        dx_bsi = dy_bso @ w_oi if context.needs_input_grad[0] else None
+        return dx_bsi, *_weight_gradients(context, dy_bso.flatten(0, -2), x_bsi), None
+
+
+def _weight_gradients(context: Any, dy_no: Tensor, x_bsi: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    dw_oi = None if x_bsi is None else dy_no.t() @ x_bsi.flatten(0, -2)
+    return dw_oi, dy_no.sum(0) if context.needs_input_grad[2] else None
