@@ -79,11 +79,15 @@ def recompute(model: GPT, what: str = "full", *, every: int = 1, restore_rng: bo
         layers: Sequence[Layer] = list(model.blocks)
         if not 1 <= every <= len(layers):
             raise ValueError(f"every must be from 1 to num_layers={len(layers)}, not {every}")
-        model.__dict__["run_blocks"] = partial(through, layers, every=every, restore_rng=restore_rng)
+        model.__dict__["run_blocks"] = partial(_blocks, layers, every=every, restore_rng=restore_rng)
     elif what == "selective":
         for attention in attentions:
             attention.__dict__["core"] = partial(checkpoint, attention.core, restore_rng=restore_rng)
     return model
+
+
+def _blocks(layers: Sequence[Layer], x: Any, *, every: int, restore_rng: bool, **where: Any) -> Any:
+    return through([partial(layer, **where) for layer in layers], x, every=every, restore_rng=restore_rng)
 
 
 def _chain(layers: Sequence[Layer], x: Any) -> Any:

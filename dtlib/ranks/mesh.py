@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import product
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch.distributed as dist
 
 from dtlib.theory.valid import rank_of, whole
+
+Group: TypeAlias = dist.ProcessGroup | None
+"""A process group; None means all ranks."""
 
 
 class Mesh:

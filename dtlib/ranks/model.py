@@ -1,19 +1,23 @@
 """The one tiny GPT that every chapter trains, and the text it reads.
 
-Shapes are written as suffixes: ``b`` sequences in the batch, ``s`` positions, ``h`` hidden, ``a`` heads,
-``d`` = h/a entries of one head, ``v`` vocabulary. ``x_bsh`` has shape (b, s, h).
+Shapes are written as suffixes: ``b`` sequences in the batch, ``s`` positions, ``h`` hidden, ``a`` heads, ``g`` heads
+of keys and values, ``d`` = h/a entries of one head, ``f`` width of the MLP, ``v`` vocabulary. ``x_bsh`` has shape
+(b, s, h).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from importlib import resources
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from dtlib.theory.valid import whole
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,11 @@ class GPTConfig:
     `tied` shares one matrix between the embedding and the head. `dropout` is a probability (0 by default,
     because a parallel run can only equal a single process where no dice are thrown). With `written_out` attention and
     dropout are written out instead of left to torch: the attention matrix is in memory, in the model's own dtype, and
-    a dropout mask has one byte an entry, as papers count them. ``ValueError`` for sizes that do not fit.
+    a dropout mask has one byte an entry, as papers count them.
+
+    What makes a Llama of it: `num_kv_heads` heads of keys and values, each shared by as many heads of queries (None: as
+    many as these), `rms_norm`, `swiglu` (an MLP with a gate of its own), `rotary` positions, and no `biases` in the
+    linear layers. ``ValueError`` for sizes that do not fit.
     """
 
     num_layers: int = 2
@@ -37,6 +45,11 @@ class GPTConfig:
     dropout: float = 0.0
     dtype: torch.dtype = torch.float32
     written_out: bool = False
+    num_kv_heads: int | None = None
+    rms_norm: bool = False
+    swiglu: bool = False
+    rotary: bool = False
+    biases: bool = True
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -45,16 +58,31 @@ class GPTConfig:
                 raise ValueError(f"{field.name} must be a whole number of at least 1, not {value!r}")
         if self.hidden % self.num_heads:
             raise ValueError(f"hidden must be a multiple of num_heads={self.num_heads}, not {self.hidden}")
+        if self.num_heads % whole("num_kv_heads", self.kv_heads, 1):
+            raise ValueError(f"num_kv_heads must divide num_heads={self.num_heads}, and {self.num_kv_heads} does not")
+        if self.rotary and self.hidden // self.num_heads % 2:
+            raise ValueError(
+                "rotary must be False, or hidden / num_heads even, as it turns pairs of entries; "
+                f"{self.hidden} / {self.num_heads} is odd"
+            )
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be at least 0 and below 1, not {self.dropout!r}")
 
     @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values: `num_kv_heads`, or as many as of queries."""
+        return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+
+    @property
     def num_params(self) -> int:
-        """Ψ, counted from the sizes: 12 l h² + 13 l h + 2 h + (V + s) h for a tied head and `mlp_ratio` 4."""
-        h, m = self.hidden, self.mlp_ratio
-        block = (4 + 2 * m) * h * h + (9 + m) * h
-        embeddings = ((1 if self.tied else 2) * self.vocab + self.seq) * h
-        return self.num_layers * block + 2 * h + embeddings
+        """Ψ, counted from the sizes: 12 l h² + 13 l h + 2 h + (V + s) h for a tied head, `mlp_ratio` 4 and a GPT."""
+        h, f, firsts = self.hidden, self.mlp_ratio * self.hidden, 2 if self.swiglu else 1
+        qkv, norm = h + 2 * h // self.num_heads * self.kv_heads, h if self.rms_norm else 2 * h
+        block = (qkv + h + (firsts + 1) * f) * h + 2 * norm
+        if self.biases:
+            block += qkv + h + firsts * f + h
+        embeddings = ((1 if self.tied else 2) * self.vocab + (0 if self.rotary else self.seq)) * h
+        return self.num_layers * block + norm + embeddings
 
 
 #: `tiny` trains in seconds on one core; `25m` (25.3 million parameters) is what the benchmarks time.
@@ -86,51 +114,149 @@ class ByteDropout(nn.Module):
         return torch.native_dropout(x, self.p, True)[0] if self.p and self.training else x
 
 
+class RMSNorm(nn.Module):
+    """x / √(mean of x² + ε) · weight, over the last dimension: a norm without a mean and without a bias.
+
+    It keeps its input and one number a token, in its own dtype, as a fused kernel does; ``nn.RMSNorm`` on a CPU keeps
+    more. Source: Zhang and Sennrich 2019, arXiv 1910.07467.
+    """
+
+    def __init__(self, hidden: int, *, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(hidden, dtype=dtype))
+
+    def forward(self, x_bsh: Tensor) -> Tensor:
+        """Each token scaled to a root mean square of 1, then by the weight; the same shape."""
+        return _RMSNorm.apply(x_bsh, self.weight)
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x_bsh: Tensor, weight_h: Tensor) -> Tensor:
+        scale_bs1 = x_bsh.square().mean(-1, keepdim=True).add_(1e-5).rsqrt_()
+        context.save_for_backward(x_bsh, weight_h, scale_bs1)
+        return (x_bsh * scale_bs1).mul_(weight_h)
+
+    @staticmethod
+    def backward(context: Any, gradient_bsh: Tensor) -> Any:
+        x_bsh, weight_h, scale_bs1 = context.saved_tensors
+        normed_bsh = x_bsh * scale_bs1
+        along_bsh = gradient_bsh * weight_h
+        # The scale grows as the entries shrink: what lies along the normed input has no effect.
+        back_bsh = along_bsh - normed_bsh * (along_bsh * normed_bsh).mean(-1, keepdim=True)
+        return back_bsh.mul_(scale_bs1), (gradient_bsh * normed_bsh).flatten(0, -2).sum(0)
+
+
+def rotate(x_bsnd: Tensor, offset: int | Tensor = 0) -> Tensor:
+    """Turn each pair of entries (i, i + d/2) by (position · 10000^(−2i/d)) radians; the position of column j is j +
+    `offset`, a number or one for each column. The scores of two positions then depend on their distance alone.
+
+    Keeps nothing of its own for the backward pass, which turns back. Source: Su et al. 2021, arXiv 2104.09864.
+    """
+    return _Rotation.apply(x_bsnd, offset)
+
+
+class _Rotation(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x_bsnd: Tensor, offset: int | Tensor) -> Tensor:
+        context.offset = offset
+        return _turned(x_bsnd, offset, 1)
+
+    @staticmethod
+    def backward(context: Any, gradient_bsnd: Tensor) -> Any:
+        return _turned(gradient_bsnd, context.offset, -1), None
+
+
+def _turned(x_bsnd: Tensor, offset: int | Tensor, sign: int) -> Tensor:
+    _, s, _, d = x_bsnd.shape
+    positions_s = (torch.arange(s, device=x_bsnd.device) + offset).double()
+    frequencies_d = 10000 ** -(torch.arange(0, d, 2, dtype=torch.float64, device=x_bsnd.device) / d)
+    angles_s1d = positions_s[:, None, None] * frequencies_d
+    cos_s1d, sin_s1d = angles_s1d.cos().to(x_bsnd.dtype), angles_s1d.sin().mul(sign).to(x_bsnd.dtype)
+    first_bsnd, second_bsnd = x_bsnd.chunk(2, -1)
+    turned = (first_bsnd * cos_s1d - second_bsnd * sin_s1d, first_bsnd * sin_s1d + second_bsnd * cos_s1d)
+    return torch.cat(turned, -1)
+
+
 class Attention(nn.Module):
-    """Causal self-attention. `qkv` lies head by head (a, 3, d): a slice of rows is a slice of heads."""
+    """Causal self-attention. `qkv` lies group by group (g, a/g + 2, d): the heads of queries that share a head of keys
+    and values, that key, that value. Without sharing that is head by head (a, 3, d): a slice of rows is a slice of
+    heads."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.num_heads, self.dropout, self.written_out = config.num_heads, config.dropout, config.written_out
-        self.qkv = nn.Linear(config.hidden, 3 * config.hidden, dtype=config.dtype)
-        self.out = nn.Linear(config.hidden, config.hidden, dtype=config.dtype)
+        self.num_kv_heads, self.rotary = config.kv_heads, config.rotary
+        linear = partial(nn.Linear, bias=config.biases, dtype=config.dtype)
+        self.qkv = linear(config.hidden, config.hidden + 2 * config.hidden // config.num_heads * config.kv_heads)
+        self.out = linear(config.hidden, config.hidden)
 
-    def forward(self, x_bsh: Tensor) -> Tensor:
-        """Mix the positions of `x_bsh`, each seeing itself and what came before; returns the same shape."""
-        qkv_bsa3d = self.qkv(x_bsh).unflatten(-1, (self.num_heads, 3, -1))
-        y_basd = self.core(*qkv_bsa3d.permute(3, 0, 2, 1, 4))
+    def forward(self, x_bsh: Tensor, offset: int | Tensor = 0) -> Tensor:
+        """Mix the positions of `x_bsh`, each seeing itself and what came before; returns the same shape. Rotary
+        positions begin at `offset`."""
+        shared = self.num_heads // self.num_kv_heads
+        qkv_bsgnd = self.qkv(x_bsh).unflatten(-1, (self.num_kv_heads, shared + 2, -1))
+        q_bsgnd, k_bsgd, v_bsgd = qkv_bsgnd[..., :shared, :], qkv_bsgnd[..., shared, :], qkv_bsgnd[..., shared + 1, :]
+        q_bsad = q_bsgnd.flatten(2, 3)
+        if self.rotary:
+            q_bsad, k_bsgd = rotate(q_bsad, offset), rotate(k_bsgd, offset)
+            v_bsgd = v_bsgd.clone(memory_format=torch.contiguous_format)  # a view would keep what was turned, too
+        y_basd = self.core(q_bsad.transpose(1, 2), k_bsgd.transpose(1, 2), v_bsgd.transpose(1, 2))
         return self.out(y_basd.transpose(1, 2).flatten(2))
 
-    def core(self, q_basd: Tensor, k_basd: Tensor, v_basd: Tensor) -> Tensor:
+    def core(self, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor) -> Tensor:
         """Queries, keys and values to weighted values (b, a, s, d): all of attention that has no weights."""
-        dropout = self.dropout if self.training else 0.0
-        if self.written_out:
-            return attention_matrix(q_basd, k_basd, dropout) @ v_basd
-        return F.scaled_dot_product_attention(q_basd, k_basd, v_basd, dropout_p=dropout, is_causal=True)
+        dropout, shared = self.dropout if self.training else 0.0, self.num_heads // self.num_kv_heads
+        if not self.written_out:
+            return F.scaled_dot_product_attention(
+                q_basd, k_bgsd, v_bgsd, dropout_p=dropout, is_causal=True, enable_gqa=shared > 1
+            )
+        if shared == 1:
+            return attention_matrix(q_basd, k_bgsd, dropout) @ v_bgsd
+        # The queries that share a key are rows of one product; no key and no value is repeated.
+        q_bgnd, k_bgsd, v_bgsd = (
+            q_basd.unflatten(1, (-1, shared)).flatten(2, 3),
+            k_bgsd.contiguous(),
+            v_bgsd.contiguous(),
+        )
+        y_bgnd = attention_matrix(q_bgnd, k_bgsd, dropout) @ v_bgsd
+        return y_bgnd.unflatten(2, (shared, -1)).flatten(1, 2)
 
 
-def attention_matrix(q_basd: Tensor, k_basd: Tensor, dropout: float = 0.0) -> Tensor:
-    """How much each position looks at itself and at those before: (b, a, s, s), rows that add up to 1 before dropout.
+def attention_matrix(q_bgnd: Tensor, k_bgsd: Tensor, dropout: float = 0.0) -> Tensor:
+    """How much each position looks at itself and at those before: (b, g, n, s), rows that add up to 1 before dropout.
+    The n rows are the s positions, once for each head of queries that shares the keys.
 
     The scores are scaled and masked in place, so for the backward pass it keeps queries and keys, its own result and,
     with `dropout`, a mask of one byte an entry and the result before dropout.
     """
-    future_ss = torch.full((q_basd.shape[2],) * 2, -torch.inf, dtype=q_basd.dtype, device=q_basd.device).triu_(1)
-    scores_bass = q_basd @ k_basd.transpose(2, 3)
-    matrix_bass = scores_bass.mul_(q_basd.shape[3] ** -0.5).add_(future_ss).softmax(-1)
-    return torch.native_dropout(matrix_bass, dropout, True)[0] if dropout else matrix_bass
+    s = k_bgsd.shape[2]
+    future_ss = torch.full((s, s), -torch.inf, dtype=q_bgnd.dtype, device=q_bgnd.device).triu_(1)
+    future_ns = future_ss.repeat(q_bgnd.shape[2] // s, 1)
+    scores_bgns = q_bgnd @ k_bgsd.transpose(2, 3)
+    matrix_bgns = scores_bgns.mul_(q_bgnd.shape[3] ** -0.5).add_(future_ns).softmax(-1)
+    return torch.native_dropout(matrix_bgns, dropout, True)[0] if dropout else matrix_bgns
 
 
 class MLP(nn.Module):
-    """Two matrices with a GELU between them, on each position alone."""
+    """Two matrices with a GELU between them, on each position alone.
+
+    With `swiglu` the first gives twice the width, and the SiLU of one half (the gate: its first rows) multiplies the
+    other. Source: Shazeer 2020, arXiv 2002.05202.
+    """
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.up = nn.Linear(config.hidden, config.mlp_ratio * config.hidden, dtype=config.dtype)
-        self.down = nn.Linear(config.mlp_ratio * config.hidden, config.hidden, dtype=config.dtype)
+        width, self.swiglu = config.mlp_ratio * config.hidden, config.swiglu
+        linear = partial(nn.Linear, bias=config.biases, dtype=config.dtype)
+        self.up = linear(config.hidden, (2 if config.swiglu else 1) * width)
+        self.down = linear(width, config.hidden)
 
     def forward(self, x_bsh: Tensor) -> Tensor:
         """Widen, bend, narrow: (b, s, h) to (b, s, h)."""
+        if self.swiglu:
+            gate_bsf, up_bsf = self.up(x_bsh).chunk(2, -1)
+            return self.down(F.silu(gate_bsf) * up_bsf)
         return self.down(F.gelu(self.up(x_bsh), approximate="tanh"))
 
 
@@ -139,15 +265,17 @@ class Block(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.attention_norm = nn.LayerNorm(config.hidden, dtype=config.dtype)
+        norm = RMSNorm if config.rms_norm else nn.LayerNorm
+        self.attention_norm = norm(config.hidden, dtype=config.dtype)
         self.attention = Attention(config)
-        self.mlp_norm = nn.LayerNorm(config.hidden, dtype=config.dtype)
+        self.mlp_norm = norm(config.hidden, dtype=config.dtype)
         self.mlp = MLP(config)
         self.drop = ByteDropout(config.dropout) if config.written_out else nn.Dropout(config.dropout)
 
-    def forward(self, x_bsh: Tensor) -> Tensor:
-        """Add what attention and then the MLP have to say; returns the same shape."""
-        x_bsh = x_bsh + self.drop(self.attention(self.attention_norm(x_bsh)))
+    def forward(self, x_bsh: Tensor, offset: int | Tensor = 0) -> Tensor:
+        """Add what attention and then the MLP have to say; returns the same shape. Rotary positions begin at
+        `offset`."""
+        x_bsh = x_bsh + self.drop(self.attention(self.attention_norm(x_bsh), offset))
         return x_bsh + self.drop(self.mlp(self.mlp_norm(x_bsh)))
 
 
@@ -163,9 +291,10 @@ class GPT(nn.Module):
         self.config = config
         with torch.random.fork_rng(devices=[]):  # the modules' own initialisation is drawn and then replaced
             self.token_embedding = nn.Embedding(config.vocab, config.hidden, dtype=config.dtype)
-            self.position_embedding = nn.Embedding(config.seq, config.hidden, dtype=config.dtype)
+            if not config.rotary:
+                self.position_embedding = nn.Embedding(config.seq, config.hidden, dtype=config.dtype)
             self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
-            self.norm = nn.LayerNorm(config.hidden, dtype=config.dtype)
+            self.norm = (RMSNorm if config.rms_norm else nn.LayerNorm)(config.hidden, dtype=config.dtype)
             self.head = nn.Linear(config.hidden, config.vocab, bias=False, dtype=config.dtype)
         if config.tied:
             self.head.weight = self.token_embedding.weight
@@ -185,26 +314,38 @@ class GPT(nn.Module):
             else:
                 parameter.fill_(1.0 if name.endswith("norm.weight") else 0.0)
 
-    def embed(self, tokens_bs: Tensor) -> Tensor:
-        """Tokens (b, s), int64, to activations (b, s, h)."""
-        positions_s = torch.arange(tokens_bs.shape[1], device=tokens_bs.device)
-        return self.token_embedding(tokens_bs) + self.position_embedding(positions_s)
+    def embed(self, tokens_bs: Tensor, offset: int | Tensor = 0) -> Tensor:
+        """Tokens (b, s), int64, to activations (b, s, h); learned positions begin at `offset`, as in `forward`."""
+        x_bsh = self.token_embedding(tokens_bs)
+        if self.config.rotary:
+            return x_bsh
+        return x_bsh + self.position_embedding(torch.arange(tokens_bs.shape[1], device=tokens_bs.device) + offset)
 
-    def run_blocks(self, x_bsh: Tensor) -> Tensor:
-        """All layers, one after another; returns the same shape."""
+    def run_blocks(self, x_bsh: Tensor, **where: int | Tensor) -> Tensor:
+        """All layers, one after another; returns the same shape. Rotary ones may be told ``offset=``."""
         for block in self.blocks:
-            x_bsh = block(x_bsh)
+            x_bsh = block(x_bsh, **where)
         return x_bsh
 
     def logits(self, x_bsh: Tensor) -> Tensor:
         """The last norm and the head: activations (b, s, h) to scores (b, s, v)."""
         return self.head(self.norm(x_bsh))
 
-    def forward(self, tokens_bs: Tensor) -> Tensor:
-        """Scores (b, s, v) of the token after each position; ``ValueError`` if a sequence is too long."""
-        if tokens_bs.shape[1] > self.config.seq:
-            raise ValueError(f"tokens_bs must have at most seq={self.config.seq} columns, not {tokens_bs.shape[1]}")
-        return self.logits(self.run_blocks(self.embed(tokens_bs)))
+    def forward(self, tokens_bs: Tensor, *, offset: int | Tensor = 0) -> Tensor:
+        """Scores (b, s, v) of the token after each position. Column j stands at position j + `offset`, which may be a
+        tensor (s,) with one offset a column. ``ValueError`` if a sequence is too long."""
+        s, first = tokens_bs.shape[1], offset if isinstance(offset, int) else 0
+        if first < 0:
+            raise ValueError(f"offset must be at least 0, not {offset}")
+        if s + first > self.config.seq:
+            place = f", offset={offset}" if first else ""
+            raise ValueError(f"tokens_bs must have at most seq={self.config.seq} columns{place}, not {s}")
+        if isinstance(offset, Tensor) and offset.shape != (s,):
+            raise ValueError(
+                f"offset must be a number, or one for each of {s} columns, not of shape {tuple(offset.shape)}"
+            )
+        where = {"offset": offset} if self.config.rotary else {}
+        return self.logits(self.run_blocks(self.embed(tokens_bs, offset), **where))
 
 
 IGNORED = -100  # a target that counts for nothing: padding

@@ -1,18 +1,31 @@
 """The tiny GPT: sizes counted, weights from the seed alone, causal, and able to learn."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from torch import nn
 from torch.testing import assert_close
 
+from dtlib import lab
+from dtlib.ranks import activations
 from dtlib.ranks.model import (
     GPT,
     IGNORED,
     PRESETS,
     GPTConfig,
+    RMSNorm,
     batches,
     load_text,
     next_token_loss,
     preset,
+    rotate,
+)
+from dtlib.theory import activations as kept
+from dtlib.theory import models
+
+LLAMA = GPTConfig(
+    hidden=32, num_heads=4, num_kv_heads=2, seq=16, tied=False, rms_norm=True, swiglu=True, rotary=True, biases=False
 )
 
 
@@ -23,13 +36,18 @@ from dtlib.ranks.model import (
         GPTConfig(num_layers=3, hidden=48, num_heads=3, seq=17, vocab=101, tied=False),
         GPTConfig(num_layers=1, hidden=8, num_heads=1, seq=4, vocab=5, mlp_ratio=2),
         PRESETS["25m"],
+        LLAMA,
+        replace(LLAMA, biases=True, rotary=False),
+        GPTConfig(num_kv_heads=1, mlp_ratio=3),
+        GPTConfig(swiglu=True),
+        GPTConfig(rms_norm=True, biases=False),
     ],
 )
 def test_number_of_parameters_is_the_formula(config):
     with torch.device("meta"):
         model = GPT(config)
     assert sum(p.numel() for p in model.parameters()) == config.num_params
-    if config.tied and config.mlp_ratio == 4:
+    if config == GPTConfig() or config == PRESETS["25m"]:
         l, h, v, s = config.num_layers, config.hidden, config.vocab, config.seq
         assert config.num_params == 12 * l * h**2 + 13 * l * h + 2 * h + (v + s) * h
 
@@ -83,6 +101,86 @@ def test_rows_of_qkv_are_grouped_by_head():
         parts += part(x_bsh).detach()
     # float32 sums of 32 products in two different orders: a few units of 2⁻²⁴ on values below 1
     assert_close(parts + attention.out.bias, whole, rtol=1e-5, atol=1e-6)
+
+
+def test_the_llama_is_theorys():
+    sizes = {"num_layers": 2, "hidden": 32, "num_heads": 4, "num_kv_heads": 2, "ffn_hidden": 128, "vocab": 256}
+    assert LLAMA.num_params == models.model_parameters(models.llama("any", seq=16, **sizes)).total
+
+
+def test_a_config_can_change_its_heads():
+    assert replace(preset("tiny"), num_heads=2).kv_heads == 2
+    assert replace(LLAMA, num_heads=8).kv_heads == 2
+
+
+def test_the_root_mean_square_norm_is_torchs():
+    ours, torchs = (make(12, dtype=torch.float64) for make in (RMSNorm, nn.RMSNorm))
+    torchs.eps = 1e-5
+    gradients = []
+    for norm in (ours, torchs):
+        torch.manual_seed(0)
+        x_bsh = torch.randn(2, 3, 12, dtype=torch.float64, requires_grad=True)
+        norm.weight.data.copy_(torch.rand(12))
+        y_bsh = norm(x_bsh)
+        gradients.append((y_bsh, *torch.autograd.grad(y_bsh.sin().sum(), [x_bsh, norm.weight])))
+    assert_close(*gradients, rtol=1e-12, atol=1e-12)
+
+
+def test_rotary_scores_depend_on_the_distance_alone():
+    q, k = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64)
+    scores = [(rotate(q, at) * rotate(k, at - 3)).sum() for at in (3, 50, 1000)]
+    assert_close(scores, [scores[0]] * 3, rtol=1e-9, atol=1e-12)
+    assert abs(scores[0] - (rotate(q, 5) * rotate(k, 1)).sum()) > 1e-6
+    x = torch.randn(1, 5, 2, 8, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: rotate(x, 7), x)
+    assert_close(rotate(rotate(x, 3), -3 - 2 * torch.arange(5)), x)  # turned back: position j + 3, then −(j + 3)
+    assert lab.saved_bytes(rotate, x).total == 0
+
+
+@pytest.mark.parametrize("written_out", [False, True])
+def test_heads_that_share_keys_are_heads_with_equal_keys(written_out):
+    config = GPTConfig(hidden=32, num_heads=4, num_kv_heads=2, written_out=written_out)
+    shared = GPT(config).blocks[0].attention
+    separate = GPT(replace(config, num_kv_heads=4)).blocks[0].attention
+    rows = torch.arange(2 * 4 * 8).view(2, 4, 8)  # each group: two queries, a key, a value
+    order = torch.cat([rows[g, [head, 2, 3]].flatten() for g in range(2) for head in range(2)])
+    separate.load_state_dict(
+        shared.state_dict() | {n: shared.get_parameter(n)[order] for n in ("qkv.weight", "qkv.bias")}
+    )
+    x_bsh = torch.randn(2, 5, 32)
+    # float32 sums of 32 and of 5 products in other orders: a few units of 2⁻²⁴ on values below 1
+    assert_close(shared(x_bsh), separate(x_bsh), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("config", [GPTConfig(hidden=32, seq=16), LLAMA], ids=["learned", "rotary"])
+def test_positions_may_begin_elsewhere(config):
+    model = GPT(replace(config, dtype=torch.float64))
+    tokens = torch.randint(256, (2, 6))
+    first, later, each = model(tokens), model(tokens, offset=7), model(tokens, offset=torch.full((6,), 7))
+    assert_close(later, each, rtol=0, atol=0)
+    if config.rotary:  # distances are what they were: only rounding differs
+        assert_close(first, later, rtol=1e-9, atol=1e-9)
+        assert (model(tokens, offset=torch.arange(6)) - first).abs().max() > 1e-6
+        again = activations.recompute(model, "full")(tokens, offset=torch.arange(6))
+        assert_close(again, activations.recompute(model, "none")(tokens, offset=torch.arange(6)), rtol=0, atol=0)
+    else:
+        assert (first - later).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("b", [1, 2])
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize(("written_out", "dropout"), [(False, 0.0), (True, 0.0), (True, 0.1)])
+def test_a_llama_layer_keeps_what_theory_says_to_the_byte(b, kv_heads, written_out, dropout):
+    options = {"num_kv_heads": kv_heads, "written_out": written_out, "dropout": dropout, "dtype": torch.bfloat16}
+    config = replace(LLAMA, num_layers=1, **options)
+    m = models.llama(
+        "any", num_layers=1, hidden=32, num_heads=4, num_kv_heads=kv_heads, ffn_hidden=128, vocab=8, seq=16
+    )
+    measured = lab.saved_bytes(GPT(config).run_blocks, torch.zeros(b, 16, 32, dtype=torch.bfloat16, requires_grad=True))
+    widths = kept.written_out_widths(2) if written_out else kept.torch_cpu_widths(2)
+    attention = "matrix" if written_out else "flash"
+    predicted = kept.layer_activations(m, b, attention=attention, dropout=dropout > 0, widths=widths)
+    assert measured.total == predicted.total
 
 
 def test_batches_of_the_ranks_stack_to_the_batch_of_one_process():
@@ -144,6 +242,15 @@ def test_other_dtypes():
         (lambda: GPTConfig(num_layers=0), "num_layers must be"),
         (lambda: GPTConfig(seq=1.5), "seq must be"),
         (lambda: GPTConfig(dropout=1.0), "dropout must be"),
+        (lambda: GPTConfig(num_kv_heads=3), "num_kv_heads must divide num_heads=4, and 3 does not"),
+        (lambda: GPTConfig(num_kv_heads=0), "num_kv_heads must be at least 1, not 0"),
+        (lambda: GPTConfig(hidden=12, num_heads=4, rotary=True), "rotary must be False, or hidden / num_heads even"),
+        (lambda: GPT(GPTConfig(seq=4))(torch.zeros(1, 3, dtype=torch.long), offset=2), "columns, offset=2, not 3"),
+        (lambda: GPT(GPTConfig(seq=4))(torch.zeros(1, 3, dtype=torch.long), offset=-1), "offset must be at least 0"),
+        (
+            lambda: GPT(LLAMA)(torch.zeros(1, 3, dtype=torch.long), offset=torch.zeros(2)),
+            r"offset must be a number, or one for each of 3 columns, not of shape \(2,\)",
+        ),
         (lambda: preset("huge"), "name must be one of tiny, 25m"),
         (lambda: batches(load_text(), batch=4, seq=8, world_size=3), "batch must be a positive multiple"),
         (lambda: batches(load_text(), batch=4, seq=8, rank=2, world_size=2), "rank must be from 0"),

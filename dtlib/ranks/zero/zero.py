@@ -16,12 +16,12 @@ from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
 from dtlib.ranks.dp import DataParallel
+from dtlib.ranks.shared.clipping import clip_grad_norm
 from dtlib.ranks.shared.peers import Peers
 from dtlib.ranks.shared.replicas import broadcast, gradient_hooks, refuse_unlike_ranks, split_modules
 from dtlib.theory.units import MiB
 
 from . import check
-from .clipping import clip_grad_norm
 from .parameter import Claim, raw_grad, weakly
 from .shard import Shard
 from .stages import in_buckets
@@ -292,7 +292,7 @@ class Zero(DataParallel):
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False) -> Tensor:
         """Scale the gradient so that its norm over all parameters and ranks is at most `max_norm`; returns the norm.
 
-        As ``torch.nn.utils.clip_grad_norm_`` in one process, with the errors of `clipping.clip_grad_norm`. All ranks
+        As ``torch.nn.utils.clip_grad_norm_`` in one process, with the errors of `ranks.shared.clipping`. All ranks
         must call it.
         """
         grads = [shard.grad for shard in self.shards if shard.grad is not None]

@@ -14,8 +14,8 @@ import torch.distributed as dist
 
 from dtlib.ranks import zero
 from dtlib.ranks.dp import base
+from dtlib.ranks.shared.clipping import clip_grad_norm
 from dtlib.ranks.zero import shard as implementation
-from dtlib.ranks.zero.clipping import clip_grad_norm
 from dtlib.theory.collectives import chunk_bounds
 
 from .judge import Make, assert_correct

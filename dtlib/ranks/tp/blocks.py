@@ -1,0 +1,157 @@
+"""The two halves of a transformer layer, split over the ranks of a group: attention by heads, the MLP by its width.
+
+Shapes: b sequences, s positions, h hidden, a heads of queries, g heads of keys and values, d = h/a entries of a head,
+f width of the MLP, t ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dtlib.ranks.mesh import Group
+from dtlib.ranks.model import MLP, Attention
+from dtlib.ranks.shared.split import Ranges, evenly
+
+from .linear import ColumnParallelLinear, RowParallelLinear
+
+
+class ParallelAttention(Attention):
+    """This rank's heads of `attention`, which must be the same on all ranks of `group`.
+
+    | | whole | this rank |
+    |---|---|---|
+    | input and output | (b, s, h) | (b, s, h) |
+    | `qkv` | (h + 2gd, h) | (h/t + 2gd/t, h) |
+    | `out` | (h, h) | (h, h/t) |
+    | queries | (b, a, s, d) | (b, a/t, s, d) |
+    | keys, values | (b, g, s, d) | (b, max(g/t, 1), s, d) |
+
+    - forward: heads do not look at each other, so one all-reduce, b·s·h elements, behind `out`;
+    - input gradient: one all-reduce, b·s·h elements, behind `qkv`;
+    - weight gradient: nothing sent, unless t > g: then t/g ranks have a key and value head each alike, which gets the
+      sum of its gradients over them: `sharers`, from `sharers_of`.
+
+    A mask of dropout on the attention matrix differs from rank to rank, see `own_dice`. ``ValueError`` unless t is at
+    most g, or a multiple of it up to a; ranks may have one group of heads more than others. Source: Shoeybi et al.
+    2019, arXiv 1909.08053, section 3.
+    """
+
+    def __init__(self, attention: Attention, group: Group = None, *, sharers: Group = None, chunks: int = 1) -> None:
+        nn.Module.__init__(self)
+        t, rank = dist.get_world_size(group), dist.get_rank(group)
+        a, g = attention.num_heads, attention.num_kv_heads
+        refuse_degree(a, g, t)
+        d = attention.out.in_features // a
+        queries, rows = queries_of(a, g, t), rows_of(a, g, d, t)
+        self.group, self.dropout, self.written_out = group, attention.dropout, attention.written_out
+        self.rotary, self.num_heads = attention.rotary, len(queries[rank])
+        self.num_kv_heads = len(evenly(g, t)[rank][0]) if t <= g else 1
+        self.qkv = ColumnParallelLinear(
+            attention.qkv, group, rows=rows, shared_rows=2 * d if t > g else 0, sharers=sharers
+        )
+        columns = tuple((range(each.start * d, each.stop * d),) for each in queries)
+        self.out = RowParallelLinear(attention.out, group, columns=columns, chunks=chunks)
+        self.train(attention.training)
+
+    def core(self, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor) -> Tensor:
+        """As in the whole attention, with dice of the rank's own."""
+        if not (self.dropout and self.training):
+            return super().core(q_basd, k_bgsd, v_bgsd)
+        with own_dice(self.group, q_basd.device):
+            return super().core(q_basd, k_bgsd, v_bgsd)
+
+
+class ParallelMLP(MLP):
+    """This rank's part of the width of `mlp`, which must be the same on all ranks of `group`; GELU or SwiGLU.
+
+    | | whole | this rank |
+    |---|---|---|
+    | input and output | (b, s, h) | (b, s, h) |
+    | `up` | (f, h); SwiGLU (2f, h) | (f/t, h); (2f/t, h): as many of the gate as of the rest |
+    | `down` | (h, f) | (h, f/t) |
+
+    - forward: one all-reduce, b·s·h elements, behind `down`;
+    - input gradient: one all-reduce, b·s·h elements, behind `up`;
+    - weight gradient: nothing sent.
+
+    ``ValueError`` where f is below t. Source: Shoeybi et al. 2019, arXiv 1909.08053, section 3.
+    """
+
+    def __init__(self, mlp: MLP, group: Group = None, *, chunks: int = 1) -> None:
+        nn.Module.__init__(self)
+        self.swiglu, f = mlp.swiglu, mlp.down.in_features
+        rows = evenly(f, dist.get_world_size(group))
+        if mlp.swiglu:
+            rows = tuple((*each, range(each[0].start + f, each[0].stop + f)) for each in rows)
+        self.up = ColumnParallelLinear(mlp.up, group, rows=rows)
+        self.down = RowParallelLinear(mlp.down, group, chunks=chunks)
+        self.train(mlp.training)
+
+
+def queries_of(num_heads: int, num_kv_heads: int, t: int) -> list[range]:
+    """The heads of queries that each of `t` ranks has: whole groups, or slices of one where t is above the groups."""
+    shared = num_heads // num_kv_heads
+    if t <= num_kv_heads:
+        return [range(each.start * shared, each.stop * shared) for (each,) in evenly(num_kv_heads, t)]
+    parts = [each for (each,) in evenly(shared, t // num_kv_heads)]
+    return [range(g * shared + each.start, g * shared + each.stop) for g in range(num_kv_heads) for each in parts]
+
+
+def rows_of(num_heads: int, num_kv_heads: int, d: int, t: int) -> tuple[Ranges, ...]:
+    """The rows of `qkv` (g, a/g + 2, d) that each of `t` ranks has: its queries with their keys and values."""
+    shared = num_heads // num_kv_heads
+    rows: list[Ranges] = []
+    for queries in queries_of(num_heads, num_kv_heads, t):
+        g = queries.start // shared
+        start = (queries.start + 2 * g) * d  # behind the queries of earlier groups stand their keys and values
+        if t <= num_kv_heads:
+            rows.append((range(start, start + len(queries) // shared * (shared + 2) * d),))
+        else:
+            keys = (shared * (g + 1) + 2 * g) * d
+            rows.append((range(start, start + len(queries) * d), range(keys, keys + 2 * d)))
+    return tuple(rows)
+
+
+def sharers_of(num_kv_heads: int, group: Group) -> Group:
+    """The ranks of `group` that have the same head of keys and values as this one, as a group of their own.
+
+    None where each rank has heads of its own. All ranks of `group` must call it.
+    """
+    ranks = dist.get_process_group_ranks(group)
+    if len(ranks) <= num_kv_heads:
+        return None
+    size = len(ranks) // num_kv_heads
+    first = dist.get_rank(group) // size * size
+    return dist.new_group(ranks[first : first + size], use_local_synchronization=True)
+
+
+@contextmanager
+def own_dice(group: Group, device: torch.device) -> Iterator[None]:
+    """Throw other dice on each rank of `group` inside the block.
+
+    Where all ranks hold the same tensor they must drop the same of it, from one stream; where each holds a part, other
+    entries. The rank's own stream begins in each block with a number that the common one draws, and with the rank: so
+    whoever restores the common stream, as a checkpoint of activations does, restores both. The common stream moves on
+    by one draw.
+    """
+    if dist.get_backend(group) == "fake":  # without values there are no dice
+        yield
+        return
+    drawn = int(torch.randint(2**62, ()))
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(drawn + dist.get_rank(group) + 1)
+        yield
+
+
+def refuse_degree(num_heads: int, num_kv_heads: int, t: int) -> None:
+    """``ValueError`` unless `t` ranks can split these heads."""
+    if not (t <= num_kv_heads or (t % num_kv_heads == 0 and t <= num_heads)):
+        raise ValueError(
+            f"group must have at most num_kv_heads={num_kv_heads} ranks, or a multiple of it up to "
+            f"num_heads={num_heads}, not {t}"
+        )
