@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from dtlib import lab
 from dtlib.lab import here
 
 RESULTS = Path(__file__).parent / "results"
@@ -39,6 +40,11 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
     for row in rows:
         table.add_row(*row)
     console.print(table)
+
+
+def ratio_cells(ratio: lab.Ratio) -> list[str]:
+    """The median of a ratio and its middle half, as two cells of a table."""
+    return [f"{ratio.median:.3f}", f"{ratio.low:.3f} – {ratio.high:.3f}"]
 
 
 def save(name: str, measured: dict[str, Any]) -> Path:

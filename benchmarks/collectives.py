@@ -1,16 +1,13 @@
 """How fast the collectives from scratch are: `dtlib.ranks.collectives` against gloo's own, in one run.
 
-Every contender moves the same float32 buffers between the same processes. They take turns, repetition by
-repetition, so that a slow moment of the machine falls on all; a repetition ends when the last rank has
-finished. The other all-reduces are shown beside the ring for information.
+Every contender moves the same float32 buffers between the same processes. They take turns, see `lab.race`.
+The other all-reduces are shown beside the ring for information.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -24,6 +21,8 @@ REPEATS = {64 * KiB: 60, MiB: 60, 16 * MiB: 31, 64 * MiB: 15}
 BATCH = {64 * KiB: 10, MiB: 3}  # short collectives are timed several in a row
 TARGET_FROM = 16 * MiB
 RACES = ("reduce-scatter", "all-gather", "all-reduce")
+WAYS = ("ring", "gloo")
+OTHER_ROUNDS = 5
 OTHERS = ("tree", "recursive doubling", "halving-doubling", "two-level", "naive")
 
 
@@ -58,25 +57,13 @@ def contenders(full_bytes: int) -> dict[str, Callable[[], object]]:
     }
 
 
-def race(full_bytes: int, repeats: int, batch: int) -> dict[str, list[float]]:
-    """In a rank: seconds of each repetition, by contender."""
+def race(full_bytes: int, repeats: int, batch: int) -> tuple[lab.Race, lab.Race]:
+    """In a rank: the ring against gloo's own, then all ways of an all-reduce, in fewer rounds."""
     calls = contenders(full_bytes)
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for repetition in range(repeats + 1):
-        for name, call in calls.items():
-            if repetition > 5 and name.split(", ")[1] in OTHERS:
-                continue
-            lab.barrier()
-            start = time.perf_counter()
-            for _ in range(batch):
-                call()
-            if repetition:  # the first warms up
-                seconds[name].append((time.perf_counter() - start) / batch)
-    return seconds
-
-
-def median(seconds: np.ndarray) -> str:
-    return format_seconds(float(np.median(seconds)))
+    in_race = {name: call for name, call in calls.items() if name.split(", ")[1] in WAYS}
+    others = {name: call for name, call in calls.items() if name not in in_race or name == "all-reduce, ring"}
+    first = lab.race(in_race, rounds=repeats, calls_per_turn=batch)
+    return first, lab.race(others, rounds=OTHER_ROUNDS, calls_per_turn=batch)
 
 
 def main() -> None:
@@ -84,21 +71,20 @@ def main() -> None:
     results, rows, others = [], [], []
     for n in WORLD_SIZES:
         for full_bytes, repeats in REPEATS.items():
-            by_rank = lab.run(race, n, args=(full_bytes, repeats, BATCH.get(full_bytes, 1)), timeout_s=300)
-            seconds = {name: np.max([taken[name] for taken in by_rank], axis=0) for name in by_rank[0]}
+            batch = BATCH.get(full_bytes, 1)
+            first, second = lab.run(race, n, args=(full_bytes, repeats, batch), timeout_s=300)[0]
             for name in RACES:
-                ring, gloo = seconds[f"{name}, ring"], seconds[f"{name}, gloo"]
-                ratio, wanted = float(np.median(gloo) / np.median(ring)), target(name, n, full_bytes)
-                low, high = np.quantile(gloo / ring, [0.25, 0.75])
+                ring, gloo = f"{name}, ring", f"{name}, gloo"
+                (ratio, low, high), wanted = first.ratio(gloo, ring), target(name, n, full_bytes)
                 mark = "" if wanted is None else f"{'✓' if ratio >= wanted else '✗ missed'} ({wanted:g})"
-                spread = f"{low:.2f} – {high:.2f}"
-                size = format_bytes(full_bytes)
-                rows.append([name, str(n), size, median(ring), median(gloo), f"{ratio:.2f}", spread, mark])
+                medians = [format_seconds(first.median(way) / batch) for way in (ring, gloo)]
+                rows.append([name, str(n), format_bytes(full_bytes), *medians])
+                rows[-1] += [f"{ratio:.2f}", f"{low:.2f} – {high:.2f}", mark]
                 results.append(
                     {"collective": name, "ranks": n, "full_bytes": full_bytes, "ratio": ratio, "target": wanted}
-                    | {"ring_seconds": ring.tolist(), "gloo_seconds": gloo.tolist()}
+                    | {f"{way}_seconds": [each / batch for each in first.seconds[f"{name}, {way}"]] for way in WAYS}
                 )
-            shown = [median(seconds[f"all-reduce, {name}"]) for name in ("ring", *OTHERS)]
+            shown = [format_seconds(second.median(f"all-reduce, {name}") / batch) for name in ("ring", *OTHERS)]
             others.append([str(n), format_bytes(full_bytes), *shown])
     columns = ["collective", "ranks", "buffer", "ring", "gloo", "gloo / ring", "middle half", "target"]
     print_table(

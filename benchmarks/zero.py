@@ -1,28 +1,24 @@
 """ZeRO from scratch against torch's DDP and FSDP2: a whole step of a 25-million-parameter GPT, in one run.
 
-Every contender trains its own copy of one model on the same data in the same processes. They take turns, step by step
-and each time in another order; a step ends when the last rank has finished it. At the end all must have the same
-weights. Then come a step whose bytes are counted, and one whose tensors are followed. The targets: stage 3 in at most
-0.85 of FSDP2's time, stages 1 and 2 in at most 1.05 of DDP's.
+Every contender trains its own copy of one model on the same data in the same processes. They take turns, see
+`lab.race`. At the end all must have the same weights. Then come a step whose bytes are counted, and one whose tensors
+are followed. The targets: stage 3 in at most 0.85 of FSDP2's time, stages 1 and 2 in at most 1.05 of DDP's.
 """
 
 from __future__ import annotations
 
 import functools
 import os
-import random
-import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks._report import console, print_table, save
+from benchmarks._report import console, print_table, ratio_cells, save
 from dtlib import lab, theory
 from dtlib.ranks import zero
 from dtlib.ranks.model import GPT, batches, load_text, next_token_loss, preset
@@ -91,18 +87,11 @@ class Contender:
         return max((span.fullest for span in spans), key=lambda held: held.total).as_dict()
 
 
-def race() -> dict[str, dict[str, Any]]:
-    """In a rank: by contender the seconds of each step, how far its weights are off, and its bytes sent and held."""
+def race() -> tuple[lab.Race, dict[str, dict[str, Any]]]:
+    """In a rank: the race; and by contender how far its weights are off, and its bytes sent and held."""
     contenders = {name: Contender(wrap) for name, wrap in WRAPS.items()}
-    found: dict[str, dict[str, Any]] = {name: {"seconds": [], "cpu_seconds": []} for name in WRAPS}
-    for repetition in range(WARM_UP + STEPS):
-        for name in random.Random(repetition).sample(list(contenders), len(contenders)):
-            lab.barrier()
-            start, cpu = time.perf_counter(), time.process_time()
-            contenders[name].step()
-            if repetition >= WARM_UP:
-                found[name]["seconds"].append(time.perf_counter() - start)
-                found[name]["cpu_seconds"].append(time.process_time() - cpu)
+    race = lab.race({name: one.step for name, one in contenders.items()}, rounds=STEPS, warm_up=WARM_UP)
+    found: dict[str, dict[str, Any]] = {name: {} for name in WRAPS}
     reference = contenders[DDP].weights()
     start_weights = torch.cat([value.flatten() for value in GPT(CONFIG).state_dict().values()])
     way = (reference - start_weights).norm()
@@ -114,7 +103,7 @@ def race() -> dict[str, dict[str, Any]]:
         found[name]["total_bytes"] = wire.total_bytes
         lab.barrier()
         found[name]["peak"] = contender.peak()
-    return found
+    return race, found
 
 
 def alone() -> list[lab.MemorySpan]:
@@ -138,45 +127,40 @@ def expected_peak(stage: int, n: int, work: list[lab.MemorySpan], is_fsdp2: bool
     return theory.zero.peak_bytes(sum(params.values()), n, stage, unit, work_bytes=held, **of_stage)
 
 
-def measure(n: int, work: list[lab.MemorySpan]) -> dict[str, dict[str, Any]]:
-    """By contender: seconds of the slowest rank in each step; of all ranks core time and bytes; rank 0's peak."""
+def measure(n: int, work: list[lab.MemorySpan]) -> tuple[lab.Race, dict[str, dict[str, Any]]]:
+    """The race; and by contender the bytes of all ranks, rank 0's peak, and what theory says of both."""
     ranks = lab.run(race, n, timeout_s=600)
     full_bytes = 4 * CONFIG.num_params
     found = {}
     for name in WRAPS:
         stage = STAGES.get(name, 3 if name == FSDP2 else 0)
         found[name] = {
-            "seconds": np.max([rank[name]["seconds"] for rank in ranks], axis=0),
-            "cpu_seconds": np.sum([rank[name]["cpu_seconds"] for rank in ranks], axis=0),
-            "off": max(rank[name]["off"] for rank in ranks),
-            "total_bytes": ranks[0][name]["total_bytes"],
+            "off": max(by_name[name]["off"] for _, by_name in ranks),
+            "total_bytes": ranks[0][1][name]["total_bytes"],
             "expected_bytes": n * theory.zero.sent_bytes(full_bytes, n, stage),
-            "peak": ranks[0][name]["peak"],
+            "peak": ranks[0][1][name]["peak"],
             "expected_peak_bytes": expected_peak(stage, n, work, name == FSDP2) if stage else None,
         }
         if not found[name]["off"] <= SAME:
             raise AssertionError(f"{name} on {n} ranks: weights are off by {found[name]['off']:.1e} of their way")
-    return found
+    return ranks[0][0], found
 
 
-def tables(measured: dict[str, Any], n: int) -> tuple[list[list[str]], list[list[str]], list[dict[str, Any]]]:
-    """Rows of times, rows of bytes, and records to keep; ratios are medians over the steps, each against torch's own
-    contender in the same turn."""
+def tables(
+    race: lab.Race, found: dict[str, Any], n: int
+) -> tuple[list[list[str]], list[list[str]], list[dict[str, Any]]]:
+    """Rows of times, rows of bytes, and records to keep; ratios are against torch's own contender in the same round."""
     times, sizes, records = [], [], []
-    for name, one in measured.items():
-        torchs = measured[AGAINST[name]]
-        ratios = one["seconds"] / torchs["seconds"]
-        ratio, (low, high) = float(np.median(ratios)), np.quantile(ratios, [0.25, 0.75])
-        cpu = np.median(one["cpu_seconds"] / torchs["cpu_seconds"])
-        seconds = format_seconds(float(np.median(one["seconds"])))
-        times.append([name, str(n), seconds, f"{ratio:.3f}", f"{low:.3f} – {high:.3f}", f"{cpu:.3f}"])
+    for name, one in found.items():
+        ratio, cpu = race.ratio(name, AGAINST[name]), race.cpu_ratio(name, AGAINST[name])
+        times.append([name, str(n), format_seconds(race.median(name)), *ratio_cells(ratio), f"{cpu.median:.3f}"])
         peak, expected = sum(one["peak"].values()), one["expected_peak_bytes"]
         wire = f"{one['total_bytes'] / one['expected_bytes']:.4f}"
         held = f"{peak / expected:.4f}" if expected else ""
         sizes.append([name, str(n), format_bytes(one["total_bytes"] / n), wire, format_bytes(peak), held])
-        middle = {"middle_half": [float(low), float(high)], "against": AGAINST[name]}
-        records.append({"contender": name, "ranks": n, "ratio": ratio, **middle, **one})
-        records[-1] |= {key: one[key].tolist() for key in ("seconds", "cpu_seconds")}
+        middle = {"middle_half": [ratio.low, ratio.high], "against": AGAINST[name]}
+        records.append({"contender": name, "ranks": n, "ratio": ratio.median, **middle, **one})
+        records[-1] |= {"seconds": race.seconds[name], "cpu_seconds": race.cpu_seconds[name]}
     return times, sizes, records
 
 
@@ -186,7 +170,7 @@ def main() -> None:
     work = lab.at_scale(alone, 1).result
     times, sizes, records = [], [], []
     for n in WORLD_SIZES:
-        for rows, more in zip((times, sizes, records), tables(measure(n, work), n), strict=True):
+        for rows, more in zip((times, sizes, records), tables(*measure(n, work), n), strict=True):
             rows.extend(more)
     columns = ["contender", "ranks", "step", "over torch's", "middle half", "core time"]
     print_table(

@@ -5,6 +5,7 @@ from .fit import fit_alpha_beta, fit_link
 from .launch import RankError, RankTimeout, run
 from .launch.context import barrier
 from .memory import MemorySpan, memory, memory_spans, saved_bytes
+from .race import Race, Ratio, race
 from .record import SendCounter, count_steps, messages
 from .scale import at_scale
 from .timeline import Timeline, timeline
@@ -13,8 +14,10 @@ from .wire import paced, wire
 __all__ = [
     "CheckError",
     "MemorySpan",
+    "Race",
     "RankError",
     "RankTimeout",
+    "Ratio",
     "SendCounter",
     "Timeline",
     "at_scale",
@@ -27,6 +30,7 @@ __all__ = [
     "memory_spans",
     "messages",
     "paced",
+    "race",
     "run",
     "saved_bytes",
     "timeline",

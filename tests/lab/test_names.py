@@ -1,4 +1,4 @@
-"""`lab.memory`, `lab.timeline` and `lab.wire` are functions, and `lab` has packages of the same names."""
+"""`lab.memory`, `lab.race`, `lab.timeline` and `lab.wire` are functions; `lab` has modules of the same names."""
 
 import subprocess
 import sys
@@ -6,11 +6,18 @@ import sys
 import pytest
 
 CALLABLE = """
-assert all(callable(each) for each in (lab.memory, lab.messages, lab.timeline, lab.wire)), "a package took the name"
-from dtlib.lab import memory
+functions = lab.memory, lab.messages, lab.race, lab.timeline, lab.wire
+assert all(callable(each) for each in functions), "a package took the name"
+from dtlib.lab import memory, race
 assert memory is lab.memory
+assert race is lab.race
 """
-PACKAGES = "import dtlib.lab.memory.tracker\nimport dtlib.lab.timeline.intervals\nimport dtlib.lab.wire.pace\n"
+PACKAGES = """
+import dtlib.lab.race
+import dtlib.lab.memory.tracker
+import dtlib.lab.timeline.intervals
+import dtlib.lab.wire.pace
+"""
 TAKEN = "import sys\nlab.memory = sys.modules['dtlib.lab.memory']\n"
 
 

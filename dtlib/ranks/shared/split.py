@@ -18,8 +18,13 @@ from .clipping import clip_grad_norm as clip
 Ranges = tuple[range, ...]
 
 
-def evenly(size: int, t: int) -> tuple[Ranges, ...]:
-    """For each of `t` ranks one range of `size` indices: the first ``size % t`` have one more than the rest."""
+def evenly(name: str, size: int, t: int) -> tuple[Ranges, ...]:
+    """For each of `t` ranks one range of `size` indices: the first ``size % t`` have one more than the rest.
+
+    ``ValueError`` that calls the size `name` where some rank would have nothing.
+    """
+    if size < t:
+        raise ValueError(f"{name} must be at least the number of ranks in group, {t}, not {size}")
     bounds = chunk_bounds(size, t)
     return tuple((range(start, stop),) for start, stop in pairwise(bounds))
 

@@ -34,7 +34,7 @@ class ParallelAttention(Attention):
     - forward: heads do not look at each other, so one all-reduce, b·s·h elements, behind `out`;
     - input gradient: one all-reduce, b·s·h elements, behind `qkv`;
     - weight gradient: nothing sent, unless t > g: then t/g ranks have a key and value head each alike, which gets the
-      sum of its gradients over them: `sharers`, from `sharers_of`.
+      sum of its gradients over them, `sharers` (made by `sharers_of` if not given).
 
     A mask of dropout on the attention matrix differs from rank to rank, see `own_dice`. ``ValueError`` unless t is at
     most g, or a multiple of it up to a; ranks may have one group of heads more than others. Source: Shoeybi et al.
@@ -46,11 +46,12 @@ class ParallelAttention(Attention):
         t, rank = dist.get_world_size(group), dist.get_rank(group)
         a, g = attention.num_heads, attention.num_kv_heads
         refuse_degree(a, g, t)
+        sharers = sharers_of(g, group) if sharers is None else sharers
         d = attention.out.in_features // a
         queries, rows = queries_of(a, g, t), rows_of(a, g, d, t)
         self.group, self.dropout, self.written_out = group, attention.dropout, attention.written_out
         self.rotary, self.num_heads = attention.rotary, len(queries[rank])
-        self.num_kv_heads = len(evenly(g, t)[rank][0]) if t <= g else 1
+        self.num_kv_heads = len(evenly("num_kv_heads", g, t)[rank][0]) if t <= g else 1
         self.qkv = ColumnParallelLinear(
             attention.qkv, group, rows=rows, shared_rows=2 * d if t > g else 0, sharers=sharers
         )
@@ -85,7 +86,7 @@ class ParallelMLP(MLP):
     def __init__(self, mlp: MLP, group: Group = None, *, chunks: int = 1) -> None:
         nn.Module.__init__(self)
         self.swiglu, f = mlp.swiglu, mlp.down.in_features
-        rows = evenly(f, dist.get_world_size(group))
+        rows = evenly("down.in_features", f, dist.get_world_size(group))
         if mlp.swiglu:
             rows = tuple((*each, range(each[0].start + f, each[0].stop + f)) for each in rows)
         self.up = ColumnParallelLinear(mlp.up, group, rows=rows)
@@ -97,8 +98,8 @@ def queries_of(num_heads: int, num_kv_heads: int, t: int) -> list[range]:
     """The heads of queries that each of `t` ranks has: whole groups, or slices of one where t is above the groups."""
     shared = num_heads // num_kv_heads
     if t <= num_kv_heads:
-        return [range(each.start * shared, each.stop * shared) for (each,) in evenly(num_kv_heads, t)]
-    parts = [each for (each,) in evenly(shared, t // num_kv_heads)]
+        return [range(each.start * shared, each.stop * shared) for (each,) in evenly("num_kv_heads", num_kv_heads, t)]
+    parts = [each for (each,) in evenly("num_heads", shared, t // num_kv_heads)]
     return [range(g * shared + each.start, g * shared + each.stop) for g in range(num_kv_heads) for each in parts]
 
 

@@ -32,8 +32,8 @@ def parallelize(model: GPT, group: Group = None, *, chunks: int = 1) -> GPT:
     and build their optimizer afterwards. What is frozen or tied stays so. Products in front of an all-reduce are cut in
     `chunks`, see `RowParallelLinear`. A model on the meta device is split there. Put `activations.recompute` on top.
 
-    ``ValueError`` before anything is sent for another model, one that is split already, heads, a width or a vocabulary
-    that do not go round, `chunks` below 1, or a group without this rank; on all ranks where their models are not alike.
+    ``ValueError`` before anything is sent for another model, one that is split already, heads or a vocabulary that
+    do not go round, `chunks` below 1, or a group without this rank; on all ranks where their models are not alike.
     """
     _refuse(model, group)
     whole("chunks", chunks, 1)
@@ -65,8 +65,6 @@ def _refuse(model: GPT, group: Group) -> None:
     config, t = model.config, dist.get_world_size(group)
     refuse_degree(config.num_heads, config.kv_heads, t)
     vocabulary_of(config.vocab, group)
-    if config.mlp_ratio * config.hidden < t:
-        raise ValueError(f"mlp_ratio · hidden must be at least the number of ranks in group, {t}")
 
 
 def _throw_the_same_dice(device: torch.device, group: Group) -> None:

@@ -46,10 +46,9 @@ class ColumnParallelLinear(SplitModule):
         sharers: Group = None,
     ) -> None:
         super().__init__()
-        t = _size("out_features", linear.out_features, group)
         self.group, self.splits = group, {}
         self.shared_rows, self.sharers = shared_rows, sharers
-        rows = evenly(linear.out_features, t) if rows is None else rows
+        rows = evenly("out_features", linear.out_features, dist.get_world_size(group)) if rows is None else rows
         self.take("weight", linear.weight, Split(0, rows))
         self.take("bias", linear.bias, Split(0, rows))
 
@@ -80,9 +79,10 @@ class RowParallelLinear(SplitModule):
         self, linear: nn.Linear, group: Group = None, *, columns: tuple[Ranges, ...] | None = None, chunks: int = 1
     ) -> None:
         super().__init__()
-        t = _size("in_features", linear.in_features, group)
+        t = dist.get_world_size(group)
+        columns = evenly("in_features", linear.in_features, t) if columns is None else columns
         self.group, self.splits, self.chunks = group, {}, whole("chunks", chunks, 1)
-        self.take("weight", linear.weight, Split(1, evenly(linear.in_features, t) if columns is None else columns))
+        self.take("weight", linear.weight, Split(1, columns))
         self.bias = linear.bias
 
     def forward(self, x_bsi: Tensor) -> Tensor:
@@ -90,25 +90,13 @@ class RowParallelLinear(SplitModule):
         return _Row.apply(x_bsi, self.weight, self.bias, self)
 
 
-def _size(name: str, features: int, group: Group) -> int:
-    t = dist.get_world_size(group)
-    if features < t:
-        raise ValueError(f"{name} must be at least the number of ranks in group, {t}, not {features}")
-    return t
-
-
-class _Done:
-    def wait(self) -> None:
-        """There is nothing to wait for."""
-
-
-def _start_sum(tensor: Tensor, group: Group) -> Any:
-    """Begin to sum `tensor` over the ranks of `group`, in place: all that the linear layers ever send.
+def _start_sum(tensor: Tensor, group: Group) -> list[Any]:
+    """Begin to sum `tensor` over the ranks of `group`, in place, and say what to wait for: all that the layers send.
 
     Activations that lie split between the layers (sequence parallelism) would have a reduce-scatter here, and an
     all-gather at the other end of the pair.
     """
-    return _Done() if dist.get_world_size(group) == 1 else dist.all_reduce(tensor, group=group, async_op=True)
+    return [] if dist.get_world_size(group) == 1 else [dist.all_reduce(tensor, group=group, async_op=True)]
 
 
 class _Column(torch.autograd.Function):
@@ -123,21 +111,18 @@ class _Column(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, dy_bso: Tensor) -> Any:
-        (x_bsi, w_oi), layer, dx_ni, dw_oi, dbias_o, sums = context.saved_tensors, context.layer, None, None, None, []
+        (x_bsi, w_oi), layer, dx_bsi, sums = context.saved_tensors, context.layer, None, []
         dy_no = dy_bso.flatten(0, -2)
         if context.needs_input_grad[0]:
             dx_ni = dy_no @ w_oi
-            sums.append(_start_sum(dx_ni, layer.group))
-        if context.needs_input_grad[1]:
-            dw_oi = dy_no.t() @ x_bsi.flatten(0, -2)
-        if context.needs_input_grad[2]:
-            dbias_o = dy_no.sum(0)
+            sums += _start_sum(dx_ni, layer.group)
+            dx_bsi = dx_ni.unflatten(0, dy_bso.shape[:-1])
+        dw_oi, dbias_o = _weight_gradients(context, dy_no, x_bsi)
         if layer.shared_rows:
-            shared = [each[-layer.shared_rows :] for each in (dw_oi, dbias_o) if each is not None]
-            sums += [_start_sum(each, layer.sharers) for each in shared]
-        for each in sums:
-            each.wait()
-        dx_bsi = None if dx_ni is None else dx_ni.unflatten(0, dy_bso.shape[:-1])
+            for each in (dw_oi, dbias_o):
+                sums += [] if each is None else _start_sum(each[-layer.shared_rows :], layer.sharers)
+        for work in sums:
+            work.wait()
         return dx_bsi, dw_oi, dbias_o, None
 
 
@@ -146,13 +131,14 @@ class _Row(torch.autograd.Function):
     def forward(context: Any, x_bsi: Tensor, w_oi: Tensor, bias_o: Tensor | None, layer: RowParallelLinear) -> Tensor:
         needs_x, needs_w, *_ = context.needs_input_grad
         context.save_for_backward(x_bsi if needs_w else None, w_oi if needs_x else None)
-        x_ni = x_bsi.flatten(0, -2)
-        y_no, sums = x_ni.new_empty(len(x_ni), len(w_oi)), []
-        for start, stop in zip(*_chunks(len(x_ni), layer.chunks), strict=True):
-            torch.mm(x_ni[start:stop], w_oi.t(), out=y_no[start:stop])
-            sums.append(_start_sum(y_no[start:stop], layer.group))
-        for each in sums:
-            each.wait()
+        x_ni, sums = x_bsi.flatten(0, -2), []
+        y_no = x_ni.new_empty(len(x_ni), len(w_oi))
+        size = max(1, -(-len(x_ni) // layer.chunks))
+        for x_ci, y_co in zip(x_ni.split(size), y_no.split(size), strict=True):
+            torch.mm(x_ci, w_oi.t(), out=y_co)
+            sums += _start_sum(y_co, layer.group)
+        for work in sums:
+            work.wait()
         if bias_o is not None:
             y_no += bias_o
         return y_no.unflatten(0, x_bsi.shape[:-1])
@@ -160,18 +146,10 @@ class _Row(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, dy_bso: Tensor) -> Any:
         x_bsi, w_oi = context.saved_tensors
-        dy_no, dx_bsi, dw_oi, dbias_o = dy_bso.flatten(0, -2), None, None, None
-        if context.needs_input_grad[0]:
-            dx_bsi = (dy_no @ w_oi).unflatten(0, dy_bso.shape[:-1])
-        if context.needs_input_grad[1]:
-            dw_oi = dy_no.t() @ x_bsi.flatten(0, -2)
-        if context.needs_input_grad[2]:
-            dbias_o = dy_no.sum(0)
-        return dx_bsi, dw_oi, dbias_o, None
+        dx_bsi = dy_bso @ w_oi if context.needs_input_grad[0] else None
+        return dx_bsi, *_weight_gradients(context, dy_bso.flatten(0, -2), x_bsi), None
 
 
-def _chunks(n: int, chunks: int) -> tuple[range, list[int]]:
-    """Where chunks of `n` tokens start and stop; never an empty one."""
-    size = max(1, -(-n // chunks))
-    starts = range(0, n, size)
-    return starts, [min(start + size, n) for start in starts]
+def _weight_gradients(context: Any, dy_no: Tensor, x_bsi: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    dw_oi = None if x_bsi is None else dy_no.t() @ x_bsi.flatten(0, -2)
+    return dw_oi, dy_no.sum(0) if context.needs_input_grad[2] else None

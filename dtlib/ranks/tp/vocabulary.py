@@ -41,7 +41,7 @@ class VocabularyParallelEmbedding(SplitModule):
         super().__init__()
         self.group, self.splits, self.vocab = group, {}, embedding.num_embeddings
         self.mine = vocabulary_of(self.vocab, group)
-        self.take("weight", embedding.weight, Split(0, evenly(self.vocab, dist.get_world_size(group))))
+        self.take("weight", embedding.weight, Split(0, evenly("vocab", self.vocab, dist.get_world_size(group))))
 
     def forward(self, tokens_bs: Tensor) -> Tensor:
         """The rows of `tokens_bs`, on all ranks; ``ValueError`` for a token outside of the vocabulary (on a CPU)."""
@@ -53,10 +53,7 @@ class VocabularyParallelEmbedding(SplitModule):
 
 def vocabulary_of(vocab: int, group: Group = None) -> range:
     """The tokens that this rank of `group` has; ``ValueError`` where `vocab` is below the number of ranks."""
-    t = dist.get_world_size(group)
-    if vocab < t:
-        raise ValueError(f"vocab must be at least the number of ranks in group, {t}, not {vocab}")
-    return evenly(vocab, t)[dist.get_rank(group)][0]
+    return evenly("vocab", vocab, dist.get_world_size(group))[dist.get_rank(group)][0]
 
 
 def next_token_loss(
