@@ -4,15 +4,19 @@ from . import style
 from .breakdown import breakdown_bars, part_look
 from .knowledge import knowledge
 from .memory import memory_timeline
+from .owners import ADDENDS, EVERY, owners
 from .slider import Slider, slider
 from .timeline import Bar, timeline
 
 __all__ = [
+    "ADDENDS",
+    "EVERY",
     "Bar",
     "Slider",
     "breakdown_bars",
     "knowledge",
     "memory_timeline",
+    "owners",
     "part_look",
     "slider",
     "style",
