@@ -55,16 +55,28 @@ UNITS = [
 CASES = {1: COMMON + BUCKETS, 2: COMMON + BUCKETS, 3: COMMON + UNITS}
 
 
-@pytest.mark.parametrize("n", [pytest.param(n, marks=[] if n == 3 else pytest.mark.soak) for n in (1, 2, 3, 4)])
+@pytest.mark.parametrize("stage", STAGES)
+def test_three_ranks(stage):
+    as_played(stage, 3, (COMMON[0], CASES[stage][-1]))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
 @pytest.mark.parametrize("stage", STAGES)
 def test_real_ranks(stage, n):
-    results = lab.run(lambda: [trained(case, STAGES[stage]) for case in CASES[stage]], n, timeout_s=120)
+    as_played(stage, n, CASES[stage])
+
+
+def as_played(stage, n, cases):
+    results = lab.run(lambda: [trained(case, STAGES[stage]) for case in cases], n, timeout_s=120)
     for rank, measured in enumerate(results):
-        for case, spans in zip(CASES[stage], measured, strict=True):
+        for case, spans in zip(cases, measured, strict=True):
             assert_alike(predicted(case, stage, n, rank), spans)
 
 
-@pytest.mark.parametrize(("n", "rank"), [(8, 3), (64, 63), (1024, 5)])
+@pytest.mark.parametrize(
+    ("n", "rank"), [pytest.param(8, 3, marks=pytest.mark.soak), pytest.param(64, 63, marks=pytest.mark.soak), (1024, 5)]
+)
 @pytest.mark.parametrize("stage", STAGES)
 def test_at_scale(stage, n, rank):
     for case in (COMMON[0], COMMON[6], CASES[stage][-2]) if n == 8 else (COMMON[0],):
