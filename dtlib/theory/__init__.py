@@ -1,6 +1,6 @@
 """What should happen: closed forms and simulations on numpy arrays. Nothing here imports torch."""
 
-from . import activations, cluster, collectives, dp, footprint, hardware, memory, models, tp, units, zero
+from . import activations, cluster, collectives, dp, footprint, hardware, memory, models, sp, tp, units, zero
 from .formula import Formula, formula, formulas
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "hardware",
     "memory",
     "models",
+    "sp",
     "tp",
     "units",
     "zero",
