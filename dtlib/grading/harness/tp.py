@@ -7,7 +7,10 @@ from typing import Any
 
 import torch
 
+from dtlib.grading import inputs
+
 from .desk import Desk
+from .network import elements
 
 
 def mlp(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
@@ -22,3 +25,18 @@ def mlp(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
     upstream = torch.from_numpy(desk.next())
     (y + x if given["shared"] else y).backward(upstream)
     return {"output": output, "gradient": x.grad, "slices": [each.grad for each in slices]}
+
+
+def loss(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
+    """``losses = function(logits, targets, first)``, and back from them.
+
+    Between the two the desk gives the gradient that comes back. Of many elements of a gradient it tells those at some
+    ``positions``.
+    """
+    given = desk.next()
+    logits = torch.from_numpy(inputs.logits(given)).requires_grad_()
+    losses = function(logits, torch.from_numpy(given["targets"]), given["first"])
+    upstream = torch.from_numpy(desk.next())
+    told = losses.detach().clone()
+    losses.backward(upstream)
+    return {"losses": told, "gradient": elements(logits.grad, given["positions"])}
