@@ -9,7 +9,7 @@ import numpy as np
 
 from dtlib.grading import inputs, oracle
 from dtlib.grading.exercise import Exercise
-from dtlib.grading.kinds import ROOM, held_at, keeps, own_work, sends, values
+from dtlib.grading.kinds import ROOM, Ranges, held_at, keeps, own_work, sends, values
 from dtlib.grading.seen import Case
 from dtlib.grading.signs import Theory, Wrong, every, only_if, some_rank
 
@@ -43,17 +43,15 @@ def case(
         owner = int(rng.integers(n)) if len(set(words)) == 1 else n - 1  # for rank 0 every offset is right
         targets = list(ends[owner] - 1 - rng.integers(0, words[owner], tokens))
     told = f"{n} ranks with {', '.join(map(str, words))} words, logits up to {largest + 4:g}, targets {where}"
-    properties = {"two ranks": n == 2, "equal slices": len(set(words)) == 1, "moderate": largest < 80}
+    properties = {"two ranks": n == 2, "equal slices": len(set(words)) == 1}
     drawn = {"world_size": n, "tokens": tokens, "words_of": words, "targets": [int(each) for each in targets]}
     drawn |= {name: int(rng.integers(2**31)) for name in ("seed", "weights_seed")}
     return drawn | {"largest": largest, "weighed": weighed, "words": told, "is": properties}
 
 
 def handed_out(case: Case, rank: int) -> inputs.Pieces:
-    own = {
-        "own_seed": int(np.random.default_rng([case["seed"], rank]).integers(2**62)),
-        "words": case["words_of"][rank],
-    }
+    seed = int(np.random.default_rng([case["seed"], rank]).integers(2**62))
+    own = {"own_seed": seed, "words": case["words_of"][rank]}
     common = {name: case[name] for name in ("tokens", "weights_seed", "largest")}
     told = {"targets": np.array(case["targets"]), "first": sum(case["words_of"][:rank])}
     return [("start", {**own, **common, **told, "positions": places(case, rank)}), ("between", upstream(case))]
@@ -88,8 +86,19 @@ class Slice(NamedTuple):
     column: Any
 
 
+class Whole(NamedTuple):
+    """Of each token the largest logit of all words, the sum of exponentials beside it, and the target's logit; and the
+    slices."""
+
+    largest: Any
+    total: Any
+    target: Any
+    slices: list[Slice]
+
+
 @oracle.remembered
-def known(case: Case) -> list[Slice]:
+def known(case: Case) -> Whole:
+    """From the ranks' logits, in double precision where they are added."""
     found = []
     for rank in range(case["world_size"]):
         ((_, given), *_) = handed_out(case, rank)
@@ -100,26 +109,19 @@ def known(case: Case) -> list[Slice]:
         total = np.exp(logits - largest[:, None]).sum(1)
         target, logit = (logits[at].astype(float) for at in ((tokens, nearest), (row, column)))
         found.append(Slice(largest, total, here, nearest, target, logit, row, column))
-    return found
+    largest = np.max([each.largest for each in found], 0)
+    total = sum(each.total * np.exp(each.largest - largest) for each in found)
+    return Whole(largest, total, sum(np.where(each.here, each.target, 0) for each in found), found)
 
 
-class Whole(NamedTuple):
-    """Of each token the largest logit of all words, the sum of exponentials beside it, and the target's logit."""
+def losses(formula: Callable[[Whole, Slice], Any]) -> Theory:
+    """What the formula gives for the whole and each rank's own slice."""
 
-    largest: Any
-    total: Any
-    target: Any
+    def theory(case: Case) -> list[Any]:
+        whole = known(case)
+        return [formula(whole, own) for own in whole.slices]
 
-
-def put_together(parts: list[Slice]) -> Whole:
-    largest = np.max([each.largest for each in parts], 0)
-    total = sum(each.total * np.exp(each.largest - largest) for each in parts)
-    return Whole(largest, total, sum(np.where(each.here, each.target, 0) for each in parts))
-
-
-def losses(formula: Callable[[Whole, Slice, list[Slice]], Any]) -> Theory:
-    """What the formula gives for the whole, the rank's own slice and those of all ranks."""
-    return oracle.remembered(lambda case: [formula(put_together(s := known(case)), own, s) for own in known(case)])
+    return theory
 
 
 def gradients(
@@ -130,21 +132,15 @@ def gradients(
     words or of all, the target if the rank has it, or not `masked` at the nearest place."""
 
     def theory(case: Case) -> list[Any]:
-        parts, back, found = known(case), upstream(case).astype(float), []
-        for each in parts:
-            whole = each if own else put_together(parts)
-            softmax = np.exp(each.logit - whole.largest[each.row]) / whole.total[each.row]
+        whole, back, found = known(case), upstream(case).astype(float), []
+        for each in whole.slices:
+            over = each if own else whole
+            softmax = np.exp(each.logit - over.largest[each.row]) / over.total[each.row]
             one = (each.column == each.local[each.row]) & (each.here[each.row] | (not masked))
             found.append(times(case) * formula(softmax, one, back[each.row]))
         return found
 
-    return oracle.remembered(theory)
-
-
-def told_gradients(observed: Any) -> list[Any]:
-    """The elements of each rank's gradient end to end."""
-    found = [said["gradient"] for said in observed.said]
-    return [each.reshape(-1) if isinstance(each, np.ndarray) else each for each in found]
+    return theory
 
 
 def needed(case: Case) -> float:
@@ -160,31 +156,29 @@ def infinite(of: str) -> Any:
     return some_rank(lambda said, case: isinstance(said[of], np.ndarray) and not np.isfinite(said[of]).all())
 
 
+def brought(
+    w: Whole, here: Callable[[Slice], Any] = lambda one: one.here, own: Callable[[Slice], Any] | None = None
+) -> Any:
+    """What the ranks bring, added: the target's logit, less the largest of all or their `own`, where it is `here`."""
+    return sum(np.where(here(one), one.target - (own(one) if own else w.largest), 0) for one in w.slices)
+
+
 LOSSES: Wrong = {
     "too large for a number": infinite("losses"),
-    "own words only": losses(lambda all, own, each: own.largest + np.log(own.total) - own.target),
-    "sums not added": losses(lambda all, own, each: own.largest + np.log(own.total) - all.target),
+    "own words only": losses(lambda w, own: own.largest + np.log(own.total) - own.target),
+    "sums not added": losses(lambda w, own: own.largest + np.log(own.total) - w.target),
     "each rank its own largest": losses(
-        lambda all, own, each: (
-            np.log(sum(one.total for one in each))
-            - sum(np.where(one.here, one.target - one.largest, 0) for one in each)
-        )
+        lambda w, own: np.log(sum(one.total for one in w.slices)) - brought(w, own=lambda one: one.largest)
     ),
     "only one rank knows the target": losses(
-        lambda all, own, each: np.log(all.total) - np.where(own.here, own.target - all.largest, 0)
+        lambda w, own: np.log(w.total) - np.where(own.here, own.target - w.largest, 0)
     ),
-    "a word of each rank": losses(
-        lambda all, own, each: np.log(all.total) - sum(one.target - all.largest for one in each)
-    ),
-    "largest logit lost": losses(lambda all, own, each: np.log(all.total) - all.target),
+    "a word of each rank": losses(lambda w, own: np.log(w.total) - brought(w, lambda one: True)),
+    "largest logit lost": losses(lambda w, own: np.log(w.total) - w.target),
     "first word of a slice lost": losses(
-        lambda all, own, each: (
-            np.log(all.total) - sum(np.where(one.here & (one.local > 0), one.target - all.largest, 0) for one in each)
-        )
+        lambda w, own: np.log(w.total) - brought(w, lambda one: one.here & (one.local > 0))
     ),
-    "means for sums": losses(
-        lambda all, own, each: np.log(all.total / len(each)) - (all.target - all.largest) / len(each)
-    ),
+    "means for sums": losses(lambda w, own: np.log(w.total / len(w.slices)) - brought(w) / len(w.slices)),
     "right for equal slices only": only_if("equal slices"),
 }
 GRADIENT: Wrong = {
@@ -205,8 +199,7 @@ TRAFFIC: Wrong = {
     "twice as wide": lambda case: 2 * needed(case),
     "nothing sent": every(lambda each: not each.seen.total_bytes),
 }
-ALL = "room for all words"
-KEPT = {"one tensor too many": (tensors(2), tensors(3)), ALL: (tensors(3), None)}
+KEPT: Ranges = {"one tensor too many": (tensors(2), tensors(3)), "room for all words": (tensors(3), None)}
 right = partial(values, rtol=TOLERANCE, atol=TOLERANCE, least_sent=lambda case: needed(case) / 4)
 
 EXERCISE = Exercise(
@@ -215,8 +208,8 @@ EXERCISE = Exercise(
     checks=(
         own_work("split_cross_entropy", built_in=True),
         right(3, "losses", "the loss of each token, on every rank", of="losses", wrong=LOSSES,
-              right=losses(lambda all, own, each: all.largest + np.log(all.total) - all.target)),
-        right(2, "gradient", "the gradient of each rank's logits", gradients(), of=told_gradients, wrong=GRADIENT,
+              right=losses(lambda w, own: w.largest + np.log(w.total) - w.target)),
+        right(2, "gradient", "the gradient of each rank's logits", gradients(), of="gradient", wrong=GRADIENT,
               kind="gradient"),
         sends(2, "traffic", "three numbers a token travel, and no logits", needed, wrong=TRAFFIC),
         keeps(1, "kept", "one tensor as large as the logits is kept for the way back", held_at("between"), tensors(2),
