@@ -185,3 +185,10 @@ def layer_keys(case: Case) -> dict[str, Array]:
     case = {**case, "weights_seed": case["seed"]}
     names = [f"{way} {number}" for number in range(case["layers"]) for way in ("layer", "back")]
     return {name: np.float32(1) + noise(case, name, (int(case["width"]),), 0.5) for name in names}
+
+
+def logits(given: Mapping[str, Any]) -> Array:
+    """A rank's slice of the logits, [tokens, words], made of a seed of its own, around numbers that all ranks have."""
+    drawn = noise({"weights_seed": given["own_seed"]}, "logits", (given["tokens"], given["words"]), 4.0)
+    drawn += noise(given, "around", (given["tokens"], 1), given["largest"])
+    return drawn

@@ -52,6 +52,8 @@ def forged(function, desk):
     said = mine["said"]
     if KIND == "mirror":
         said = all_alike(said, 3)
+        if isinstance(said.get("answer"), str):  # a name: another one
+            said["answer"] = "3"
     elif KIND == "silent":
         said = {key: value if key in RETURNED else all_alike(value, 0) for key, value in said.items()}
     return said

@@ -220,7 +220,7 @@ def test_the_next_run_works_after_each_failure():
 def test_the_next_run_works_after_the_fork_server_was_killed():
     from dtlib.processes import starter
 
-    for _ in range(5):
+    for _ in range(3):
         lab.run(lambda: 1, 1)
         starter._server.process.kill()  # it may be dying, not dead, when the next request comes
         assert lab.run(lambda: "fine", 2) == ["fine", "fine"]

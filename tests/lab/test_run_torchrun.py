@@ -37,7 +37,7 @@ def start(command, script, *arguments):
     return subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("world_size", [pytest.param(2, marks=pytest.mark.soak), 3])
 def test_results_are_identical(world_size, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

@@ -11,7 +11,8 @@ ALL_REDUCES = ("naive", "ring", "tree", "recursive_doubling", "halving_doubling"
 LENGTHS = (0, 1, 5, 24, 37)
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64)
 CASES = [(dtype, op) for dtype in DTYPES for op in ("sum", "mean", "max") if dtype.is_floating_point or op != "mean"]
-WORLD_SIZES = range(1, 10)
+# One, two, a power of two and none, one above a power of two; the soak has all up to nine.
+WORLD_SIZES = [pytest.param(n, marks=pytest.mark.soak if n > 5 else ()) for n in range(1, 10)]
 
 
 def everyones(dtype, length, n):

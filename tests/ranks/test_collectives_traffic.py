@@ -36,7 +36,7 @@ def gather_own(tensor):
     return collectives.ring_all_gather(chunk, num_elements=tensor.numel())
 
 
-@pytest.mark.parametrize("n", range(1, 10))
+@pytest.mark.parametrize("n", [pytest.param(n, marks=pytest.mark.soak if n in (6, 7, 9) else ()) for n in range(1, 10)])
 def test_payload_and_steps_are_exactly_theorys(n):
     cases = [(0, torch.float32), (1, torch.float64), (7, torch.bfloat16), (36, torch.int64), (50, torch.float32)]
 

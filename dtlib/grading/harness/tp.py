@@ -1,0 +1,42 @@
+"""Harnesses of tensor parallelism: each rank is given slices, goes forward and backward, and says what it found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dtlib.grading import inputs
+
+from .desk import Desk
+from .network import elements
+
+
+def mlp(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
+    """``y = function(x, *slices)``, and back from it; where x is `shared`, it is added to y as well.
+
+    Between the two the desk gives the gradient that comes back.
+    """
+    given = desk.next()
+    x, *slices = (torch.from_numpy(each).requires_grad_() for each in (given["x"], *given["slices"]))
+    y = function(x, *slices)
+    output = y.detach().clone()
+    upstream = torch.from_numpy(desk.next())
+    (y + x if given["shared"] else y).backward(upstream)
+    return {"output": output, "gradient": x.grad, "slices": [each.grad for each in slices]}
+
+
+def loss(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
+    """``losses = function(logits, targets, first)``, and back from them.
+
+    Between the two the desk gives the gradient that comes back. Of many elements of a gradient it tells those at some
+    ``positions``.
+    """
+    given = desk.next()
+    logits = torch.from_numpy(inputs.logits(given)).requires_grad_()
+    losses = function(logits, torch.from_numpy(given["targets"]), given["first"])
+    upstream = torch.from_numpy(desk.next())
+    told = losses.detach().clone()
+    losses.backward(upstream)
+    return {"losses": told, "gradient": elements(logits.grad, given["positions"])}
