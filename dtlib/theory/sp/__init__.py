@@ -13,6 +13,15 @@ A phase is half of a ring all-reduce: each rank sends (t−1)/t · bsh elements.
 """
 
 from .plans import PLANS, kept_bytes, norm_elements, phases, sent_elements
-from .timing import saved_seconds
+from .timing import core_seconds, even_link, saved_seconds
 
-__all__ = ["PLANS", "kept_bytes", "norm_elements", "phases", "saved_seconds", "sent_elements"]
+__all__ = [
+    "PLANS",
+    "core_seconds",
+    "even_link",
+    "kept_bytes",
+    "norm_elements",
+    "phases",
+    "saved_seconds",
+    "sent_elements",
+]
