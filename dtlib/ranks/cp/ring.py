@@ -73,10 +73,10 @@ class _Ring(torch.autograd.Function):
         delta_bgns1 = (dout_bgnsd * out_bgnsd).sum(-1, keepdim=True).to(total_bgns1.dtype)
         own, dq_bgnsd = torch.stack([k_bgsd, v_bgsd]), torch.zeros_like(out_bgnsd, dtype=wide(q_bgnsd))
         n, rank = (peers.n, peers.rank) if peers else (1, 0)
-        mine, arriving = torch.zeros_like(own), None
+        mine, arriving = torch.zeros_like(own, dtype=wide(own)), None
         under_way: list[Any] = []
         for owner, block in _blocks(own, peers, ranges):
-            gradients = mine if owner == rank else torch.zeros_like(block)
+            gradients = mine if owner == rank else torch.zeros_like(block, dtype=mine.dtype)
             for q, q_range, k, k_range in mask.tiles(ranges[rank], ranges[owner]):
                 hidden = mask.hidden(q_range, k_range, q_bgnsd.device)
                 add_gradients(
@@ -88,10 +88,11 @@ class _Ring(torch.autograd.Function):
             wait_for(under_way)
             gradients += 0 if arriving is None else arriving
             arriving = _room(own, ranges[(owner - 1) % n])
-            under_way = peers.exchange(gradients, (rank + 1) % n, arriving, (rank - 1) % n)
+            leaving = gradients.to(own.dtype)  # rounded at each hop, in half precision
+            under_way = peers.exchange(leaving, (rank + 1) % n, arriving, (rank - 1) % n)
         wait_for(under_way)
         mine += 0 if arriving is None else arriving
-        return dq_bgnsd.to(q_bgnsd.dtype), *mine, None, None, None
+        return dq_bgnsd.to(q_bgnsd.dtype), *mine.to(own.dtype), None, None, None
 
 
 def _blocks(own: Tensor, peers: Peers | None, ranges: list[Ranges]) -> Iterator[tuple[int, Tensor]]:
