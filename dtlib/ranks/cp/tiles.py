@@ -53,8 +53,8 @@ def _places(ranges: Ranges) -> list[tuple[slice, range]]:
 def _scores(q_bgnsd: Tensor, k_bgtd: Tensor, hidden: Tensor | None) -> Tensor:
     """Scaled scores (b, g, n, s, t), −∞ where hidden, in float32 at least; queries that share a key are rows of one
     product."""
-    product = q_bgnsd.flatten(2, 3) @ k_bgtd.mT / q_bgnsd.shape[-1] ** 0.5
-    x_bgnst = product.to(wide(q_bgnsd)).unflatten(2, q_bgnsd.shape[2:4])
+    rows = q_bgnsd.flatten(2, 3).to(wide(q_bgnsd))  # a rounded score would be off by a factor in its exponential
+    x_bgnst = (rows @ k_bgtd.mT.to(rows.dtype)).unflatten(2, q_bgnsd.shape[2:4]).div_(q_bgnsd.shape[-1] ** 0.5)
     return x_bgnst if hidden is None else x_bgnst.masked_fill_(hidden, -torch.inf)
 
 
