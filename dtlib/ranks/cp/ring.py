@@ -70,7 +70,7 @@ class _Ring(torch.autograd.Function):
     def backward(context: Any, dout_bgnsd: Tensor) -> Any:
         q_bgnsd, k_bgsd, v_bgsd, out_bgnsd, total_bgns1 = context.saved_tensors
         peers, ranges, mask = context.peers, context.ranges, context.mask
-        delta_bgns1 = (dout_bgnsd * out_bgnsd).sum(-1, keepdim=True).to(total_bgns1.dtype)
+        delta_bgns1 = (dout_bgnsd * out_bgnsd.to(total_bgns1.dtype)).sum(-1, keepdim=True)
         own, dq_bgnsd = torch.stack([k_bgsd, v_bgsd]), torch.zeros_like(out_bgnsd, dtype=wide(q_bgnsd))
         n, rank = (peers.n, peers.rank) if peers else (1, 0)
         mine, arriving = torch.zeros_like(own, dtype=wide(own)), None

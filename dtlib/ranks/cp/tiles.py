@@ -89,7 +89,7 @@ def add_gradients(
     p_bgnst = _scores(q_bgnsd, k_bgtd, hidden).sub_(_finite(total_bgns1)).exp_()
     rows_p, rows_do = p_bgnst.to(v_bgtd.dtype).flatten(2, 3), dout_bgnsd.flatten(2, 3)
     dv_bgtd.add_(rows_p.mT @ rows_do)
-    dp_bgnst = (rows_do @ v_bgtd.mT).unflatten(2, shape).to(p_bgnst.dtype)
+    dp_bgnst = (rows_do.to(p_bgnst.dtype) @ v_bgtd.mT.to(p_bgnst.dtype)).unflatten(2, shape)
     dx_bgnst = p_bgnst.mul_(dp_bgnst.sub_(delta_bgns1)).div_(q_bgnsd.shape[-1] ** 0.5)
     rows_dx = dx_bgnst.to(k_bgtd.dtype).flatten(2, 3)
     dq_bgnsd.add_((rows_dx @ k_bgtd).unflatten(2, shape))

@@ -89,8 +89,8 @@ def test_the_ring_on_the_page(n):
 
 
 def test_half_precision_is_merged_in_float32():
-    """Each tile's products, and a gradient at each hop, are rounded to bfloat16: 2⁻⁹ of the largest entry each time,
-    and an entry meets four at most on 3 ranks."""
+    """Each tile's products, and a gradient at each of two hops, are rounded to bfloat16, where torch rounds once: at
+    most three times torch's own error."""
     q, k, v, do, _ = case(48, 3, False)
 
     def job():
@@ -99,12 +99,12 @@ def test_half_precision_is_merged_in_float32():
         out = cp.ring_attention(*own, layout)
         return out.detach(), *torch.autograd.grad(out, own, layout.take(do, 2).bfloat16())
 
-    half = [each.bfloat16().double() for each in (q, k, v, do)]
-    by_rank = lab.run(job, 3)
-    for number, exact in enumerate(by_torch(*half, True, None)):
+    half = [each.bfloat16() for each in (q, k, v, do)]
+    by_rank, torchs = lab.run(job, 3), by_torch(*half, True, None)
+    for number, exact in enumerate(by_torch(*(each.double() for each in half), True, None)):
         ours = _together([rank[number] for rank in by_rank], 48)
         assert ours.dtype == torch.bfloat16
-        assert (ours - exact).abs().max() <= 4 * 2**-9 * exact.abs().max()
+        assert (ours - exact).abs().max() <= 3 * (torchs[number] - exact).abs().max()
 
 
 def _together(parts, s):
