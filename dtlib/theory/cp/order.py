@@ -45,7 +45,8 @@ def scores(seq: int, cp: int, order: str = "zigzag", *, causal: bool = True) -> 
 
     Round by round, as an array (rank, round): in round i rank r has the keys of rank r − i. A range of queries meets a
     range of keys as a whole or, if the mask leaves nothing, not at all. In zig-zag order every rank has the same to do
-    in every round: with s a multiple of 2N, three of four quarters of a block in round 0, and two in every other. ``ValueError`` as `pieces`.
+    in every round: with s a multiple of 2N, three of four quarters of a block in round 0, and two in every other.
+    ``ValueError`` as `pieces`.
     """
     ranges = pieces(seq, cp, order)
     return np.array(
