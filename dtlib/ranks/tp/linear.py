@@ -6,7 +6,7 @@ it is written as if t divided it; it need not.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,27 @@ from torch import Tensor, nn
 from dtlib.ranks.mesh import Group
 from dtlib.ranks.shared.split import Ranges, Split, SplitModule, evenly
 from dtlib.theory.valid import whole
+
+
+class Tokens(Protocol):
+    """How activations lie between the layers where not every rank has all tokens: `ranks.sp` has one. A layer whose
+    `tokens` is None sums where others scatter, and gathers nothing."""
+
+    @property
+    def gather_again(self) -> bool:
+        """Whether a layer keeps its part of the input alone, and gathers it again for the gradient of its weights."""
+
+    def gather(self, x_bsi: Tensor) -> Tensor:
+        """All tokens (b, s, i) from the ranks' parts; no gradient."""
+
+    def scatter(self, part_bsi: Tensor) -> Tensor:
+        """This rank's tokens (b, s/t, i) of the sum of the ranks' parts; no gradient."""
+
+    def scatter_sum(self, part_bsi: Tensor) -> Tensor:
+        """As `scatter`, with a gradient."""
+
+    def share(self, parameter: Tensor) -> Tensor:
+        """`parameter`, whose gradient is summed over the ranks."""
 
 
 class ColumnParallelLinear(SplitModule):
@@ -49,6 +70,7 @@ class ColumnParallelLinear(SplitModule):
         self.group, self.splits = group, {}
         self.shared_rows, self.sharers = shared_rows, sharers
         rows = evenly("out_features", linear.out_features, dist.get_world_size(group)) if rows is None else rows
+        self.tokens: Tokens | None = None
         self.take("weight", linear.weight, Split(0, rows))
         self.take("bias", linear.bias, Split(0, rows))
 
@@ -82,20 +104,21 @@ class RowParallelLinear(SplitModule):
         t = dist.get_world_size(group)
         columns = evenly("in_features", linear.in_features, t) if columns is None else columns
         self.group, self.splits, self.chunks = group, {}, whole("chunks", chunks, 1)
+        self.tokens: Tokens | None = None
         self.take("weight", linear.weight, Split(1, columns))
         self.bias = linear.bias
 
     def forward(self, x_bsi: Tensor) -> Tensor:
-        """All outputs (b, s, o), on every rank."""
+        """All outputs (b, s, o), on every rank; with split `tokens` those of this rank's (b, s/t, o)."""
+        if self.tokens is not None:
+            y_bso = self.tokens.scatter_sum(F.linear(x_bsi, self.weight))
+            return y_bso if self.bias is None else y_bso + self.tokens.share(self.bias)
         return _Row.apply(x_bsi, self.weight, self.bias, self)
 
 
 def _start_sum(tensor: Tensor, group: Group) -> list[Any]:
-    """Begin to sum `tensor` over the ranks of `group`, in place, and say what to wait for: all that the layers send.
-
-    Activations that lie split between the layers (sequence parallelism) would have a reduce-scatter here, and an
-    all-gather at the other end of the pair.
-    """
+    """Begin to sum `tensor` over the ranks of `group`, in place, and say what to wait for: all that the layers send,
+    unless they have `Tokens`."""
     return [] if dist.get_world_size(group) == 1 else [dist.all_reduce(tensor, group=group, async_op=True)]
 
 
@@ -105,18 +128,23 @@ class _Column(torch.autograd.Function):
         context: Any, x_bsi: Tensor, w_oi: Tensor, bias_o: Tensor | None, layer: ColumnParallelLinear
     ) -> Tensor:
         needs_x, needs_w, *_ = context.needs_input_grad
-        context.layer = layer
-        context.save_for_backward(x_bsi if needs_w else None, w_oi if needs_x else None)
-        return F.linear(x_bsi, w_oi, bias_o)
+        context.layer, tokens = layer, layer.tokens
+        all_bsi = x_bsi if tokens is None else tokens.gather(x_bsi)
+        kept_bsi = x_bsi if tokens is not None and tokens.gather_again else all_bsi
+        context.save_for_backward(kept_bsi if needs_w else None, w_oi if needs_x else None)
+        return F.linear(all_bsi, w_oi, bias_o)
 
     @staticmethod
     def backward(context: Any, dy_bso: Tensor) -> Any:
         (x_bsi, w_oi), layer, dx_bsi, sums = context.saved_tensors, context.layer, None, []
-        dy_no = dy_bso.flatten(0, -2)
+        dy_no, tokens = dy_bso.flatten(0, -2), layer.tokens
         if context.needs_input_grad[0]:
             dx_ni = dy_no @ w_oi
-            sums += _start_sum(dx_ni, layer.group)
+            sums += _start_sum(dx_ni, layer.group) if tokens is None else []
             dx_bsi = dx_ni.unflatten(0, dy_bso.shape[:-1])
+            dx_bsi = dx_bsi if tokens is None else tokens.scatter(dx_bsi)
+        if tokens is not None and tokens.gather_again and x_bsi is not None:
+            x_bsi = tokens.gather(x_bsi)
         dw_oi, dbias_o = _weight_gradients(context, dy_no, x_bsi)
         if layer.shared_rows:
             for each in (dw_oi, dbias_o):

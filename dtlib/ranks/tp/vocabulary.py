@@ -17,6 +17,7 @@ from dtlib.ranks.mesh import Group
 from dtlib.ranks.model import IGNORED
 from dtlib.ranks.shared.split import Split, SplitModule, evenly
 
+from .linear import Tokens
 from .simple import sum_over_ranks
 
 
@@ -41,6 +42,7 @@ class VocabularyParallelEmbedding(SplitModule):
         super().__init__()
         self.group, self.splits, self.vocab = group, {}, embedding.num_embeddings
         self.mine = vocabulary_of(self.vocab, group)
+        self.tokens: Tokens | None = None
         self.take("weight", embedding.weight, Split(0, evenly("vocab", self.vocab, dist.get_world_size(group))))
 
     def forward(self, tokens_bs: Tensor) -> Tensor:
@@ -48,6 +50,8 @@ class VocabularyParallelEmbedding(SplitModule):
         _refuse_others("tokens_bs", tokens_bs, self.vocab, self.group)
         local_bs, here_bs = _local(tokens_bs, self.mine)
         part_bsh = F.embedding(local_bs, self.weight).masked_fill(~here_bs[..., None], 0)
+        if self.tokens is not None:
+            return self.tokens.scatter_sum(part_bsh)
         return sum_over_ranks(part_bsh, self.group) if dist.get_world_size(self.group) > 1 else part_bsh
 
 

@@ -42,6 +42,7 @@ class Case:
     micro_batches: int = 1
     chunks: int = 1
     offset: int = 0
+    seq: int = SEQ
 
 
 CASES = {
@@ -66,7 +67,7 @@ def fits(case: Case, t: int) -> bool:
 def data(case: Case, step: int, replica: int) -> tuple[Tensor, Tensor]:
     """Tokens and targets of all micro-batches of a step; some targets count for nothing."""
     generator = torch.Generator().manual_seed(100 * replica + step)
-    seq = SEQ - case.offset
+    seq = case.seq - case.offset
     tokens, targets = torch.randint(case.config.vocab, (2, case.micro_batches, BATCH, seq), generator=generator)
     return tokens, targets.masked_fill(torch.rand(targets.shape, generator=generator) < 0.2, IGNORED)
 
@@ -148,8 +149,8 @@ def train(one: Whole, case: Case, replica: int, steps: Iterable[int] = range(STE
 
 
 @functools.cache
-def one_process(name: str, seed: int, replica: int) -> dict[str, Any]:
-    return train(Whole(CASES[name], seed), CASES[name], replica)
+def one_process(case: Case, seed: int, replica: int) -> dict[str, Any]:
+    return train(Whole(case, seed), case, replica)
 
 
 def groups(t: int) -> tuple[Any, int, int]:
@@ -172,10 +173,10 @@ def on_a_rank(t: int, runs: Sequence[tuple[str, Mutant]]) -> list[dict[str, Any]
     return results
 
 
-def compare(name: str, ranks: Sequence[dict[str, Any]]) -> None:
+def compare(case: Case, ranks: Sequence[dict[str, Any]]) -> None:
     """Raise AssertionError unless every rank found what one process finds, and all of a group the same to the bit."""
     for found in ranks:
-        oracle = one_process(name, found["seed"], found["replica"])
+        oracle = one_process(case, found["seed"], found["replica"])
         for step in range(STEPS):
             for what in ("losses", "gradients", "norms"):
                 assert_close(found[what][step], oracle[what][step], **CLOSE, msg=lambda m, what=what: f"{what}: {m}")
@@ -190,7 +191,7 @@ def judge(world_size: int, t: int, runs: Sequence[tuple[str, Mutant]]) -> list[C
     """Train all `runs` in one start, and hand back for each the comparison that is still to be made."""
     by_rank = lab.run(on_a_rank, world_size, args=(t, runs), timeout_s=120)
     return [
-        functools.partial(compare, name, [results[number] for results in by_rank])
+        functools.partial(compare, CASES[name], [results[number] for results in by_rank])
         for number, (name, _) in enumerate(runs)
     ]
 

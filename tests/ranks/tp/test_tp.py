@@ -48,7 +48,7 @@ def test_a_checkpoint_is_loaded_at_another_number_of_ranks(before, after):
 
     first = lab.run(on_a_rank, before, args=(range(1), None))[-1]
     assert first["weights"].keys() == GPT(case.config).state_dict().keys()
-    oracle = one_process(name, 0, 0)
+    oracle = one_process(case, 0, 0)
     for rank in lab.run(on_a_rank, after, args=(range(1, 3), first)):
         for what in ("weights", "exp_avg", "exp_avg_sq"):
             assert_close(rank[what], oracle[what], **CLOSE)

@@ -1,0 +1,62 @@
+"""Seconds: what split tokens save in work, and what memory costs if it is bought by gathering or by computing again."""
+
+from __future__ import annotations
+
+from dtlib.theory.formula import formula
+from dtlib.theory.valid import amount, whole
+
+
+@formula(
+    "sp.saved_seconds",
+    source="derived here",
+    chapter="sp",
+    equation=r"\frac{t-1}{t}\,\frac{c\,b\,s\,h}{M},\; c = 22 \text{ forward, } 34 \text{ backward}",
+)
+def saved_seconds(
+    micro_batch: int, seq: int, hidden: int, tp: int, memory_bytes_per_s: float, *, backward: bool = False
+) -> float:
+    """Seconds that split tokens save in a layer.
+
+    Norms, dropout and residual sums are bound by memory. Forward, twice a layer, a norm reads and writes (4 bytes an
+    element), and dropout with the sum reads two, writes one and a mask (7): 22bsh bytes. `backward`, a norm reads two
+    and writes one (6), two gradients are added (6), and dropout reads one and a mask and writes one (5): 34bsh. Split
+    by tokens, a rank moves a t-th of them, at M bytes a second. ``ValueError`` for sizes below 1 or a rate that is not
+    positive.
+    """
+    b, s, h = whole("micro_batch", micro_batch, 1), whole("seq", seq, 1), whole("hidden", hidden, 1)
+    t, moved = whole("tp", tp, 1), 34 if backward else 22
+    return (t - 1) / t * moved * b * s * h / amount("memory_bytes_per_s", memory_bytes_per_s, positive=True)
+
+
+@formula(
+    "sp.core_seconds",
+    source="derived here",
+    chapter="sp",
+    equation=r"\frac{1}{t}\Bigl(\frac{4\,b\,s^2 h}{F} + \frac{13\,a\,b\,s^2}{M}\Bigr)",
+)
+def core_seconds(
+    micro_batch: int, seq: int, hidden: int, num_heads: int, tp: int, flop_per_s: float, memory_bytes_per_s: float
+) -> float:
+    """Seconds of a selective recompute.
+
+    It computes the core of a layer's attention, written out, once more: two products of 2bs²h operations at F a second;
+    and each of the abs² scores is written (2 bytes), read and written by the softmax (4), by dropout with its mask (5),
+    and read by the second product (2), at M bytes a second. The heads are split over t ranks. ``ValueError`` for sizes
+    below 1 or rates that are not positive.
+    """
+    b, s, h = whole("micro_batch", micro_batch, 1), whole("seq", seq, 1), whole("hidden", hidden, 1)
+    a, t = whole("num_heads", num_heads, 1), whole("tp", tp, 1)
+    flop_rate = amount("flop_per_s", flop_per_s, positive=True)
+    return (4 * b * s * s * h / flop_rate
+            + 13 * a * b * s * s / amount("memory_bytes_per_s", memory_bytes_per_s, positive=True)) / t  # fmt: skip
+
+
+def even_link(hidden: int, flop_per_s: float) -> float:
+    """Bytes a second, in one direction, of the link at which a byte costs as much to gather again as to compute again.
+
+    Gathered again, 4(t−1)/t · bsh bytes cost two phases of 2 bytes an element, so a byte not kept is a byte sent: 1/B
+    seconds. A whole layer computed again frees 34bsh/t bytes (attention's core apart, which flash attention never
+    keeps) for 24bsh²/(tF) seconds or more: 12h/(17F) a byte. So gathering is cheaper from B = 17F/(12h) on, whatever
+    b, s and t. ``ValueError`` for a width below 1 or a rate that is not positive.
+    """
+    return 17 * amount("flop_per_s", flop_per_s, positive=True) / (12 * whole("hidden", hidden, 1))
