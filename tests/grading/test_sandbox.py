@@ -25,7 +25,7 @@ SEED = 20263
 # Of each chapter one on paper, or alone, and one on ranks, or weighed; `make soak` takes them all.
 EXERCISES = (
     "memory.4", "collectives.2", "collectives.6", "dp.3", "dp.6", "zero.2", "zero.3", "activations.5",
-    "tp.3", "tp.6",
+    "tp.3", "tp.6", "sp.1", "sp.2",
 )  # fmt: skip
 SETUP = "import numpy as np\nimport torch\nimport torch.distributed as dist\nfrom dtlib import lab\n"
 BUILT_IN = "def tree_broadcast(tensor, src):\n    dist.broadcast(tensor, src)\n"
