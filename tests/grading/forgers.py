@@ -14,7 +14,7 @@ from dtlib.grading.result import Result
 from dtlib.grading.sandbox import Answer, Cell, Sandbox
 from dtlib.grading.seen import Case, Observed
 
-from .answers import reference, run_jobs, try_all
+from .answers import SEED, reference, run_jobs, try_all
 
 FORGERS = {
     "oracle": "knows every right value, sends nothing, keeps everything",
@@ -98,7 +98,35 @@ def tried(sandbox: Sandbox, exercise: Exercise, folder: Path) -> dict[str, Resul
     """The verdict on each forger who knows what the reference said."""
     honest = reference(exercise.id)
     try_all(sandbox, [honest])
-    known = [(record(folder, case, honest.done[index]), case) for index, case in enumerate(honest.cases)]
-    seen = run_jobs(sandbox, [(exercise, forged(exercise, kind, *each), each[1]) for kind in FORGERS for each in known])
-    n = len(known)
+    heard = [(record(folder, case, honest.done[index]), case) for index, case in enumerate(honest.cases)]
+    seen = run_jobs(sandbox, [(exercise, forged(exercise, kind, *each), each[1]) for kind in FORGERS for each in heard])
+    n = len(heard)
     return {kind: exercise.judge(seen[place * n : (place + 1) * n]) for place, kind in enumerate(FORGERS)}
+
+
+# Whoever asks the desk for every layer's key once more in backward has passed through every layer once more.
+ASKED = {"activations.5": {"recompute"}}
+
+
+def earned(result: Result) -> set[str]:
+    """The checks that earned points."""
+    return {each.name for each in result.checks if each.points}
+
+
+def known(exercise: Exercise) -> set[str]:
+    """The checks that whoever knows every right value may pass: values of exercises that ask for nothing but values."""
+    if "world_size" in exercise.cases(SEED)[0]:
+        return set()  # ranks that have not heard of each other earn nothing, whatever they know
+    values = {check.name for check in exercise.checks if check.kind in ("value", "gradient")}
+    return values | ASKED.get(exercise.id, set())
+
+
+def refuse(sandbox: Sandbox, exercise: Exercise, folder: Path) -> None:
+    """Assert that no forger earns more than its work."""
+    results = tried(sandbox, exercise, folder)
+    assert not earned(results["mirror"]), results["mirror"]
+    if exercise.harness.startswith("paper."):
+        return  # nothing is asked for but the answer: whoever knows it has earned it
+    told = {check.name for check in exercise.checks if check.is_told}
+    assert earned(results["oracle"]) <= known(exercise), results["oracle"]
+    assert earned(results["silent"]) <= known(exercise) - told, results["silent"]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,7 @@ from dtlib.grading.checks import all_exercises
 from dtlib.grading.exercise import Exercise
 from dtlib.grading.sandbox import Sandbox
 
+from . import forgers
 from .answers import ROOT, SEED, Tried, answer, open_sandbox, programs, run_jobs, try_all
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
@@ -45,6 +47,11 @@ def sandbox() -> Iterator[Sandbox]:
 def test_every_program_is_as_the_bank_says_on_all_cases(name: str, sandbox: Sandbox):
     tried = [Tried(all_exercises()[name], program, SEED) for program in programs(name)]
     assert not [each.complaint() for each in try_all(sandbox, tried)]
+
+
+@pytest.mark.parametrize("name", EXERCISES)
+def test_no_forger_earns_more_than_its_work(name: str, sandbox: Sandbox, tmp_path: Path):
+    forgers.refuse(sandbox, all_exercises()[name], tmp_path)
 
 
 @pytest.mark.parametrize("name", EXERCISES)

@@ -101,7 +101,7 @@ def test_every_rank_is_gone_within_a_second_of_the_first_error(tmp_path):
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("num_runs", [100, pytest.param(1000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("num_runs", [40, pytest.param(1000, marks=pytest.mark.soak)])
 def test_many_runs_in_a_row(nothing_left, num_runs):
     def main(number):
         total = torch.tensor([float(number)])
@@ -113,7 +113,7 @@ def test_many_runs_in_a_row(nothing_left, num_runs):
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("num_runs", [40, pytest.param(200, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("num_runs", [15, pytest.param(200, marks=pytest.mark.soak)])
 def test_many_runs_from_two_processes_at_once(nothing_left, num_runs):
     code = MANY.format(runs=num_runs, world_size=3)
     with concurrent.futures.ThreadPoolExecutor(2) as pool:

@@ -29,10 +29,10 @@ def phases(plan: str) -> int:
 
 @formula("sp.sent_elements", source="korthikanti2023", chapter="sp", equation=r"n\,\frac{t-1}{t}\,b\,s\,h")
 def sent_elements(micro_batch: int, seq: int, hidden: int, tp: int, plan: str = "none") -> float:
-    """Elements that each rank sends in a layer for one micro-batch.
+    """Elements that a rank sends in a layer.
 
-    `phases` times (t−1)/t · bsh: the same for tensor parallelism with and without split tokens, a quarter more if the
-    inputs are gathered again. ``ValueError`` for sizes below 1 or another plan.
+    For one micro-batch: `phases` times (t−1)/t · bsh: the same for tensor parallelism with and without split tokens, a
+    quarter more if the inputs are gathered again. ``ValueError`` for sizes below 1 or another plan.
     """
     b, s, h = whole("micro_batch", micro_batch, 1), whole("seq", seq, 1), whole("hidden", hidden, 1)
     t = whole("tp", tp, 1)
@@ -48,11 +48,11 @@ def sent_elements(micro_batch: int, seq: int, hidden: int, tp: int, plan: str = 
 def kept_bytes(
     seq: int, micro_batch: int, hidden: int, num_heads: int, tp: int, plan: str = "none", *, core: bool = True
 ) -> float:
-    """Activations of a GPT's layer on one rank, in 2 bytes an element and 1 a mask.
+    """Activations of a layer on one rank.
 
-    (c₀, c₁) = (10, 24) with all tokens on each rank, (4, 30) with tokens split and gathered inputs kept, (0, 34) with
-    inputs gathered again; `core` is attention's, 5as/h, which is split by heads in all plans. Statistics of norms are
-    left out. ``ValueError`` for sizes below 1 or another plan.
+    Of a GPT, in 2 bytes an element and 1 a mask: (c₀, c₁) = (10, 24) with all tokens on each rank, (4, 30) with tokens
+    split and gathered inputs kept, (0, 34) with inputs gathered again; `core` is attention's, 5as/h, which is split by
+    heads in all plans. Statistics of norms are left out. ``ValueError`` for sizes below 1 or another plan.
     """
     s, b, h = whole("seq", seq, 1), whole("micro_batch", micro_batch, 1), whole("hidden", hidden, 1)
     a, t = whole("num_heads", num_heads, 1), whole("tp", tp, 1)

@@ -15,12 +15,13 @@ from dtlib.theory.valid import amount, whole
 def saved_seconds(
     micro_batch: int, seq: int, hidden: int, tp: int, memory_bytes_per_s: float, *, backward: bool = False
 ) -> float:
-    """Seconds of norms, dropout and residual sums that each rank no longer spends in a layer's forward pass.
+    """Seconds that split tokens save in a layer.
 
-    They are bound by memory. Twice a layer a norm reads and writes (4 bytes an element), and dropout with the sum reads
-    two, writes one and a mask (7): 22bsh bytes. `backward`, a norm reads two and writes one (6), two gradients are
-    added (6), and dropout reads one and a mask and writes one (5): 34bsh. Split by tokens, a rank moves a t-th of them,
-    at M bytes a second. ``ValueError`` for sizes below 1 or a rate that is not positive.
+    Norms, dropout and residual sums are bound by memory. Forward, twice a layer, a norm reads and writes (4 bytes an
+    element), and dropout with the sum reads two, writes one and a mask (7): 22bsh bytes. `backward`, a norm reads two
+    and writes one (6), two gradients are added (6), and dropout reads one and a mask and writes one (5): 34bsh. Split
+    by tokens, a rank moves a t-th of them, at M bytes a second. ``ValueError`` for sizes below 1 or a rate that is not
+    positive.
     """
     b, s, h = whole("micro_batch", micro_batch, 1), whole("seq", seq, 1), whole("hidden", hidden, 1)
     t, moved = whole("tp", tp, 1), 34 if backward else 22
@@ -36,11 +37,12 @@ def saved_seconds(
 def core_seconds(
     micro_batch: int, seq: int, hidden: int, num_heads: int, tp: int, flop_per_s: float, memory_bytes_per_s: float
 ) -> float:
-    """Seconds to compute the core of a layer's attention once, written out: what a selective recompute costs.
+    """Seconds of a selective recompute.
 
-    Two products of 2bs²h operations at F a second; and each of the abs² scores is written (2 bytes), read and written
-    by the softmax (4), by dropout with its mask (5), and read by the second product (2), at M bytes a second. The heads
-    are split over t ranks. ``ValueError`` for sizes below 1 or rates that are not positive.
+    It computes the core of a layer's attention, written out, once more: two products of 2bs²h operations at F a second;
+    and each of the abs² scores is written (2 bytes), read and written by the softmax (4), by dropout with its mask (5),
+    and read by the second product (2), at M bytes a second. The heads are split over t ranks. ``ValueError`` for sizes
+    below 1 or rates that are not positive.
     """
     b, s, h = whole("micro_batch", micro_batch, 1), whole("seq", seq, 1), whole("hidden", hidden, 1)
     a, t = whole("num_heads", num_heads, 1), whole("tp", tp, 1)

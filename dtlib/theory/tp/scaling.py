@@ -88,12 +88,12 @@ def replicated_share(
 
     They move bytes and hardly compute. In 2 bytes an element and 1 a mask, twice a layer: a norm reads and writes (4
     bytes an element), dropout with the sum reads two, writes one and a mask (7); backward a norm reads two and writes
-    one (6), dropout reads one and a mask, and writes one (5). 44bsh bytes a layer, and 22bsh more for a full recompute,
-    beside 3 (or 4) · bsh(24h + 4s) operations.
+    one (6), two gradients are added (6), dropout reads one and a mask, and writes one (5). 56bsh bytes a layer, and
+    22bsh more for a full recompute, beside 3 (or 4) · bsh(24h + 4s) operations.
     """
     h, s = whole("hidden", hidden, 1), whole("seq", seq, 1)
     rate = amount("flops_per_s", flops_per_s, positive=True)
     memory = amount("memory_bytes_per_s", memory_bytes_per_s, positive=True)
     passes, _ = _passes(recompute)
-    moved = 44 + 22 * (passes - 3)
+    moved = 56 + 22 * (passes - 3)
     return (moved / memory) / (passes * (24 * h + 4 * s) / rate)

@@ -175,8 +175,8 @@ def test_an_optimizer_from_outside(stage):
     assert_same(lab.run(job, 3), expected)
 
 
-class Lamb(torch.optim.Optimizer):
-    """Steps of the length of the whole parameter: an optimizer that torch does not know."""
+class Unknown(torch.optim.Optimizer):
+    """An optimizer that torch does not know, which moves a parameter along `direction`."""
 
     def __init__(self, params, lr=0.1):
         super().__init__(params, {"lr": lr})
@@ -186,21 +186,21 @@ class Lamb(torch.optim.Optimizer):
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
-                    p.sub_(p.grad / p.grad.norm() * p.norm(), alpha=group["lr"])
+                    p.sub_(self.direction(p), alpha=group["lr"])
 
 
-class SignSGD(torch.optim.Optimizer):
-    """Treats each element by itself, and torch does not know it either."""
+class Lamb(Unknown):
+    """Steps of the length of the whole parameter."""
 
-    def __init__(self, params, lr=0.01):
-        super().__init__(params, {"lr": lr})
+    def direction(self, p):
+        return p.grad / p.grad.norm() * p.norm()
 
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    p.sub_(p.grad.sign(), alpha=group["lr"])
+
+class SignSGD(Unknown):
+    """Treats each element by itself."""
+
+    def direction(self, p):
+        return 0.1 * p.grad.sign()
 
 
 @every_stage
