@@ -31,7 +31,7 @@ def draw(rng: Rng) -> Cases:
 
 
 def case(rng: Rng, number: int, kind: str, ranks: int, order: str) -> dict[str, Any]:
-    seq, width = 2 * ranks * int(rng.integers(500, 3000)), 128 * int(rng.integers(1, 17))
+    seq, width = 2 * ranks * int(rng.integers(50, 300)), 128 * int(rng.integers(1, 17))
     used = places(ranks, seq, "contiguous" if kind == CONTIGUOUS else order)
     block = 2 * 2 * seq // ranks * width  # bytes of its keys and values
     hops = ranks - 1 + {PASSED: 0, HOME: ranks - 1}.get(kind, ranks)
