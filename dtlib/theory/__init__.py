@@ -1,6 +1,6 @@
 """What should happen: closed forms and simulations on numpy arrays. Nothing here imports torch."""
 
-from . import activations, cluster, collectives, dp, footprint, hardware, memory, models, sp, tp, units, zero
+from . import activations, cluster, collectives, cp, dp, footprint, hardware, memory, models, sp, tp, units, zero
 from .formula import Formula, formula, formulas
 
 __all__ = [
@@ -8,6 +8,7 @@ __all__ = [
     "activations",
     "cluster",
     "collectives",
+    "cp",
     "dp",
     "footprint",
     "formula",

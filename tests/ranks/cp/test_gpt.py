@@ -1,0 +1,217 @@
+"""A GPT whose tokens lie on several ranks against one process, and wrong ones, which the judge refuses."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext as right
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.testing import assert_close
+
+from dtlib import lab
+from dtlib.ranks import cp
+from dtlib.ranks.cp import gpt, ring, tiles
+from dtlib.ranks.model import GPT
+from dtlib.theory.cp import pieces
+from tests.ranks.tp import judge
+from tests.ranks.tp.judge import CLOSE, Case, Whole, patched, train
+
+
+@dataclass(frozen=True)
+class How:
+    """The order of tokens, and the way of attention."""
+
+    order: str = "zigzag"
+    way: str = "ring"
+
+
+# 13 and 11 tokens: no number of ranks has equal parts
+BASE = {name: replace(case, config=replace(case.config, seq=14), seq=13 + case.offset, chunks=1)
+        for name, case in judge.CASES.items()}  # fmt: skip
+CASES: dict[str, tuple[Case, How]] = {
+    "gpt": (BASE["gpt"], How("contiguous")),
+    "llama": (replace(BASE["llama"], offset=3, seq=14), How()),
+    "one key": (BASE["one key"], How()),
+    "frozen": (BASE["frozen"], How()),
+    "two keys": (BASE["two keys"], How(way="ulysses")),
+    "gpt by heads": (BASE["gpt"], How("contiguous", "ulysses")),
+}
+
+
+class Split(Whole):
+    """A rank of a group that has a part of every sequence."""
+
+    def __init__(self, case, how, seed, group):
+        super().__init__(case, seed)
+        self.group, self.how = group, how
+        cp.parallelize(self.model, group, order=how.order, way=how.way)
+
+    def loss(self, logits, targets):
+        return cp.next_token_loss(logits, targets, group=self.group, order=self.how.order)
+
+
+def fits(case, how, n):
+    return how.way == "ring" or case.config.num_heads % n == 0
+
+
+def on_a_rank(n, runs):
+    group, replica, first = judge.groups(n)
+    results = []
+    for name, mutant in runs:
+        case, how = CASES[name]
+        with mutant():
+            found = train(Split(case, how, dist.get_rank(), group), case, replica)
+        results.append(found | {"replica": replica, "seed": first})
+    return results
+
+
+def check(world_size, n, runs):
+    """Train all `runs` in one start; for each the AssertionError, or None where it equals one process."""
+    by_rank = lab.run(on_a_rank, world_size, args=(n, runs), timeout_s=120)
+    verdicts = []
+    for number, (name, _) in enumerate(runs):
+        try:
+            judge.compare(CASES[name][0], [results[number] for results in by_rank])
+            verdicts.append(None)
+        except AssertionError as error:
+            verdicts.append(str(error))
+    return verdicts
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
+def test_equals_one_process(n):
+    names = [name for name, (case, how) in CASES.items() if fits(case, how, n)]
+    assert len(names) >= 4
+    assert check(n, n, [(name, right) for name in names]) == [None] * len(names)
+
+
+def test_two_groups_do_not_meet():
+    assert check(4, 2, [("llama", right), ("two keys", right)]) == [None] * 2
+
+
+# --- wrong implementations, each of which the judge must refuse -----------------------------------------------------
+
+
+def no_sum_of_the_weights_gradients():
+    return patched(gpt, "_summed", lambda gradient, group: gradient)
+
+
+def positions_from_0_on_every_rank():
+    enter = gpt.Context.enter
+
+    def wrong(self, module, arguments, where):
+        arguments, where = enter(self, module, arguments, where)
+        return arguments, where | {"offset": 0}
+
+    return patched(gpt.Context, "enter", wrong)
+
+
+def averaged_instead_of_merged():
+    def wrong(out, total, q, kv, hidden):
+        mine, seen = torch.zeros_like(out), torch.full_like(total, -torch.inf)
+        tiles.merge_tile(mine, seen, q, kv, hidden)
+        first = total == -torch.inf
+        out.copy_(torch.where(first, mine, (out + mine) / 2))
+        total.copy_(torch.logaddexp(total, seen))
+
+    return patched(ring, "merge_tile", wrong)
+
+
+def gradients_of_keys_stay_where_they_were_found():
+    backward = ring._Ring.backward
+
+    def wrong(context, dout):
+        dq, *_, a, b, c = backward(context, dout)
+        rank = context.peers.rank
+        alone = SimpleNamespace(
+            saved_tensors=context.saved_tensors, peers=None, ranges=[context.ranges[rank]], mask=context.mask
+        )
+        _, dk, dv, *_ = backward(alone, dout)
+        return dq, dk, dv, a, b, c
+
+    return patched(ring._Ring, "backward", staticmethod(wrong))
+
+
+def a_mean_of_the_ranks_means():
+    def wrong(logits, targets, *, group=None, order="zigzag"):
+        own = cp.Layout(targets.shape[1], group, order).take(targets)
+        return cp.gpt.sum_over_ranks(cp.gpt.whole_model.next_token_loss(logits, own), group) / dist.get_world_size(
+            group
+        )
+
+    return patched(cp, "next_token_loss", wrong)
+
+
+MUTANTS = {
+    no_sum_of_the_weights_gradients: "gradients",
+    positions_from_0_on_every_rank: "losses",
+    averaged_instead_of_merged: "losses",
+    gradients_of_keys_stay_where_they_were_found: "gradients",
+    a_mean_of_the_ranks_means: "losses",
+}
+
+
+def test_wrong_ones_are_refused():
+    for verdict, what in zip(check(3, 3, [("llama", m) for m in MUTANTS]), MUTANTS.values(), strict=True):
+        assert verdict is not None
+        assert verdict.startswith(what)
+
+
+# --- packed documents, errors -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["ring", "ulysses"])
+def test_a_packed_document_is_read_as_if_it_were_alone(way):
+    """Rotary positions matter by their distance alone, so each document may be read by itself, from 0."""
+    config = replace(judge.LLAMA, seq=14, num_kv_heads=6)
+    tokens_bs = torch.randint(config.vocab, (2, 14), generator=torch.Generator().manual_seed(1))
+    ends = (5, 9)  # of the first document in each sequence
+    documents_bs = torch.stack([(torch.arange(14) >= end).long() for end in ends])
+
+    def job():
+        model = cp.parallelize(GPT(config), way=way)
+        return model(tokens_bs, documents_bs=documents_bs).detach()
+
+    logits_bsv = lab.run(job, 3)
+    with torch.no_grad():
+        model = GPT(config)
+        alone = [
+            torch.cat([model(x[None, :end]), model(x[None, end:])], 1) for x, end in zip(tokens_bs, ends, strict=True)
+        ]
+    order = [p for own in pieces(14, 3) for each in own for p in each]
+    assert_close(torch.cat(logits_bsv, 1), torch.cat(alone)[:, order], **CLOSE)
+
+
+def test_bad_input_is_named():
+    def errors():
+        model, said = cp.parallelize(GPT(replace(judge.GPT_CONFIG, num_heads=6))), []
+        tokens = torch.zeros(1, 8, dtype=torch.int64)
+        calls = (
+            lambda: cp.parallelize(model),
+            lambda: cp.parallelize(torch.nn.Linear(2, 2)),
+            lambda: cp.parallelize(GPT(judge.GPT_CONFIG), order="snake"),
+            lambda: cp.parallelize(GPT(judge.GPT_CONFIG), way="pigeon"),
+            lambda: cp.parallelize(GPT(replace(judge.GPT_CONFIG, dropout=0.1))),
+            lambda: cp.parallelize(GPT(judge.GPT_CONFIG), way="ulysses"),
+            lambda: model(tokens, documents_bs=tokens[:, 1:]),
+            lambda: model(tokens[:, :7]),
+            lambda: cp.next_token_loss(torch.zeros(1, 3, 19), tokens),
+        )
+        for call in calls:
+            with lab.wire() as wire, pytest.raises(ValueError) as error:
+                call()
+            said.append((str(error.value), wire.total_bytes))
+        return said
+
+    words = [
+        "model must be whole, and is split already", "model must be a GPT", "order must be one of contiguous, zigzag",
+        "way must be one of ring, ulysses", "model must be without dropout, and has 0.1", "cp must divide num_heads=6",
+        "documents_bs must be of shape (1, 8)", "seq must be at least 8", "logits_bsv must be of shape (1, 2)",
+    ]  # fmt: skip
+    for rank in lab.run(errors, 4):
+        for (said, sent), expected in zip(rank, words, strict=True):
+            assert said.startswith(expected)
+            assert sent == 0
