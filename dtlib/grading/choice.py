@@ -29,16 +29,20 @@ def fastest(possible: Possible) -> tuple[str, int] | None:
     return (name, ranks) if sum(each[0] < _CLEARLY * seconds for each in possible) == 1 else UNCLEAR
 
 
-def told_apart(rng: Rng, drawn: Callable[[Rng], Job], *theories: Callable[[Job], Possible]) -> Job:
-    """A job that is clear by each of the theories, and for which the first two of them have different answers.
+def told_apart(
+    rng: Rng, drawn: Callable[[Rng], Job], right: Callable[[Job], Possible], *wrong: Callable[[Job], Possible]
+) -> Job:
+    """A job for which a wrong theory has another answer than the right one, or two wrong ones have different answers.
 
-    By the last one, the right one, something is possible.
+    It is clear by each of them, and by the right one something is possible.
     """
     while True:
         job = drawn(rng)
-        told = [fastest(theory(job)) for theory in theories]
-        if told[0] != told[1] and told[-1] and UNCLEAR not in told:
-            return job
+        wanted = fastest(right(job))
+        if wanted and wanted != UNCLEAR:
+            told = [fastest(theory(job)) for theory in wrong]
+            if UNCLEAR not in told and told[0] != (wanted if len(told) == 1 else told[1]):
+                return job
 
 
 def checks(possible: Callable[[Case], Possible], names: Sequence[str], none: str) -> tuple[Check, Check]:

@@ -7,8 +7,9 @@ import numpy as np
 
 from dtlib.grading.inputs import Case, Cases, Rng, call
 from dtlib.grading.kinds import on_paper, values
+from dtlib.theory import cp
 
-POSITIONS, AVERAGED, CONTIGUOUS, HIDDEN = "positions from 0", "averaged", "contiguous order", "hidden pairs computed"
+POSITIONS, AVERAGED, CONTIGUOUS, HIDDEN = "positions from 0", "averaged", "contiguous order", "hidden scores computed"
 HOME, PASSED, GATHERED, NOTHING = "gradients not sent home", "gradients not passed on", "keys gathered", "nothing wrong"
 
 #: What is wrong, ranks, and the order that was asked for.
@@ -19,7 +20,7 @@ KINDS = (
     (AVERAGED, 2, "zigzag"), (AVERAGED, 3, "contiguous"), (AVERAGED, 4, "zigzag"), (AVERAGED, 2, "contiguous"),
     (CONTIGUOUS, 2, "zigzag"), (CONTIGUOUS, 3, "zigzag"), (CONTIGUOUS, 4, "zigzag"),
     (HIDDEN, 2, "contiguous"), (HIDDEN, 3, "zigzag"), (HIDDEN, 4, "contiguous"), (HIDDEN, 2, "zigzag"),
-    (HOME, 2, "zigzag"), (HOME, 3, "contiguous"), (HOME, 4, "zigzag"),
+    (HOME, 3, "zigzag"), (HOME, 4, "contiguous"), (HOME, 5, "zigzag"),
     (PASSED, 2, "contiguous"), (PASSED, 3, "zigzag"), (PASSED, 4, "contiguous"),
     (GATHERED, 4, "zigzag"), (GATHERED, 5, "contiguous"), (GATHERED, 8, "zigzag"),
 )  # fmt: skip
@@ -32,41 +33,29 @@ def draw(rng: Rng) -> Cases:
 
 def case(rng: Rng, number: int, kind: str, ranks: int, order: str) -> dict[str, Any]:
     seq, width = 2 * ranks * int(rng.integers(50, 300)), 128 * int(rng.integers(1, 17))
-    used = places(ranks, seq, "contiguous" if kind == CONTIGUOUS else order)
-    block = 2 * 2 * seq // ranks * width  # bytes of its keys and values
-    hops = ranks - 1 + {PASSED: 0, HOME: ranks - 1}.get(kind, ranks)
+    a_hop = 2 * cp.ring_elements(1, seq, 1, width, ranks, backward=False) / (ranks - 1)  # bytes
+    hops = ranks - 1 + {PASSED: 0, HOME: ranks - 2}.get(kind, ranks - 1)
     blocks = min(3, ranks) if kind == NOTHING else int(rng.integers(2, 4))  # those that may be held are all of three
     off, gradient_off = (rng.uniform(1e-7, 2e-6, size) for size in (4 * ranks, ranks))
-    off += outputs_off(rng, places(ranks, 4 * ranks, order), kind)
+    off += outputs_off(rng, [np.concatenate(each) for each in cp.pieces(4 * ranks, ranks, order)], kind)
     if kind in (POSITIONS, AVERAGED, HOME, PASSED):
         gradient_off += rng.uniform(0.05, 0.5, ranks)
     if kind == PASSED and order == "contiguous":
         gradient_off[-1] = 1e-6  # the last rank's keys are seen by its own tokens alone
     run = {
         "cp": ranks, "order": order, "seq": seq, "kv_width": width,
-        "pairs": [[pairs(own, used[rank - j], kind) for j in range(ranks)] for rank, own in enumerate(used)],
+        "scores": scores(seq, ranks, order, kind).tolist(),
         "off": off.tolist(), "key_gradient_off": gradient_off.tolist(),
-        "sent_backward": round(hops * block * rng.uniform(1.001, 1.006)),
+        "sent_backward": round(hops * a_hop * rng.uniform(1.001, 1.006)),
         "held_tokens": seq if kind == GATHERED else blocks * seq // ranks,
     }  # fmt: skip
     return call(f"run {number}, on {ranks} ranks", [run]) | {"wrong": kind}
 
 
-def places(ranks: int, seq: int, order: str) -> list[Any]:
-    """Of each rank where its tokens stand in the sequence."""
-    if order == "contiguous":
-        return np.split(np.arange(seq), ranks)
-    chunks = np.split(np.arange(seq), 2 * ranks)
-    return [np.concatenate([chunks[rank], chunks[-1 - rank]]) for rank in range(ranks)]
-
-
-def pairs(queries: Any, keys: Any, kind: str) -> int:
-    """For how many pairs of tokens at these places a score is computed."""
-    if kind == HIDDEN:
-        return len(queries) * len(keys)
-    if kind == POSITIONS:
-        queries, keys = np.arange(len(queries)), np.arange(len(keys))
-    return int(np.searchsorted(np.sort(keys), queries, "right").sum())
+def scores(seq: int, ranks: int, order: str, kind: str) -> Any:
+    """Scores of a head by rank and round. Who counts from 0 hides in every round what is hidden in the first."""
+    found = cp.scores(seq, ranks, "contiguous" if kind == CONTIGUOUS else order, causal=kind != HIDDEN)
+    return np.repeat(found[:, :1], ranks, 1) if kind == POSITIONS else found
 
 
 def outputs_off(rng: Rng, order: list[Any], kind: str) -> Any:
@@ -102,7 +91,7 @@ def of(*kinds: str) -> Any:
 EXERCISE = on_paper(
     "cp.5", "find_flaw", "What is wrong with this attention?", draw,
     of(POSITIONS, AVERAGED)(2, "values", "positions that begin anew, rounds that are averaged"),
-    of(CONTIGUOUS, HIDDEN)(2, "work", "another order, work on pairs that do not count"),
+    of(CONTIGUOUS, HIDDEN)(2, "work", "another order, scores that do not count"),
     of(HOME, PASSED)(2, "gradients", "gradients that do not come home, or do not leave"),
     of(GATHERED)(1, "memory", "keys that are gathered"),
     of(NOTHING)(2, "nothing", "nothing is found where nothing is wrong"),

@@ -9,6 +9,7 @@ from dtlib.grading.inputs import Case, Cases, Rng, call
 from dtlib.grading.kinds import on_paper, values
 from dtlib.grading.seen import Observed
 from dtlib.grading.signs import Wrong, every, only_if
+from dtlib.theory import cp
 
 PAIR = "output, log_sum"
 
@@ -41,13 +42,10 @@ def case(rng: Rng, blocks: int, around: float, apart: float, hidden: float) -> d
 
 def right(case: Case) -> list[Any]:
     """As one softmax over all blocks."""
-    outputs, log_sums = map(np.asarray, case["arguments"])
-    largest = log_sums.max(0)
-    weights = np.exp(log_sums - np.where(np.isfinite(largest), largest, 0))
-    total = weights.sum(0)
-    output = (weights[..., None] * outputs).sum(0) / np.where(total, total, 1)[:, None]
-    with np.errstate(divide="ignore"):
-        return [output, largest + np.log(np.where(total, total, 1))]
+    found, *others = zip(*case["arguments"], strict=True)
+    for each in others:
+        found = cp.merge(found, each)
+    return list(found)
 
 
 def lost_where_nothing_is_seen(observed: Observed) -> bool:

@@ -10,6 +10,7 @@ from dtlib.grading.exercise import Exercise
 from dtlib.grading.kinds import ROOM, Ranges, keeps, messages_alone, own_work, sends, values
 from dtlib.grading.seen import Case
 from dtlib.grading.signs import Theory, Wrong, every, only_if, some_rank
+from dtlib.theory import cp
 
 from . import _attention as attention
 from ._attention import Merge, merged, seen
@@ -74,8 +75,9 @@ def where(condition: str, theory: Theory) -> Theory:
 
 def needed(case: Case, tensors: int = 2) -> float:
     """What all ranks send if so many of a rank's tensors visit all others."""
-    n, entries = case["world_size"], case["heads"] * case["width"] * sum(case["lengths"])
-    return float((n - 1) * tensors * entries * oracle.FLOAT_BYTES)
+    n, seq = case["world_size"], sum(case["lengths"])
+    keys_and_values = n * cp.ring_elements(1, seq, case["heads"], case["width"], n, backward=False)
+    return oracle.FLOAT_BYTES * keys_and_values / 2 * tensors
 
 
 def held(tensors: float) -> Callable[[Case, int], float]:

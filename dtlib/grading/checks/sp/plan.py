@@ -91,9 +91,9 @@ def draw(rng: Rng) -> Cases:
     """The task's; of each wrong theory one that it gets wrong, and of two that are alike one that tells them apart; one
     where nothing fits, and one where something just does."""
     cases = [case("22 billion", Job(2048, 4, 6144, 48, [2, 4, 8], [20.0, 28.0, 12.0], 140e12, 300e9, 2e12))]
-    for theories in [(each, RIGHT) for each in WRONG.values()] + [(WRONG[one], WRONG[two]) for one, two in ALIKE]:
-        known = (partial(possible, by=each) for each in (*theories, RIGHT))
-        cases.append(case("drawn", choice.told_apart(rng, drawn, *known)))
+    for names in (*((name,) for name in WRONG), *ALIKE):
+        wrong = (partial(possible, by=WRONG[name]) for name in names)
+        cases.append(case("drawn", choice.told_apart(rng, drawn, possible, *wrong)))
     size, layers = int(rng.choice([1024, 2048, 4096])), int(rng.choice([16, 32]))
     exact = Job(size, 1, size, layers, [2, 4], [0.0, layers * 11.5 * size**2 / units.GiB], 2.0**47, 2.0**38, 2.0**41)
     return [*cases, case("nothing fits", drawn(rng, room=False)), case("just fits", exact)]
