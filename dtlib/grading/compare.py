@@ -61,9 +61,11 @@ def compare(seen: Any, expected: Any, where: str, rtol: float = 1e-6, atol: floa
 
 
 def _off(seen: Any, expected: Any, rtol: float, atol: float) -> Any:
-    """Which elements of an array differ; NaN always does."""
-    wanted = expected.astype(np.float64)
-    return ~(np.abs(seen.astype(np.float64) - wanted) <= atol + rtol * np.abs(wanted))
+    """Which elements of an array differ; NaN always does, and an infinity from everything but itself."""
+    told, wanted = seen.astype(np.float64), expected.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        near = np.abs(told - wanted) <= atol + rtol * np.abs(wanted)
+    return ~np.where(np.isfinite(wanted), near, told == wanted)
 
 
 def show(value: Any) -> str:

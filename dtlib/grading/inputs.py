@@ -192,3 +192,9 @@ def logits(given: Mapping[str, Any]) -> Array:
     drawn = noise({"weights_seed": given["own_seed"]}, "logits", (given["tokens"], given["words"]), 4.0)
     drawn += noise(given, "around", (given["tokens"], 1), given["largest"])
     return drawn
+
+
+def heads(given: Mapping[str, Any], names: str) -> list[Array]:
+    """A rank's tensors of these names, [heads, tokens, entries], made of a seed of its own; q as large as a factor."""
+    own = {"weights_seed": given["own_seed"]}
+    return [noise(own, name, given["shape"], given["factor"] if name == "q" else 1.5) for name in names]

@@ -122,6 +122,12 @@ class TestCompare:
         assert not close(np.array([np.nan]), np.array([np.nan]))
         assert not close(np.array([np.nan]), np.array([1.0]), atol=1e9)
 
+    def test_infinity_equals_itself_alone(self):
+        wanted = np.array([-np.inf, 1.0])
+        assert close(wanted.copy(), wanted)
+        assert not any(close(np.array([each, 1.0]), wanted) for each in (np.inf, np.nan, -1e300, 0.0))
+        assert not close(np.array([-np.inf, np.inf]), wanted, atol=1e9)
+
     def test_first_difference_is_shown(self):
         seen, expected = np.arange(8.0), np.arange(8.0)
         seen[5] = 9

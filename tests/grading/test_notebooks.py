@@ -33,7 +33,7 @@ def test_examples_hold(stem: str):
     """Every exercise has an example, and the reference gives what it says."""
     space = reference_namespace(stem)
     tasks = {name: text for name, text in cells(stem).items() if name.endswith("-task")}
-    assert len(tasks) >= 5
+    assert len(tasks) >= 3
     for name, text in tasks.items():
         examples = "\n".join(re.findall(r"```python\n(.*?)```", text, re.S))
         test = doctest.DocTestParser().get_doctest(examples, dict(space), name, None, 0)

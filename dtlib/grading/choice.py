@@ -1,0 +1,80 @@
+"""Exercises that ask for the fastest of what is possible: jobs that tell theories apart, and the two checks.
+
+A theory lists what is possible for a job, each as its seconds and an answer: ``(seconds, name, ranks)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from .compare import show
+from .exercise import Check, Finding, FormError
+from .inputs import Rng
+from .kinds import order
+from .seen import Case, Observed
+from .signs import only_if
+
+Possible = Sequence[tuple[float, str, int]]
+Job = TypeVar("Job")
+UNCLEAR = ("", 0)
+_CLEARLY = 1.01  # times longer
+
+
+def fastest(possible: Possible) -> tuple[str, int] | None:
+    """The answer that takes the least time, `UNCLEAR` if another takes about as long; None if nothing is possible."""
+    if not possible:
+        return None
+    seconds, name, ranks = min(possible)
+    return (name, ranks) if sum(each[0] < _CLEARLY * seconds for each in possible) == 1 else UNCLEAR
+
+
+def told_apart(
+    rng: Rng, drawn: Callable[[Rng], Job], right: Callable[[Job], Possible], *wrong: Callable[[Job], Possible]
+) -> Job:
+    """A job for which a wrong theory has another answer than the right one, or two wrong ones have different answers.
+
+    It is clear by each of them, and by the right one something is possible.
+    """
+    while True:
+        job = drawn(rng)
+        wanted = fastest(right(job))
+        if wanted and wanted != UNCLEAR:
+            told = [fastest(theory(job)) for theory in wrong]
+            if UNCLEAR not in told and told[0] != (wanted if len(told) == 1 else told[1]):
+                return job
+
+
+def checks(possible: Callable[[Case], Possible], names: Sequence[str], none: str) -> tuple[Check, Check]:
+    """That a choice, one of `names` and a number of ranks, is possible (3), and that no other is faster (4).
+
+    Cases say under ``"is"`` whether there are `some`; where there are none, the right answer is None, and something
+    else is the mistake called `none`.
+    """
+
+    def chosen(observed: Observed) -> tuple[str, int] | None:
+        answer = observed.said[0]["answer"]
+        if answer is None:
+            return None
+        if isinstance(answer, list) and len(answer) == 2 and answer[0] in names and isinstance(answer[1], int):
+            return str(answer[0]), int(answer[1])
+        raise FormError(show(answer), f"a pair of a name ({', '.join(names)}) and a number of ranks, or None")
+
+    def find_impossible(observed: Observed) -> Finding | None:
+        answer, known = chosen(observed), [each[1:] for each in possible(observed.case)]
+        if answer in known or (answer is None and not known):
+            return None
+        return Finding(show(answer), "something that is possible" if known else "None", observed.words)
+
+    def find_faster(observed: Observed) -> Finding | None:
+        answer, wanted = chosen(observed), fastest(possible(observed.case))
+        return None if answer == wanted else Finding(show(answer), show(wanted), observed.words)
+
+    def agrees(observed: Observed, other: Any) -> bool:
+        return chosen(observed) == (tuple(other) if isinstance(other, list) else other)
+
+    words = "it is possible, and None where nothing is", "nothing else that is possible is faster"
+    return (
+        order(3, "possible", words[0], find_impossible, wrong={none: only_if("some")}, kind="value", agrees=agrees),
+        order(4, "fastest", words[1], find_faster, where="some", kind="value", agrees=agrees),
+    )

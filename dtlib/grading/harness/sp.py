@@ -1,0 +1,30 @@
+"""Harness of sequence parallelism: each rank is given its tokens and its slices, goes forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dtlib.grading import inputs
+
+from .desk import Desk
+from .network import elements
+
+
+def mlp(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
+    """``y = function(x, *weights)``, and back from it: x of a rank's own tokens, weights that others have or not.
+
+    Between the two the desk gives the seed of the gradient that comes back. Of many elements it tells those at some
+    ``positions``.
+    """
+    given = desk.next()
+    x = torch.from_numpy(inputs.noise({"weights_seed": given["own_seed"]}, "x", given["shape"], 1.5)).requires_grad_()
+    weights = [torch.from_numpy(each).requires_grad_() for each in given["weights"]]
+    y = function(x, *weights)
+    output = elements(y, given["positions"])
+    upstream = inputs.noise({"weights_seed": desk.next()}, "upstream", given["shape"])
+    y.backward(torch.from_numpy(upstream))
+    gradient = elements(x.grad, given["positions"])
+    return {"output": output, "gradient": gradient, "weights": [each.grad for each in weights]}
