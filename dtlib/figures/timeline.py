@@ -32,9 +32,10 @@ def timeline(rows: Any, *, unit: str | None = None, axes: Any = None, legend: bo
     """Draw what goes on in each row over time; returns the matplotlib figure.
 
     `rows` is what `lab.timeline` recorded (the timeline of a rank, a list of them, or merged ones), drawn
-    from the moment the first rank began; or a mapping from the label of a row to its bars (`Bar`, or tuples
-    in the order of its fields), as a simulated schedule has them. Lanes of a row lie below each other in the
-    order of their first bar, computing above communicating; bars of a lane that overlap get a strip each.
+    from the moment the first rank began; or a mapping from the label of a row to the timeline of a rank, drawn
+    from its own beginning, or to bars (`Bar`, or tuples in the order of its fields), as a simulated schedule has
+    them. Lanes of a row lie below each other in the order of their first bar, computing above communicating; bars
+    of a lane that overlap get a strip each.
 
     `unit` is ``"s"``, ``"ms"`` or ``"µs"`` for times in seconds (default: what fits), or any other word for
     times that are drawn as they are (``"forward passes"``). `axes` draws into existing axes. Raises
@@ -65,21 +66,25 @@ def timeline(rows: Any, *, unit: str | None = None, axes: Any = None, legend: bo
 
 def _rows(rows: Any) -> dict[str, list[Bar]]:
     if isinstance(rows, Mapping):
-        return {str(label): [bar if isinstance(bar, Bar) else Bar(*bar) for bar in own] for label, own in rows.items()}
+        return {
+            str(label): _bars(own, own.start_seconds)
+            if hasattr(own, "intervals")
+            else [bar if isinstance(bar, Bar) else Bar(*bar) for bar in own]
+            for label, own in rows.items()
+        }
     recorded = list(getattr(rows, "ranks", [rows] if hasattr(rows, "intervals") else rows))
     if not all(hasattr(each, "intervals") for each in recorded):
         raise ValueError(f"rows must be timelines or a mapping from labels to bars, not {rows!r}")
     if not recorded:
         return {}
     zero = min(each.start_seconds for each in recorded)
+    return {f"rank {each.rank}": _bars(each, zero) for each in sorted(recorded, key=lambda each: each.rank)}
+
+
+def _bars(recorded: Any, zero: float) -> list[Bar]:
     order = {"compute": 0, "communication": 1}
-    return {
-        f"rank {each.rank}": [
-            Bar(i.name, i.start_seconds - zero, i.end_seconds - zero, i.kind)
-            for i in sorted(each.intervals, key=lambda i: (order.get(i.kind, 2), i.start_seconds))
-        ]
-        for each in sorted(recorded, key=lambda each: each.rank)
-    }
+    intervals = sorted(recorded.intervals, key=lambda i: (order.get(i.kind, 2), i.start_seconds))
+    return [Bar(i.name, i.start_seconds - zero, i.end_seconds - zero, i.kind) for i in intervals]
 
 
 def _unit(unit: str | None, last: float) -> tuple[str, float]:

@@ -5,7 +5,7 @@ from .fit import fit_alpha_beta, fit_link
 from .launch import RankError, RankTimeout, run
 from .launch.context import barrier
 from .memory import MemorySpan, memory, memory_spans, saved_bytes
-from .race import Race, Ratio, race
+from .race import Race, Ratio, fastest, race
 from .record import SendCounter, count_steps, messages
 from .scale import at_scale
 from .timeline import Timeline, timeline
@@ -24,6 +24,7 @@ __all__ = [
     "barrier",
     "check",
     "count_steps",
+    "fastest",
     "fit_alpha_beta",
     "fit_link",
     "memory",

@@ -17,6 +17,7 @@ NOTEBOOKS = sorted(
     for path in (ROOT / folder).glob("*.ipynb")
 )
 MAX_LINES = 20  # a chapter's cell holds one idea
+MAX_FOLDED_LINES = 30  # a figure with its checks, which a reader sees who opens the fold
 MAX_MECHANISM_LINES = 25  # the cell that is the chapter's mechanism
 MAX_ANSWER_LINES = 40  # a cell of an exercise holds one whole answer
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:home|root|Users|mnt|work)/\w")
@@ -46,7 +47,8 @@ def faults(notebook: dict, max_lines: int = MAX_LINES) -> list[str]:
         if cell.get("execution_count") is not None:
             found.append(f"{where}: has an execution count")
         lines = len(source.strip().splitlines())
-        most = max(max_lines, MAX_MECHANISM_LINES) if "mechanism" in cell["metadata"].get("tags", ()) else max_lines
+        allowed = {"mechanism": MAX_MECHANISM_LINES, "hide-input": MAX_FOLDED_LINES}
+        most = max(max_lines, *(allowed.get(tag, 0) for tag in cell["metadata"].get("tags", ())), 0)
         if lines > most:
             found.append(f"{where}: {lines} lines, more than {most}")
     return found
@@ -87,6 +89,7 @@ def test_a_good_notebook_has_no_fault():
         (lambda n: n["cells"][0].update(outputs=[{"output_type": "stream"}]), "has outputs"),
         (lambda n: n["cells"][0].update(execution_count=3), "has an execution count"),
         (lambda n: n["cells"][0].update(source=["x = 1\n"] * 21), "21 lines, more than 20"),
+        (lambda n: n["cells"][0].update(source=["x = 1\n"] * 31, metadata={"tags": ["hide-input"]}), "more than 30"),
         (lambda n: n["cells"][1].update(id=n["cells"][0]["id"]), "appears twice"),
         (lambda n: n["cells"][1].pop("id"), "no valid id"),
         (lambda n: n["cells"][1].update(source=["see /ho" + "me/me/x"]), "path of one machine"),

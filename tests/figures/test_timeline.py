@@ -22,6 +22,14 @@ def recorded(rank, *intervals, start=100.0, end=101.0):
     return Timeline(rank, start, end, tuple(Interval(*each) for each in intervals))
 
 
+def test_timelines_under_labels_of_their_own_begin_at_their_own_zero():
+    first = recorded(0, ("compute", "forward", 100.1, 100.3))
+    second = recorded(0, ("compute", "forward", 200.1, 200.3), start=200.0, end=201.0)
+    figure = figures.timeline({"one": first, "two": second})
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["one", "two"]
+    assert [bar[:2] for bar in bars_of(figure.axes[0])] == [(100, 200)] * 2  # milliseconds
+
+
 def test_measured_timelines_start_at_zero_and_computing_lies_above():
     first = recorded(0, ("communication", "all-reduce", 100.2, 100.4), ("compute", "backward", 100.1, 100.3))
     second = recorded(1, ("compute", "forward", 100.5, 101.0), start=100.1)

@@ -67,3 +67,13 @@ def test_it_runs_without_ranks_and_reads_well():
 def test_bad_input_is_named(call, kind, words):
     with pytest.raises(kind, match=words):
         call()
+
+
+def test_the_fastest_call_counts_and_all_ranks_begin_together():
+    def job():
+        waits = iter((0.05, 0.0, 0.1))
+        return lab.fastest(lambda: time.sleep(next(waits)), repeats=3)
+
+    assert all(0 < seconds < 0.05 for seconds in lab.run(job, 2))
+    with pytest.raises(ValueError, match="repeats must be"):
+        lab.fastest(lambda: None, repeats=0)
