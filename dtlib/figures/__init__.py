@@ -4,13 +4,14 @@ from . import style
 from .breakdown import breakdown_bars, part_look
 from .knowledge import knowledge
 from .memory import memory_timeline
-from .owners import ADDENDS, EVERY, owners
+from .owners import ADDENDS, EVERY, NOBODY, owners
 from .slider import Slider, slider
 from .timeline import Bar, timeline
 
 __all__ = [
     "ADDENDS",
     "EVERY",
+    "NOBODY",
     "Bar",
     "Slider",
     "breakdown_bars",

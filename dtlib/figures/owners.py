@@ -14,14 +14,16 @@ EVERY = -1
 """An entry that every rank holds."""
 ADDENDS = -2
 """An entry of which every rank holds an addend: the ranks' values have to be added up."""
+NOBODY = -3
+"""An entry that no rank has: nothing is drawn."""
 
 
 def owners(matrices: Mapping[str, ArrayLike], *, columns: int | None = None, box: float = 0.17) -> Any:
     """Draw matrices by who holds their entries; returns the matplotlib figure.
 
     `matrices` maps what stands under each to a matrix of whole numbers: the rank that holds the entry, `EVERY`, or
-    `ADDENDS`. `columns` of them stand in a row (by default all), `box` is the side of an entry in inches.
-    ``ValueError`` for something that is no matrix, or for a number below `ADDENDS`.
+    `ADDENDS`, or `NOBODY`. `columns` of them stand in a row (by default all), `box` is the side of an entry in inches.
+    ``ValueError`` for something that is no matrix, or for a number below `NOBODY`.
     """
     held = {label: _checked(label, matrix) for label, matrix in matrices.items()}
     ranks = sorted({int(rank) for matrix in held.values() for rank in np.unique(matrix) if rank >= 0})
@@ -40,7 +42,8 @@ def owners(matrices: Mapping[str, ArrayLike], *, columns: int | None = None, box
             for label, matrix in row:
                 bottom = top - tallest / 2 - matrix.shape[0] / 2
                 for (i, j), rank in np.ndenumerate(matrix):
-                    axes.add_patch(_entry(left + j, bottom + matrix.shape[0] - 1 - i, int(rank)))
+                    if rank != NOBODY:
+                        axes.add_patch(_entry(left + j, bottom + matrix.shape[0] - 1 - i, int(rank)))
                 middle = left + matrix.shape[1] / 2
                 axes.text(middle, top - tallest - 0.35, label, ha="center", va="top", fontsize=9)
                 left += matrix.shape[1] + gap
@@ -58,14 +61,14 @@ def owners(matrices: Mapping[str, ArrayLike], *, columns: int | None = None, box
     return figure
 
 
-_NAMES = {EVERY: "every rank", ADDENDS: "an addend on each rank"}
+_NAMES = {EVERY: "every rank", ADDENDS: "an addend on each rank", NOBODY: "nobody"}
 _HATCHES = ("", "///", "...", "\\\\\\", "xxx", "---", "+++", "ooo")
 
 
 def _checked(label: str, matrix: ArrayLike) -> NDArray[np.int64]:
     found = np.asarray(matrix)
-    if found.ndim != 2 or not np.issubdtype(found.dtype, np.integer) or found.min(initial=0) < ADDENDS:
-        raise ValueError(f"matrices must have two dimensions of ranks, EVERY or ADDENDS; {label!r} does not")
+    if found.ndim != 2 or not np.issubdtype(found.dtype, np.integer) or found.min(initial=0) < NOBODY:
+        raise ValueError(f"matrices must have two dimensions of ranks, EVERY, ADDENDS or NOBODY; {label!r} does not")
     return found.astype(np.int64)
 
 

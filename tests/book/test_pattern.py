@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-LESSONS = ("tp", "sp")
+LESSONS = ("tp", "sp", "cp")
 """The chapters that are written as lessons."""
 MOST = {"cells": 60, "words": 3500, "visible lines": 250, "lines in the median cell": 6}
 FEWEST_FIGURES = 8
@@ -90,7 +90,7 @@ def faults(chapter: Chapter) -> list[str]:
         found += [f"{cell['id']}: reaches into {each!r}" for each in FORBIDDEN.findall(source(cell))]
         if "hide-input" in tags(cell) and not cell["metadata"].get("jupyter", {}).get("source_hidden"):
             found.append(f"{cell['id']}: folded in the book, and not in JupyterLab")
-        ast.parse(source(cell).replace("%", "#"))
+        ast.parse(re.sub(r"^%", "#", source(cell), flags=re.MULTILINE))
     return found
 
 

@@ -21,6 +21,9 @@ def test_every_entry_is_a_box_of_its_rank():
 
 
 def test_addends_are_in_the_look_of_what_adds_them():
+    figure = figures.owners({"masked": np.array([[0, figures.NOBODY]])})
+    assert len(figure.axes[0].patches) == 1
+    assert "1 of 2 entries on nobody" in figure.get_label()
     figure = figures.owners({"products": np.full((1, 2), figures.ADDENDS)})
     assert {patch.get_hatch() for patch in entries(figure)} == {"+++"}
     assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["an addend on each rank"]
@@ -33,7 +36,7 @@ def test_matrices_go_on_in_the_next_row():
     assert in_a_row.get_figheight() < below.get_figheight()
 
 
-@pytest.mark.parametrize("matrix", [[0, 1], [[0.5]], [[-3]]])
+@pytest.mark.parametrize("matrix", [[0, 1], [[0.5]], [[-4]]])
 def test_what_is_no_matrix_of_ranks_is_refused(matrix):
     with pytest.raises(ValueError, match="matrices must have two dimensions of ranks"):
         figures.owners({"weights": matrix})

@@ -20,10 +20,11 @@ def kept_bytes(
     element_bytes: float = 2,
     total_bytes: float = 4,
 ) -> float:
-    """Bytes that a rank keeps of attention.
+    """Bytes kept of attention.
 
-    The queries and results of its s/N tokens (2ad elements each), their keys and values (2gd), and one number for each
-    query and head, L, in `total_bytes`: no scores, and nobody else's keys. ``ValueError`` for sizes below 1.
+    On a rank: the queries and results of its s/N tokens (2ad elements each), their keys and values (2gd), and one
+    number for each query and head, L, in `total_bytes`: no scores, and nobody else's keys. ``ValueError`` for sizes
+    below 1.
     """
     b, s, n = whole("micro_batch", micro_batch, 1), whole("seq", seq, 1), whole("cp", cp, 1)
     a, g, d = whole("num_heads", num_heads, 1), whole("num_kv_heads", num_kv_heads, 1), whole("head_dim", head_dim, 1)
@@ -49,12 +50,12 @@ def hiding_tokens(
     causal: bool = True,
     element_bytes: float = 2,
 ) -> float:
-    """Tokens a rank from which a block travels behind the scores of another.
+    """Tokens a rank that hide a block.
 
-    In a round a rank computes 4abd (s/N)² operations and sends 2bgd (s/N) w bytes: batch, width and one factor s/N
-    cancel. `causal`, in zig-zag order, half of the scores are computed, so twice as many tokens are needed. Backward
-    five products face twice the bytes, which asks for less. ``ValueError`` for sizes below 1 or rates that are not
-    positive.
+    From so many on it travels behind the scores of another: in a round a rank computes 4abd (s/N)² operations and sends
+    2bgd (s/N) w bytes: batch, width and one factor s/N cancel. `causal`, in zig-zag order, half of the scores are
+    computed, so twice as many tokens are needed. Backward five products face twice the bytes, which asks for less.
+    ``ValueError`` for sizes below 1 or rates that are not positive.
     """
     a, g = whole("num_heads", num_heads, 1), whole("num_kv_heads", num_kv_heads, 1)
     rate = amount("flop_per_s", flop_per_s, positive=True)
@@ -64,10 +65,10 @@ def hiding_tokens(
 
 @formula("cp.ring_step_seconds", source="derived here", chapter="cp", equation=r"(N-1)\,\max(C, T) + C")
 def ring_step_seconds(cp: int, compute_seconds: float, travel_seconds: float) -> float:
-    """Seconds of a ring in the forward pass.
+    """Seconds of a ring.
 
-    N rounds that compute for C each; in all but the last the next block is under way, for T. Without overlap they would
-    take NC + (N−1)T. ``ValueError`` for `cp` below 1 or negative times.
+    Forward: N rounds that compute for C each; in all but the last the next block is under way, for T. Without overlap
+    they would take NC + (N−1)T. ``ValueError`` for `cp` below 1 or negative times.
     """
     n, compute = whole("cp", cp, 1), amount("compute_seconds", compute_seconds)
     return (n - 1) * max(compute, amount("travel_seconds", travel_seconds)) + compute

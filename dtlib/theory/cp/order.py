@@ -41,11 +41,12 @@ def pieces(seq: int, cp: int, order: str = "zigzag") -> list[list[range]]:
     equation=r"\text{zig-zag: } \frac{3 s^2}{4 N^2} \text{ in round } 0,\; \frac{s^2}{2 N^2} \text{ in every other}",
 )
 def scores(seq: int, cp: int, order: str = "zigzag", *, causal: bool = True) -> NDArray[np.int64]:
-    """Scores that each rank computes for a head, round by round: an array (rank, round).
+    """Scores that each rank computes for a head.
 
-    In round i rank r has the keys of rank r − i. A range of queries meets a range of keys as a whole or, if the mask
-    leaves nothing, not at all. In zig-zag order every rank has the same to do in every round: with s a multiple of 2N,
-    three of four quarters of a block in round 0, and two in every other. ``ValueError`` as `pieces`.
+    Round by round, as an array (rank, round): in round i rank r has the keys of rank r − i. A range of queries meets a
+    range of keys as a whole or, if the mask leaves nothing, not at all. In zig-zag order every rank has the same to do
+    in every round: with s a multiple of 2N, three of four quarters of a block in round 0, and two in every other.
+    ``ValueError`` as `pieces`.
     """
     ranges = pieces(seq, cp, order)
     return np.array(

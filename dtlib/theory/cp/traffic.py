@@ -10,11 +10,11 @@ from dtlib.theory.valid import whole
 def ring_elements(
     micro_batch: int, seq: int, num_kv_heads: int, head_dim: int, cp: int, *, backward: bool = True
 ) -> float:
-    """Elements that a rank sends in a ring, for a layer.
+    """Elements that a rank sends in a ring.
 
-    Keys and values are 2bsgd/N of a rank. They take N − 1 hops forward; with `backward` N − 1 more, and so do their
-    gradients, which their owner completes with its own part. The mean over the ranks, and each one's with equal parts.
-    Queries stay, so the heads of queries do not occur. ``ValueError`` for sizes below 1.
+    For a layer: keys and values are 2bsgd/N of a rank. They take N − 1 hops forward; with `backward` N − 1 more, and so
+    do their gradients, which their owner completes with its own part. The mean over the ranks, and each one's with
+    equal parts. Queries stay, so the heads of queries do not occur. ``ValueError`` for sizes below 1.
     """
     b, s, n = whole("micro_batch", micro_batch, 1), whole("seq", seq, 1), whole("cp", cp, 1)
     width = whole("num_kv_heads", num_kv_heads, 1) * whole("head_dim", head_dim, 1)
@@ -27,12 +27,12 @@ def ring_elements(
 def ulysses_elements(
     micro_batch: int, seq: int, num_heads: int, num_kv_heads: int, head_dim: int, cp: int, *, backward: bool = True
 ) -> float:
-    """Elements that a rank sends if it trades tokens for heads, for a layer.
+    """Elements that a rank trades.
 
-    An all-to-all gives each rank all tokens of an N-th of the heads: of bsd(a + 2g)/N elements of queries, keys and
-    values it keeps an N-th and sends the rest, and the results, bsda/N, go the same way back; `backward` as much again.
-    Where there are fewer heads of keys than ranks, each is sent as often as it takes: g = N. ``ValueError`` for sizes
-    below 1, or heads that do not go round: N must divide a, and g, or be a multiple of g.
+    Tokens for heads, for a layer: an all-to-all gives each rank all tokens of an N-th of the heads: of bsd(a + 2g)/N
+    elements of queries, keys and values it keeps an N-th and sends the rest, and the results, bsda/N, go the same way
+    back; `backward` as much again. Where there are fewer heads of keys than ranks, each is sent as often as it takes: g
+    = N. ``ValueError`` for sizes below 1, or heads that do not go round: N must divide a, and g, or be a multiple of g.
     """
     b, s, n = whole("micro_batch", micro_batch, 1), whole("seq", seq, 1), whole("cp", cp, 1)
     a, g, d = whole("num_heads", num_heads, 1), whole("num_kv_heads", num_kv_heads, 1), whole("head_dim", head_dim, 1)
