@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dtlib.grading import Check, Exercise, Finding, Mistake, Observed, Trouble
+from dtlib.grading import Check, Exercise, Finding, Mistake, Observed, Trouble, choice
 from dtlib.grading.compare import close, compare
 from dtlib.grading.seen import Header, Seen, rounds
 from dtlib.grading.signs import only_if
@@ -165,3 +165,39 @@ class TestRounds:
 
     def test_nothing_takes_no_time(self):
         assert rounds(messages()) == 0
+
+
+class TestChoice:
+    """What "the fastest of what is possible" rests on."""
+
+    def test_only_what_is_clearly_the_fastest_is_an_answer(self):
+        assert choice.fastest([]) is None
+        assert choice.fastest([(2.0, "slow", 4), (1.0, "quick", 2)]) == ("quick", 2)
+        assert choice.fastest([(1.005, "as quick", 4), (1.0, "quick", 2)]) == choice.UNCLEAR
+
+    def test_a_job_tells_theories_apart(self):
+        def right(n):
+            return [(1.0, "a", 1), (float(n), "b", 2)]
+
+        def wrong(n):
+            return [(5.0, "a", 1), (float(n), "b", 2)]
+
+        rng = np.random.default_rng(1)
+        for _ in range(20):
+            assert 1 < choice.told_apart(rng, lambda rng: int(rng.integers(-9, 20)), right, wrong) < 5
+
+    @pytest.mark.parametrize(
+        ("answer", "possible", "fastest"),
+        [(["b", 2], "pass", "pass"), (["a", 1], "pass", "fail"), (["b", 1], "fail", "fail"), (None, "fail", "fail")]
+        + [(each, "fail", "fail") for each in ("b", ["b"], ["b", "2"], [["b"], 2], {"b": 2}, ["b", 2.5])],
+    )
+    def test_answers(self, answer: object, possible: str, fastest: str):
+        checks = choice.checks(lambda case: [(2.0, "a", 1), (1.0, "b", 2)], ("a", "b"), "something")
+        seen = Observed({"words": "", "is": {"some": True}}, ({"answer": answer},))
+        assert [check.judge([seen]).verdict for check in checks] == [possible, fastest]
+
+    def test_where_nothing_is_possible_none_is_right(self):
+        checks = choice.checks(lambda case: [], ("a", "b"), "something")
+        for answer, verdict in ((None, "pass"), (["a", 1], "fail")):
+            seen = Observed({"words": "", "is": {"some": False}}, ({"answer": answer},))
+            assert [check.judge([seen]).verdict for check in checks] == [verdict, "not looked at"]

@@ -9,14 +9,14 @@ from dtlib.grading.inputs import Case, Cases, Rng, call
 from dtlib.grading.kinds import on_paper, values
 from dtlib.theory import cp
 
-POSITIONS, AVERAGED, CONTIGUOUS, HIDDEN = "positions from 0", "averaged", "contiguous order", "hidden scores computed"
+MASK, AVERAGED, CONTIGUOUS, HIDDEN = "mask from 0", "averaged", "contiguous order", "hidden scores computed"
 HOME, PASSED, GATHERED, NOTHING = "gradients not sent home", "gradients not passed on", "keys gathered", "nothing wrong"
 
 #: What is wrong, ranks, and the order that was asked for.
 KINDS = (
     (NOTHING, 2, "zigzag"), (NOTHING, 4, "contiguous"), (NOTHING, 3, "zigzag"), (NOTHING, 3, "contiguous"),
     (NOTHING, 4, "zigzag"), (NOTHING, 2, "contiguous"),
-    (POSITIONS, 2, "contiguous"), (POSITIONS, 3, "zigzag"), (POSITIONS, 4, "contiguous"), (POSITIONS, 4, "zigzag"),
+    (MASK, 2, "contiguous"), (MASK, 3, "zigzag"), (MASK, 4, "contiguous"), (MASK, 4, "zigzag"),
     (AVERAGED, 2, "zigzag"), (AVERAGED, 3, "contiguous"), (AVERAGED, 4, "zigzag"), (AVERAGED, 2, "contiguous"),
     (CONTIGUOUS, 2, "zigzag"), (CONTIGUOUS, 3, "zigzag"), (CONTIGUOUS, 4, "zigzag"),
     (HIDDEN, 2, "contiguous"), (HIDDEN, 3, "zigzag"), (HIDDEN, 4, "contiguous"), (HIDDEN, 2, "zigzag"),
@@ -38,7 +38,7 @@ def case(rng: Rng, number: int, kind: str, ranks: int, order: str) -> dict[str, 
     blocks = min(3, ranks) if kind == NOTHING else int(rng.integers(2, 4))  # those that may be held are all of three
     off, gradient_off = (rng.uniform(1e-7, 2e-6, size) for size in (4 * ranks, ranks))
     off += outputs_off(rng, [np.concatenate(each) for each in cp.pieces(4 * ranks, ranks, order)], kind)
-    if kind in (POSITIONS, AVERAGED, HOME, PASSED):
+    if kind in (MASK, AVERAGED, HOME, PASSED):
         gradient_off += rng.uniform(0.05, 0.5, ranks)
     if kind == PASSED and order == "contiguous":
         gradient_off[-1] = 1e-6  # the last rank's keys are seen by its own tokens alone
@@ -55,7 +55,7 @@ def case(rng: Rng, number: int, kind: str, ranks: int, order: str) -> dict[str, 
 def scores(seq: int, ranks: int, order: str, kind: str) -> Any:
     """Scores of a head by rank and round. Who counts from 0 hides in every round what is hidden in the first."""
     found = cp.scores(seq, ranks, "contiguous" if kind == CONTIGUOUS else order, causal=kind != HIDDEN)
-    return np.repeat(found[:, :1], ranks, 1) if kind == POSITIONS else found
+    return np.repeat(found[:, :1], ranks, 1) if kind == MASK else found
 
 
 def outputs_off(rng: Rng, order: list[Any], kind: str) -> Any:
@@ -65,7 +65,7 @@ def outputs_off(rng: Rng, order: list[Any], kind: str) -> Any:
     for own in order:
         parts = []
         for block in order:
-            at = (np.arange(len(own)), np.arange(len(block))) if kind == POSITIONS else (own, block)
+            at = (np.arange(len(own)), np.arange(len(block))) if kind == MASK else (own, block)
             parts.append(attention(q[own], k[block], v[block], at[1] <= at[0][:, None]))
         outputs, sums = (np.stack(each) for each in zip(*parts, strict=True))
         weights = (sums > 0) * 1.0 if kind == AVERAGED else sums
@@ -90,7 +90,7 @@ def of(*kinds: str) -> Any:
 
 EXERCISE = on_paper(
     "cp.5", "find_flaw", "What is wrong with this attention?", draw,
-    of(POSITIONS, AVERAGED)(2, "values", "positions that begin anew, rounds that are averaged"),
+    of(MASK, AVERAGED)(2, "values", "a mask that begins anew, rounds that are averaged"),
     of(CONTIGUOUS, HIDDEN)(2, "work", "another order, scores that do not count"),
     of(HOME, PASSED)(2, "gradients", "gradients that do not come home, or do not leave"),
     of(GATHERED)(1, "memory", "keys that are gathered"),
