@@ -62,7 +62,7 @@ def owners(matrices: Mapping[str, ArrayLike], *, columns: int | None = None, box
 
 
 _NAMES = {EVERY: "every rank", ADDENDS: "an addend on each rank", NOBODY: "nobody"}
-_HATCHES = ("", "///", "...", "\\\\\\", "xxx", "---", "+++", "ooo")
+_HATCHES = ("", "///", "|||", "\\\\\\", "xxx", "---", "+++", "//||")  # lines: a dot is eight curves in SVG
 
 
 def _checked(label: str, matrix: ArrayLike) -> NDArray[np.int64]:
