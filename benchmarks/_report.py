@@ -17,7 +17,7 @@ from dtlib import lab
 from dtlib.lab import here
 
 RESULTS = Path(__file__).parent / "results"
-console = Console()
+console = Console(width=max(Console().width, 110))
 
 
 def device() -> str:
