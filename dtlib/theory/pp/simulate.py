@@ -104,9 +104,11 @@ def simulate(
     cost = {
         kind: _of_stage(name, given, schedule)
         for kind, name, given in (
-            ("F", "forward", forward), ("I", "input_gradient", input_gradient), ("W", "weight_gradient", weight_gradient),
+            ("F", "forward", forward),
+            ("I", "input_gradient", input_gradient),
+            ("W", "weight_gradient", weight_gradient),
         )
-    }  # fmt: skip
+    }
     cost["B"] = [both[0] + both[1] for both in zip(cost["I"], cost["W"], strict=True)]
     message = float(amount("message_seconds", message_seconds))
     blocking = not flag("overlap", overlap)
@@ -175,5 +177,7 @@ def _of_stage(name: str, given: Seconds, schedule: Schedule) -> list[float]:
     if np.ndim(checked) == 0:
         return [float(checked) / schedule.chunks] * schedule.num_stages
     if len(checked) != schedule.num_stages:
-        raise ValueError(f"{name} must be one number, or one for each of {schedule.num_stages} stages, not {len(checked)}")
+        raise ValueError(
+            f"{name} must be one number, or one for each of {schedule.num_stages} stages, not {len(checked)}"
+        )
     return [float(each) for each in checked]

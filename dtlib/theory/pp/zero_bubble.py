@@ -73,15 +73,17 @@ def _both_ways(p: int, rank: int, m: int) -> Iterator[tuple[Kind, int, int]]:
         yield next_of("F", 1)
         yield next_of("F", 0)
     for _ in range(p - rank):
-        for kind in ("F", "I", "W"):
-            yield next_of(kind, 1)
+        yield next_of("F", 1)
+        yield next_of("I", 1)
+        yield next_of("W", 1)
     while done["F", 1] < m:
         if done["F", 0] < m:
             yield next_of("F", 0)
         yield next_of("I", 0)
         yield next_of("W", 0)
-        for kind in ("F", "I", "W"):
-            yield next_of(kind, 1)
+        yield next_of("F", 1)
+        yield next_of("I", 1)
+        yield next_of("W", 1)
     for _ in range(rank):  # weights wait for input gradients that others wait for
         yield next_of("I", 0)
         yield next_of("I", 1)
@@ -94,7 +96,7 @@ def _both_ways(p: int, rank: int, m: int) -> Iterator[tuple[Kind, int, int]]:
 
 
 def dualpipe_v(p: int, m: int) -> Schedule:
-    """DualPipeV: two chunks a rank, down and up again, with the forward pass of one beside the backward pass of the other.
+    """DualPipeV: two chunks a rank, down and up again, one going forward while the other goes backward.
 
     In the middle backward passes are whole, as there is always a forward pass to overlap a message with; at both ends
     they are split. ``ValueError`` for fewer than 2p micro-batches. Source: DeepSeek-AI 2024, arXiv 2412.19437, section
