@@ -16,8 +16,8 @@ class SplitBackward:
 
     Where the way back to the input and the way to a weight part (at a product of both), `input_gradient` notes the
     gradient that passes, and goes on to the input alone; `weight_gradients` starts there. autograd computes of each
-    operation only the gradients that are asked for, so no product is made twice. A custom autograd function that does not
-    ask is carried out twice. If `x` needs no gradient, all of it is done later.
+    operation only the gradients that are asked for, so no product is made twice. A custom autograd function that does
+    not ask is carried out twice. If `x` needs no gradient, all of it is done later.
 
     What passes the partings is kept until then, beside what the forward pass has kept. The idea is that of Qi et al.
     2024, arXiv 2401.10241, and of torch's own pipelining.
