@@ -105,15 +105,17 @@ class Pipeline:
             if self.tied.grad is None:
                 self.tied.grad = torch.zeros_like(self.tied)
             other, theirs = last if self.rank == first else first, torch.empty_like(self.tied)
-            _wait(self._batched([("isend", self.tied.grad, other), ("irecv", theirs, other)]))
+            _wait(self._batched([("send", self.tied.grad, other), ("receive", theirs, other)]))
             mine, theirs = (self.tied.grad, theirs) if self.rank == first else (theirs, self.tied.grad)
             self.tied.grad = mine + theirs  # in one order, so that both copies get the same
         if kept is not None:
             self.tied.grad = kept if self.tied.grad is None else kept + self.tied.grad
 
     def _batched(self, messages: list[tuple[str, Tensor, int]]) -> list[Any]:
+        """Start (``"send"`` or ``"receive"``, tensor, other rank) as one batch."""
+        does = {"send": dist.isend, "receive": dist.irecv}
         return dist.batch_isend_irecv(
-            [dist.P2POp(getattr(dist, how), tensor, self.global_ranks[to], self.group) for how, tensor, to in messages]
+            [dist.P2POp(does[kind], tensor, self.global_ranks[to], self.group) for kind, tensor, to in messages]
         )
 
 
@@ -160,12 +162,12 @@ class _Batch:
         for kind, stage, i, what in actions:
             if kind == "send":
                 to = of.schedule.placed[stage + 1 if what == "F" else stage - 1]
-                messages.append(("isend", self.here.pop((what, stage, i)), to))
+                messages.append((kind, self.here.pop((what, stage, i)), to))
             else:
                 shape, device = (*self.inputs[i].shape, of.width), self.inputs[i].device
                 arriving = torch.empty(shape, dtype=of.dtype, device=device)
                 self.here[what, stage, i] = arriving
-                messages.append(("irecv", arriving, of.schedule.placed[stage]))
+                messages.append((kind, arriving, of.schedule.placed[stage]))
         under_way = of._batched(messages)
         if len(under_way) != len(messages):  # one for all, on a GPU
             under_way *= len(messages)
