@@ -158,7 +158,8 @@ class _Batch:
     def _talk(self, actions: list[Action]) -> None:
         """Start all messages that stand together as one batch; what has left is forgotten."""
         self.leaving = [each for each in self.leaving if not each[0].is_completed()]
-        of, messages = self.pipeline, []
+        of = self.pipeline
+        messages: list[tuple[str, Tensor, int]] = []
         for kind, stage, i, what in actions:
             if kind == "send":
                 to = of.schedule.placed[stage + 1 if what == "F" else stage - 1]
