@@ -145,6 +145,7 @@ class _Batch:
                 self._talk(list(some))
                 continue
             for action in some:
+                self._wait_for(action)
                 with self.pipeline.around(action):
                     getattr(self, _DOES[action.kind])(action.stage, action.micro_batch)
         _wait(message for message, _ in self.leaving)
@@ -178,15 +179,17 @@ class _Batch:
             else:
                 self.coming[action.of, action.stage, action.micro_batch] = message
 
-    def _arrived(self, what: str, stage: int, i: int) -> Tensor:
-        message = self.coming.pop((what, stage, i), None)
-        if message is not None:
-            message.wait()
-        return self.here.pop((what, stage, i))
+    def _wait_for(self, action: Action) -> None:
+        """Until what `action` needs of another rank has come, if it needs any."""
+        what, by = ("F", -1) if action.kind == "F" else ("B", 1)
+        if action.kind != "W":
+            message = self.coming.pop((what, action.stage + by, action.micro_batch), None)
+            if message is not None:
+                message.wait()
 
     def _forward(self, stage: int, i: int) -> None:
         trains = torch.is_grad_enabled()
-        x = self._arrived("F", stage - 1, i).requires_grad_(trains) if stage else self.inputs[i]
+        x = self.here.pop(("F", stage - 1, i)).requires_grad_(trains) if stage else self.inputs[i]
         if self.pipeline.recompute and trains:
             dice = torch.get_rng_state()
             with torch.no_grad():
@@ -210,7 +213,7 @@ class _Batch:
 
     def _input_gradient(self, stage: int, i: int, *, at_once: bool = False) -> None:
         x, y, dice = self.passes.pop((stage, i))
-        gradient = None if stage == self.last else self._arrived("B", stage + 1, i)
+        gradient = None if stage == self.last else self.here.pop(("B", stage + 1, i))
         if y is None:
             with torch.random.fork_rng(devices=[]):
                 torch.set_rng_state(dice)
@@ -218,12 +221,11 @@ class _Batch:
         if at_once:
             if y.requires_grad:
                 y.backward(gradient)
-            found = x.grad
+            found = x.grad if stage else None
         else:
             later = self.passes[stage, i] = SplitBackward(x, y, self.pipeline.stages[stage].parameters())
             found = later.input_gradient(gradient)
         if stage:
-            assert found is not None  # every stage but the first has an input that needs a gradient
             self.here["B", stage, i] = found
 
     def _weight_gradient(self, stage: int, i: int) -> None:
