@@ -76,9 +76,9 @@ class Pipeline:
         self.global_ranks = dist.get_process_group_ranks(group)
 
     def step(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Go forward and backward with the whole batch, (B, s) each, the same on all ranks; returns the mean loss.
+        """Go forward and backward with the whole batch, tokens (B, s) or what is (B, s, h), and targets.
 
-        Gradients are added to ``.grad``, as ``backward`` does. ``ValueError`` if m does not divide B, or if no target
+        All ranks call it with the same, and get the mean loss. Gradients are added to ``.grad``, as ``backward`` does. ``ValueError`` if m does not divide B, or if no target
         counts.
         """
         batch = _Batch(self, inputs, targets)
@@ -166,7 +166,7 @@ class _Batch:
                 to = of.schedule.placed[stage + 1 if what == "F" else stage - 1]
                 messages.append((kind, self.here.pop((what, stage, i)), to))
             else:
-                shape, device = (*self.inputs[i].shape, of.width), self.inputs[i].device
+                shape, device = (*self.inputs[i].shape[:2], of.width), self.inputs[i].device
                 arriving = torch.empty(shape, dtype=of.dtype, device=device)
                 self.here[what, stage, i] = arriving
                 messages.append((kind, arriving, of.schedule.placed[stage]))
