@@ -14,7 +14,11 @@ from typing import Any
 from dtlib.theory.pp import Schedule
 
 _LEFT, _WIDTH, _ROW = 50, 586, 28  # of a picture 640 wide
-_PRICES = {"input": ("gradient of the input", 2, 1.0), "weight": ("gradient of the weights", 2, 1.0), "message": ("message", 1, 0.0)}
+_PRICES = {
+    "input": ("gradient of the input", 2, 1.0),
+    "weight": ("gradient of the weights", 2, 1.0),
+    "message": ("message", 1, 0.0),
+}
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _KEY = {"F": "forward", "B": "backward, both gradients", "I": "gradient of the input", "W": "gradient of the weights"}
 _serial = itertools.count(1)
@@ -24,7 +28,7 @@ Generator = Callable[[int, int], Schedule]
 
 
 def pipeline(
-    schedules: Mapping[str, Mapping[int, Generator]], *, ranks: Sequence[int] = (2, 3, 4, 8),
+    schedules: Mapping[str, Mapping[int, Generator]], *, ranks: Sequence[int] = (2, 4, 6, 8),
     micro_batches: Sequence[int] = (4, 8, 12, 16),
 ) -> Pipeline:  # fmt: skip
     """Schedules to choose from, with the numbers of ranks, micro-batches and chunks, and what each action costs.
@@ -42,7 +46,10 @@ def pipeline(
         if not numbers or not all(1 <= each <= len(_DIGITS) for each in numbers):
             raise ValueError(f"{argument} must be numbers from 1 to {len(_DIGITS)}, not {numbers!r}")
     found = {
-        name: {v: {f"{p} {m}": _orders(generate, p, m) for p in ranks for m in micro_batches} for v, generate in by_v.items()}
+        name: {
+            v: {f"{p} {m}": _orders(generate, p, m) for p in ranks for m in micro_batches}
+            for v, generate in by_v.items()
+        }
         for name, by_v in schedules.items()
     }
     return Pipeline(found, list(ranks), list(micro_batches))
@@ -58,12 +65,14 @@ class Pipeline:
 
     def html(self) -> str:
         """The fragment of a page: controls, picture, readings and all orders; it needs nothing else."""
-        data = json.dumps({"schedules": self.schedules}, ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/")
+        data = json.dumps({"schedules": self.schedules}, ensure_ascii=False, separators=(",", ":")).replace(
+            "</", "<\\/"
+        )
         identity = f"dtlib-pipeline-{hashlib.sha1(data.encode()).hexdigest()[:8]}-{next(_serial)}"
         chunks = sorted({v for by_v in self.schedules.values() for v in by_v})
-        choices = (("schedule", "schedule", list(self.schedules)), ("p", "ranks p", self.ranks),
-                   ("m", "micro-batches m", self.micro_batches), ("v", "chunks v", chunks))  # fmt: skip
-        selects = "".join(_select(name, label, options) for name, label, options in choices)
+        choices = (("schedule", "schedule", list(self.schedules), 0), ("p", "ranks p", self.ranks, 1),
+                   ("m", "micro-batches m", self.micro_batches, 1), ("v", "chunks v", chunks, 0))  # fmt: skip
+        selects = "".join(_select(*each) for each in choices)
         prices = "".join(_price(name, *each) for name, each in _PRICES.items())
         script = _asset("pipeline.js").replace("@ID@", identity)
         for place, number in (("@WIDTH@", _WIDTH), ("@LEFT@", _LEFT), ("@ROW@", _ROW)):
@@ -99,12 +108,20 @@ def _orders(generate: Generator, p: int, m: int) -> dict[str, Any] | str:
         return str(refused)
     return {
         "placed": list(schedule.placed),
-        "ranks": ["".join(f"{kind}{_DIGITS[stage]}{_DIGITS[batch]}" for kind, stage, batch, _ in own) for own in schedule.actions],
+        "ranks": [
+            "".join(f"{kind}{_DIGITS[stage]}{_DIGITS[batch]}" for kind, stage, batch, _ in own)
+            for own in schedule.actions
+        ],
     }
 
 
-def _select(name: str, label: str, options: Sequence[Any]) -> str:
-    choices = "".join(f"<option>{escape(str(option))}</option>" for option in options)
+def _select(name: str, label: str, options: Sequence[Any], first: int) -> str:
+    """A control that begins with option number `first`, or with the last."""
+    chosen = min(first, len(options) - 1)
+    marks = (" selected" if k == chosen else "" for k in range(len(options)))
+    choices = "".join(
+        f"<option{mark}>{escape(str(option))}</option>" for mark, option in zip(marks, options, strict=True)
+    )
     return f'<label>{label} <select name="{name}" disabled autocomplete="off">{choices}</select></label>'
 
 

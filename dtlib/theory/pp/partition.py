@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import accumulate
 
 import numpy as np
+from numpy.typing import NDArray
 
-from dtlib.theory.valid import amount, whole
+from dtlib.theory.valid import amount, at_most, whole
 
 
 def best_partition(
@@ -23,58 +22,56 @@ def best_partition(
     `costs` has a number for each layer (embedding and head count as layers of their own, or within the first and last).
     Each stage has a layer at least. With `layer_bytes`, one number for each layer too, no stage has more than
     `most_bytes`, one number or one for each stage: under 1F1B a stage near the front holds more micro-batches, so fewer
-    layers fit. Among the best cuts, the one whose first stages are the fullest. ``ValueError`` for more stages than
-    layers, or if nothing fits.
+    layers fit. Among the best cuts the most even one, by the sum of the squares of the stages' costs. ``ValueError`` for
+    more stages than layers, or if nothing fits.
 
-    A cost c is enough if stages that each take as many layers as fit into c come to the end; what is reached only grows
-    with c, and the answer is a sum of consecutive costs. So those sums, sorted, are searched by halving.
+    The best cut of the first j layers into k stages is the best cut of some first i < j into k − 1, and a last stage
+    of those from i to j: all i are tried for all j, first for the largest stage, then for the squares.
     """
-    numbers = [float(each) for each in np.atleast_1d(amount("costs", list(costs)))]
-    layers, p = len(numbers), whole("stages", stages, 1)
+    layers, p = len(costs), whole("stages", stages, 1)
+    at_most("the number of layers", layers, 2000)
     if p > layers:
         raise ValueError(f"stages must be at most the number of layers, {layers}, not {p}")
-    sums = [0.0, *accumulate(numbers)]
+    cost = _of_stages(amount("costs", list(costs)))
     held, limits = _memory(layer_bytes, most_bytes, layers, p)
-    candidates = sorted({sums[end] - sums[start] for start in range(layers) for end in range(start + 1, layers + 1)})
-
-    def cut(most: float) -> list[int] | None:
-        ends, start = [], 0
-        for stage in range(p):
-            end = bisect_right(sums, sums[start] + most * (1 + 1e-12)) - 1
-            if held:
-                end = min(end, bisect_right(held, held[start] + limits[stage] * (1 + 1e-12)) - 1)
-            end = min(end, layers - (p - 1 - stage))  # a layer for each that comes
-            if end <= start:
-                return None
-            ends.append(end - start)
-            start = end
-        return ends if start == layers else None
-
-    low, high = 0, len(candidates) - 1
-    if cut(candidates[high]) is None:
+    fits = [held <= limit * (1 + 1e-12) for limit in limits]
+    largest, _ = _cut([np.where(fit, cost, np.inf) for fit in fits], np.maximum)
+    if largest == np.inf:
         raise ValueError(f"most_bytes must leave room for {layers} layers on {p} stages, and does not")
-    while low < high:
-        middle = (low + high) // 2
-        if cut(candidates[middle]) is None:
-            low = middle + 1
-        else:
-            high = middle
-    found = cut(candidates[low])
-    assert found is not None  # the largest candidate was enough
-    return found
+    allowed = cost <= largest * (1 + 1e-12)
+    return _cut([np.where(fit & allowed, cost**2, np.inf) for fit in fits], np.add)[1]
+
+
+def _of_stages(each: NDArray[np.float64]) -> NDArray[np.float64]:
+    """``[i, j]``: the sum of the layers from i to before j; infinite where there is none."""
+    sums = np.concatenate([[0.0], np.cumsum(each)])
+    return np.where(np.tri(len(sums), dtype=bool), np.inf, sums[None, :] - sums[:, None])
+
+
+def _cut(stage_costs: list[NDArray[np.float64]], joined: np.ufunc) -> tuple[float, list[int]]:
+    """The least cost of all layers, and how many each stage has; `stage_costs[k][i, j]` are joined over the stages."""
+    best, choices = stage_costs[0][0], []
+    for cost in stage_costs[1:]:
+        tried = joined(best[:, None], cost)
+        choices.append(tried.argmin(axis=0))
+        best = tried.min(axis=0)
+    ends = [len(best) - 1]
+    for choice in reversed(choices):
+        ends.append(int(choice[ends[-1]]))
+    return float(best[-1]), [int(each) for each in np.diff([0, *reversed(ends)])]
 
 
 def _memory(
     layer_bytes: Sequence[float] | None, most_bytes: float | Sequence[float] | None, layers: int, stages: int
-) -> tuple[list[float], list[float]]:
+) -> tuple[NDArray[np.float64], list[float]]:
     if (layer_bytes is None) != (most_bytes is None):
         raise ValueError("layer_bytes and most_bytes must be given together")
     if layer_bytes is None or most_bytes is None:
-        return [], []
+        return _of_stages(np.zeros(layers)), [0.0] * stages
     each = np.atleast_1d(amount("layer_bytes", list(layer_bytes)))
     limits = np.atleast_1d(amount("most_bytes", most_bytes))
     if len(each) != layers:
         raise ValueError(f"layer_bytes must have a number for each of {layers} layers, not {len(each)}")
     if len(limits) not in (1, stages):
         raise ValueError(f"most_bytes must be one number, or one for each of {stages} stages, not {len(limits)}")
-    return [0.0, *accumulate(map(float, each))], [float(one) for one in np.broadcast_to(limits, stages)]
+    return _of_stages(each), [float(one) for one in np.broadcast_to(limits, stages)]
