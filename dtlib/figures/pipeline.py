@@ -85,10 +85,12 @@ class Pipeline:
             f'<figure class="dtlib-pipeline" id="{identity}"><style>{_asset("pipeline.css")}</style>'
             f'<div class="controls">{selects}</div><div class="controls">{prices}</div>'
             f'<noscript><p>The controls need JavaScript.</p></noscript><p class="refused" aria-live="polite"></p>'
-            f'<div class="shown"><div class="scroll"><svg role="img" aria-label="time grid"><g class="bars"></g></svg></div>'
+            '<div class="shown"><div class="scroll">'
+            '<svg role="img" aria-label="time grid"><g class="bars"></g></svg></div>'
             f'<p class="key">{key}</p>'
             '<p aria-live="polite">Bubble <b class="bubble"></b> of the step, which takes <b class="span"></b> forward '
-            'passes. A rank holds at most, in activations of its layers for a micro-batch: <b class="held"></b>.</p></div>'
+            'passes. A rank holds at most, in activations of its layers for a micro-batch: <b class="held"></b>.</p>'
+            "</div>"
             f'<script type="application/json">{data}</script><script>{script}</script></figure>'
         )
 

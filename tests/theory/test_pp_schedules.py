@@ -187,3 +187,15 @@ def test_a_schedule_is_printed_as_a_grid():
         "rank 1 |...F0 B0    F1 B1    ......|",
     ]
     assert pp.text_grid(pp.zb_v(2, 3)).splitlines()[0].startswith("rank 0 |F0 F1 F2 F0'I0'W0'F1'")
+
+
+def test_a_schedule_is_read_from_text():
+    rows = [" ".join(f"{each.kind}{each.micro_batch}" for each in own) for own in pp.zb_h1(3, 12).actions]
+    assert pp.from_text(rows, "ZB-H1") == pp.zb_h1(3, 12)
+    pp.validate(pp.from_text(["F0 F1 B0 B1", "F0 B0 F1 I1 W1"]))
+
+
+@pytest.mark.parametrize("rows", [[], "F0 B0", ["F0 X0"], ["F0 B"], ["F0,B0"], ["F0.1 B0.1"]])
+def test_other_words_are_refused(rows):
+    with pytest.raises(ValueError, match="rows must have"):
+        pp.from_text(rows)

@@ -78,8 +78,8 @@ class Pipeline:
     def step(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Go forward and backward with the whole batch, tokens (B, s) or what is (B, s, h), and targets.
 
-        All ranks call it with the same, and get the mean loss. Gradients are added to ``.grad``, as ``backward`` does. ``ValueError`` if m does not divide B, or if no target
-        counts.
+        All ranks call it with the same, and get the mean loss. Gradients are added to ``.grad``, as ``backward`` does.
+        ``ValueError`` if m does not divide B, or if no target counts.
         """
         batch = _Batch(self, inputs, targets)
         kept = self.tied.grad if self.tied is not None else None

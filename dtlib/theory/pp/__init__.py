@@ -22,7 +22,7 @@ from .laws import (
     weight_versions,
 )
 from .partition import best_partition
-from .schedule import Action, Kind, Schedule
+from .schedule import Action, Kind, Schedule, from_text
 from .simulate import Timetable, simulate
 from .validate import validate, with_messages
 from .zero_bubble import dualpipe_v, zb_h1, zb_h2, zb_v
@@ -51,6 +51,7 @@ __all__ = [
     "bubble_fraction",
     "bubble_overhead",
     "dualpipe_v",
+    "from_text",
     "gpipe",
     "hiding_width",
     "idle_seconds",

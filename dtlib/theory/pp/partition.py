@@ -22,8 +22,8 @@ def best_partition(
     `costs` has a number for each layer (embedding and head count as layers of their own, or within the first and last).
     Each stage has a layer at least. With `layer_bytes`, one number for each layer too, no stage has more than
     `most_bytes`, one number or one for each stage: under 1F1B a stage near the front holds more micro-batches, so fewer
-    layers fit. Among the best cuts the most even one, by the sum of the squares of the stages' costs. ``ValueError`` for
-    more stages than layers, or if nothing fits.
+    layers fit. Among the best cuts the most even one, by the sum of the squares of the stages' costs. ``ValueError``
+    for more stages than layers, or if nothing fits.
 
     The best cut of the first j layers into k stages is the best cut of some first i < j into k − 1, and a last stage
     of those from i to j: all i are tried for all j, first for the largest stage, then for the squares.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 Kind = Literal["F", "B", "I", "W", "send", "receive"]
 """F forward; B backward, both gradients at once; I the input's gradient alone; W the weights' gradient that I left."""
@@ -58,3 +60,21 @@ class Schedule:
     def chunks(self) -> int:
         """v: stages that a rank has."""
         return self.num_stages // self.num_ranks
+
+
+def from_text(rows: Sequence[str], name: str = "by hand") -> Schedule:
+    """A schedule of one stage a rank from what each rank does in words: ``["F0 F1 B0 B1", "F0 B0 F1 I1 W1"]``.
+
+    A kind (F, B, I or W) and a micro-batch, apart by spaces; there are as many micro-batches as the largest number
+    says. What is wrong with the order is for `validate` to say. ``ValueError`` for no rows, and for another word.
+    """
+    if not rows or isinstance(rows, str):
+        raise ValueError(f"rows must have a text for each rank, not {rows!r}")
+    actions = []
+    for rank, row in enumerate(rows):
+        for word in row.split():
+            if not re.fullmatch(r"[FBIW]\d{1,4}", word):
+                raise ValueError(f"rows must have words such as F0 or B12, and rank {rank} has {word!r}")
+        actions.append(tuple(Action(cast(Kind, word[0]), rank, int(word[1:])) for word in row.split()))
+    most = max((action.micro_batch for own in actions for action in own), default=0)
+    return Schedule(name, tuple(range(len(rows))), most + 1, tuple(actions))
