@@ -5,6 +5,7 @@ from .breakdown import breakdown_bars, part_look
 from .knowledge import knowledge
 from .memory import memory_timeline
 from .owners import ADDENDS, EVERY, NOBODY, owners
+from .pipeline import Pipeline, pipeline
 from .slider import Slider, slider
 from .timeline import Bar, timeline
 
@@ -13,12 +14,14 @@ __all__ = [
     "EVERY",
     "NOBODY",
     "Bar",
+    "Pipeline",
     "Slider",
     "breakdown_bars",
     "knowledge",
     "memory_timeline",
     "owners",
     "part_look",
+    "pipeline",
     "slider",
     "style",
     "timeline",

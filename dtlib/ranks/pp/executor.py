@@ -1,0 +1,240 @@
+"""One executor for every schedule: it does what stands in the data, in that order, and knows nothing else.
+
+Shapes: a batch of B sequences in m micro-batches of b = B/m, s positions, h hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dtlib.ranks.mesh import Group
+from dtlib.ranks.model import IGNORED, next_token_loss
+from dtlib.theory.pp import Action, Schedule, with_messages
+
+from .split import SplitBackward
+
+sum_of_losses = partial(next_token_loss, reduction="sum")
+
+
+def counted_tokens(targets: Tensor) -> int:
+    """The targets that count: all but ``IGNORED``."""
+    return int((targets != IGNORED).sum())
+
+
+class Pipeline:
+    """This rank's part of a pipeline: `stages` maps the numbers of its stages to modules, `schedule` says what to do.
+
+    | what travels | shape | from, to |
+    |---|---|---|
+    | activations | (b, s, h) | stage k to k + 1 |
+    | their gradients | (b, s, h) | stage k + 1 to k |
+
+    `width` is h, `dtype` that of what travels. `loss` gives the *sum* over the targets that count of a micro-batch, and
+    `count` how many these are: their quotient over the whole batch is what is trained, however tokens fall on
+    micro-batches. With `recompute` a stage keeps its input alone and goes forward once more before it goes backward.
+    `tied` is the parameter that the first stage and the last one share, on the ranks that have them: where they are two
+    copies, their gradients are added up. `around` is called with each action that computes, for a context to do it in.
+
+    ``ValueError`` before anything is sent for a schedule that `theory.pp.validate` refuses or that is not for this
+    group, and for stages that are not this rank's.
+    """
+
+    def __init__(
+        self,
+        stages: Mapping[int, nn.Module],
+        schedule: Schedule,
+        *,
+        width: int,
+        dtype: torch.dtype = torch.float32,
+        group: Group = None,
+        loss: Callable[[Tensor, Tensor], Tensor] = sum_of_losses,
+        count: Callable[[Tensor], int] = counted_tokens,
+        tied: nn.Parameter | None = None,
+        recompute: bool = False,
+        around: Callable[[Action], AbstractContextManager[Any]] = lambda action: nullcontext(),
+    ) -> None:
+        self.rank, n = dist.get_rank(group), dist.get_world_size(group)
+        if schedule.num_ranks != n:
+            raise ValueError(f"schedule must be for {n} ranks, as many as the group has, not {schedule.num_ranks}")
+        own = {stage for stage, rank in enumerate(schedule.placed) if rank == self.rank}
+        if set(stages) != own:
+            raise ValueError(
+                f"stages must be {sorted(own)} on rank {self.rank}, as schedule places them, not {sorted(stages)}"
+            )
+        talks = any(action.of for each in schedule.actions for action in each)
+        self.schedule = schedule if talks else with_messages(schedule)
+        self.stages, self.width, self.dtype, self.group = dict(stages), width, dtype, group
+        self.loss, self.count, self.tied, self.recompute, self.around = loss, count, tied, recompute, around
+        self.global_ranks = dist.get_process_group_ranks(group)
+
+    def step(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Go forward and backward with the whole batch, tokens (B, s) or what is (B, s, h), and targets.
+
+        All ranks call it with the same, and get the mean loss. Gradients are added to ``.grad``, as ``backward`` does.
+        ``ValueError`` if m does not divide B, or if no target counts.
+        """
+        batch = _Batch(self, inputs, targets)
+        kept = self.tied.grad if self.tied is not None else None
+        if self.tied is not None:
+            self.tied.grad = None
+        batch.carry_out(self.schedule.actions[self.rank])
+        self._add_up_tied(kept)
+        return batch.mean_loss()
+
+    @torch.no_grad()
+    def evaluate(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """The mean loss of the whole batch, without gradients: the forward passes of the schedule."""
+        batch = _Batch(self, inputs, targets)
+        batch.carry_out([action for action in self.schedule.actions[self.rank] if "F" in (action.kind, action.of)])
+        return batch.mean_loss()
+
+    def _add_up_tied(self, kept: Tensor | None) -> None:
+        """Exchange the shared parameter's gradients between the first stage's rank and the last one's."""
+        if self.tied is None or not self.tied.requires_grad:
+            return
+        first, last = self.schedule.placed[0], self.schedule.placed[-1]
+        if first != last:
+            if self.tied.grad is None:
+                self.tied.grad = torch.zeros_like(self.tied)
+            other, theirs = last if self.rank == first else first, torch.empty_like(self.tied)
+            _wait(self._batched([("send", self.tied.grad, other), ("receive", theirs, other)]))
+            mine, theirs = (self.tied.grad, theirs) if self.rank == first else (theirs, self.tied.grad)
+            self.tied.grad = mine + theirs  # in one order, so that both copies get the same
+        if kept is not None:
+            self.tied.grad = kept if self.tied.grad is None else kept + self.tied.grad
+
+    def _batched(self, messages: list[tuple[str, Tensor, int]]) -> list[Any]:
+        """Start (``"send"`` or ``"receive"``, tensor, other rank) as one batch."""
+        does = {"send": dist.isend, "receive": dist.irecv}
+        return dist.batch_isend_irecv(
+            [dist.P2POp(does[kind], tensor, self.global_ranks[to], self.group) for kind, tensor, to in messages]
+        )
+
+
+class _Batch:
+    """What a rank has of one batch while it is on its way."""
+
+    def __init__(self, pipeline: Pipeline, inputs: Tensor, targets: Tensor) -> None:
+        m = pipeline.schedule.micro_batches
+        if len(inputs) != len(targets) or len(inputs) % m or not len(inputs):
+            raise ValueError(
+                f"inputs must have a positive multiple of {m} rows, and as many as targets, not {len(inputs)}"
+            )
+        self.tokens = pipeline.count(targets)
+        if not self.tokens:
+            raise ValueError("targets must have one that counts, and all are ignored")
+        self.pipeline, self.last = pipeline, pipeline.schedule.num_stages - 1
+        self.inputs, self.targets = inputs.chunk(m), targets.chunk(m)
+        self.total = torch.zeros((), dtype=torch.float64, device=inputs.device)
+        self.passes: dict[tuple[int, int], Any] = {}  # by stage and micro-batch, from F to B, I or W
+        self.here: dict[tuple[str, int, int], Tensor] = {}  # what another stage has made: "F" or "B", whose, of what
+        self.coming: dict[tuple[str, int, int], Any] = {}
+        self.leaving: list[tuple[Any, Tensor]] = []
+
+    def carry_out(self, actions: Any) -> None:
+        for is_message, some in groupby(actions, lambda action: bool(action.of)):
+            if is_message:
+                self._talk(list(some))
+                continue
+            for action in some:
+                self._wait_for(action)
+                with self.pipeline.around(action):
+                    getattr(self, _DOES[action.kind])(action.stage, action.micro_batch)
+        _wait(message for message, _ in self.leaving)
+
+    def mean_loss(self) -> Tensor:
+        """The loss of the last stage's rank, on all ranks."""
+        of = self.pipeline
+        dist.broadcast(self.total, of.global_ranks[of.schedule.placed[self.last]], group=of.group)
+        return self.total / self.tokens
+
+    def _talk(self, actions: list[Action]) -> None:
+        """Start all messages that stand together as one batch; what has left is forgotten."""
+        self.leaving = [each for each in self.leaving if not each[0].is_completed()]
+        of = self.pipeline
+        messages: list[tuple[str, Tensor, int]] = []
+        for kind, stage, i, what in actions:
+            if kind == "send":
+                to = of.schedule.placed[stage + 1 if what == "F" else stage - 1]
+                messages.append((kind, self.here.pop((what, stage, i)), to))
+            else:
+                shape, device = (*self.inputs[i].shape[:2], of.width), self.inputs[i].device
+                arriving = torch.empty(shape, dtype=of.dtype, device=device)
+                self.here[what, stage, i] = arriving
+                messages.append((kind, arriving, of.schedule.placed[stage]))
+        under_way = of._batched(messages)
+        if len(under_way) != len(messages):  # one for all, on a GPU
+            under_way *= len(messages)
+        for action, message, (_, tensor, _) in zip(actions, under_way, messages, strict=True):
+            if action.kind == "send":
+                self.leaving.append((message, tensor))
+            else:
+                self.coming[action.of, action.stage, action.micro_batch] = message
+
+    def _wait_for(self, action: Action) -> None:
+        """Until what `action` needs of another rank has come, if it needs any."""
+        what, by = ("F", -1) if action.kind == "F" else ("B", 1)
+        if action.kind != "W":
+            message = self.coming.pop((what, action.stage + by, action.micro_batch), None)
+            if message is not None:
+                message.wait()
+
+    def _forward(self, stage: int, i: int) -> None:
+        trains = torch.is_grad_enabled()
+        x = self.here.pop(("F", stage - 1, i)).requires_grad_(trains) if stage else self.inputs[i]
+        if self.pipeline.recompute and trains:
+            dice = torch.get_rng_state()
+            with torch.no_grad():
+                y = self._through(stage, x, i)
+            self.passes[stage, i] = x, None, dice
+        else:
+            y = self._through(stage, x, i)
+            if trains:
+                self.passes[stage, i] = x, y, None
+        if stage == self.last:
+            self.total += y.detach() * self.tokens
+        else:
+            self.here["F", stage, i] = y.detach()
+
+    def _through(self, stage: int, x: Tensor, i: int) -> Tensor:
+        y = self.pipeline.stages[stage](x)
+        return self.pipeline.loss(y, self.targets[i]) / self.tokens if stage == self.last else y
+
+    def _backward(self, stage: int, i: int) -> None:
+        self._input_gradient(stage, i, at_once=True)
+
+    def _input_gradient(self, stage: int, i: int, *, at_once: bool = False) -> None:
+        x, y, dice = self.passes.pop((stage, i))
+        gradient = None if stage == self.last else self.here.pop(("B", stage + 1, i))
+        if y is None:
+            with torch.random.fork_rng(devices=[]):
+                torch.set_rng_state(dice)
+                y = self._through(stage, x, i)
+        if at_once:
+            if y.requires_grad:
+                y.backward(gradient)
+            found = x.grad if stage else None
+        else:
+            later = self.passes[stage, i] = SplitBackward(x, y, self.pipeline.stages[stage].parameters())
+            found = later.input_gradient(gradient)
+        if stage:
+            self.here["B", stage, i] = found
+
+    def _weight_gradient(self, stage: int, i: int) -> None:
+        self.passes.pop((stage, i)).weight_gradients()
+
+
+_DOES = {"F": "_forward", "B": "_backward", "I": "_input_gradient", "W": "_weight_gradient"}
+
+
+def _wait(messages: Any) -> None:
+    for message in messages:
+        message.wait()

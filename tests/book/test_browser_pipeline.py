@@ -1,0 +1,65 @@
+"""The pipeline that a reader plays with, in Chromium: what the page computes is what `theory.pp.simulate` says."""
+
+from __future__ import annotations
+
+import pytest
+
+from dtlib.theory import pp
+
+MAKE = {**pp.SCHEDULES, "interleaved": pp.interleaved}
+
+
+def choose(figure, **values):
+    for name, value in values.items():
+        control = figure.locator(f"[name={name}]")
+        control.evaluate("(e, v) => { e.value = v; e.dispatchEvent(new Event('input')); }", str(value))
+
+
+def readings(figure) -> tuple[str, str, str]:
+    return tuple(figure.locator(f"b.{name}").inner_text() for name in ("bubble", "span", "held"))
+
+
+def simulated(schedule, gradient, weight, message) -> tuple[str, str, str]:
+    v = schedule.chunks
+    table = pp.simulate(schedule, 1 / v, gradient / v, weight / v, message_seconds=message)
+    held = ", ".join(f"{each:.2f}".rstrip("0").rstrip(".") for each in table.most_in_flight)
+    return f"{100 * table.bubble:.1f} %", f"{table.span:.2f}", held
+
+
+@pytest.fixture
+def played(visit, html):
+    with visit(width=390) as tab:
+        page = tab.open(html / "chapters" / "pp.html")
+        figure = page.locator(".dtlib-pipeline")
+        figure.scroll_into_view_if_needed()
+        yield figure
+        assert tab.complaints == []
+
+
+def test_it_opens_on_one_f_one_b(played):
+    assert readings(played) == simulated(pp.one_f_one_b(4, 8), 1, 1, 0)
+
+
+@pytest.mark.parametrize("name", ["1F1B", "GPipe", "sequential", "ZB-H1", "ZB-H2", "ZB-V", "DualPipeV", "interleaved"])
+def test_grid_bubble_and_memory_are_those_of_the_simulator(played, name):
+    """For prices at which no two times are equal, with and without messages."""
+    choose(played, schedule=name)
+    for p, m in ((2, 4), (4, 8), (8, 16)):
+        choose(played, p=p, m=m)
+        schedule = MAKE[name](p, m)
+        for gradient, weight, message in ((1, 1, 0), (1.3, 0.75, 0), (0.85, 1.15, 0.2)):
+            choose(played, input=gradient, weight=weight, message=message)
+            assert readings(played) == simulated(schedule, gradient, weight, message), (p, m, gradient)
+            drawn = played.locator("svg[role=img] rect").count()
+            assert drawn == sum(len(own) for own in schedule.actions)
+
+
+def test_what_there_is_not_says_why_and_the_next_choice_is_drawn_again(played):
+    choose(played, schedule="interleaved", p=8, m=12)
+    assert "multiple" in played.locator(".refused").inner_text()
+    assert not played.locator("svg[role=img]").is_visible()
+    choose(played, m=8)
+    assert played.locator(".refused").inner_text() == ""
+    assert readings(played) == simulated(pp.interleaved(8, 8), 1, 1, 0)
+    choose(played, schedule="1F1B")
+    assert played.locator("[name=v]").is_disabled()
