@@ -168,7 +168,10 @@ def simulate(
     if stuck:
         rank = stuck[0]
         first = schedule.actions[rank][len(starts[rank])]
-        raise ValueError(f"schedule must come to an end, but rank {rank} waits for ever before {first}: see validate")
+        raise ValueError(
+            f"schedule must come to an end, but rank {rank} waits for ever before {first}, which needs "
+            f"{needs(first, stages)}: see validate"
+        )
     return Timetable(schedule, tuple(map(tuple, starts)), tuple(map(tuple, ends)))
 
 

@@ -1,0 +1,41 @@
+"""Harnesses of pipeline parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from .desk import Desk
+
+
+def split(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
+    """``function(weights, x)`` for each micro-batch; then all first halves, and all second halves, the last one first.
+
+    Operations of each part are counted. The desk is asked for the gradients when all forward passes are done.
+    """
+    given = desk.next()
+    operations: dict[str, int] = {}
+
+    def counted(part: str, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+        with FlopCounterMode(display=False) as counter:
+            found = [call() for call in calls]
+        operations[part] = counter.get_total_flops()
+        return found
+
+    weights = [torch.from_numpy(each) for each in given["weights"]]
+    inputs = [torch.from_numpy(each) for each in given["inputs"]]
+    passes = counted("forward", [partial(function, weights, x) for x in inputs])
+    gradients = [torch.from_numpy(each) for each in desk.next()]
+    first_halves = [partial(each[1], gradient) for each, gradient in zip(passes, gradients, strict=True)]
+    to_inputs = counted("first half", first_halves)
+    to_weights = counted("second half", [each[2] for each in reversed(passes)])
+    return {
+        "outputs": [each[0] for each in passes],
+        "inputs": to_inputs,
+        "weights": [list(each) for each in reversed(to_weights)],
+        "operations": operations,
+    }
