@@ -109,6 +109,8 @@ EXERCISE = Exercise(
     handed_out=handed_out,
     checks=(
         own_work("split_backward"),
+        order(0, "products", "each half makes its own products, and none twice", find_products, wrong=WRONG, gate=True,
+              is_told=True),
         values(2, "outputs", "the outputs", lambda case: [[each[-1] for each in outputs(case)]], of="outputs",
                rtol=RTOL, atol=ATOL),
         values(3, "inputs", "the gradients of the inputs", of_inputs(), of="inputs", rtol=RTOL, atol=ATOL,
@@ -117,7 +119,5 @@ EXERCISE = Exercise(
         values(3, "weights", "the gradients of the weights", of_weights(), of="weights", rtol=RTOL, atol=ATOL,
                wrong={"tanh not differentiated": (of_weights(derived=False), of_weights(before=False)),
                       "the last one alone": only_if("one under way")}),
-        order(2, "products", "each half makes its own products, and none twice", find_products, is_told=True,
-              wrong=WRONG),
     ),
 )  # fmt: skip
