@@ -10,6 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from .desk import Desk
+from .network import Gate
 
 
 def split(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
@@ -39,3 +40,31 @@ def split(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
         "weights": [list(each) for each in reversed(to_weights)],
         "operations": operations,
     }
+
+
+class _Stage(torch.nn.Module):
+    """tanh of a product, times a key that is asked for; what comes back to it is multiplied by another one."""
+
+    def __init__(self, weight: torch.Tensor, desk: Desk) -> None:
+        super().__init__()
+        self.weight, self.desk = torch.nn.Parameter(weight), desk
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(n, h) to (n, h)."""
+        y = torch.tanh(x @ self.weight.T) * torch.from_numpy(self.desk.ask("forward"))
+        return Gate.apply(y, self.desk, "back")
+
+
+def executor(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
+    """``function(actions, stage, rows, inputs, losses)``: the gradient of the stage's weight; the last rank's loss."""
+    given = desk.next()
+    stage = _Stage(torch.from_numpy(given["weight"]), desk)
+
+    def loss(i: int, y: torch.Tensor) -> torch.Tensor:
+        return (y * torch.from_numpy(desk.ask(f"loss {i}"))).sum()
+
+    losses = [partial(loss, i) for i in range(len(given["rows"]))] if given["is_last"] else None
+    inputs = [torch.from_numpy(each) for each in given["inputs"]] if given["inputs"] is not None else None
+    actions = [(kind, i) for kind, i in given["actions"]]
+    total = function(actions, stage, given["rows"], inputs, losses)
+    return {"gradient": stage.weight.grad, "loss": float(total) if given["is_last"] else None}

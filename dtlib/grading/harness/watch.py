@@ -25,9 +25,9 @@ _TOOLS = tuple(
     os.path.join(_DTLIB + "theory", *each)
     for each in (("units.py",), ("hardware.py",), ("formula.py",), ("models", "presets.py"))
 )
-# Where torch itself splits weights, gradients or the states of an optimizer among ranks, or computes a layer again.
+# Where torch itself splits weights, gradients, states or stages among ranks, or computes a layer again.
 _TORCH = Path(getattr(importlib.util.find_spec("torch"), "origin", "")).absolute().parent
-_SHARDING = ("fsdp", "_composable", "_shard", "tensor", "optim", "algorithms", "checkpoint")
+_SHARDING = ("fsdp", "_composable", "_shard", "tensor", "optim", "algorithms", "checkpoint", "pipelining")
 _BUILT_INS = (
     *(str(_TORCH / "distributed" / each) + os.sep for each in _SHARDING),
     str(_TORCH / "nn" / "parallel" / "distributed.py"),
@@ -46,9 +46,9 @@ _active: list[Watch] = []
 
 class Watch:
     """Notes calls while `watching`: `called` names functions of the library, `built_in` those of torch that shard a
-    model (FSDP, DTensor, sharded optimizers) or recompute it, `escaped` ways out of sight. With `nothing_runs` all that
-    torch or the lab does is noted as `built_in`, for answers that are to be worked out; what begins as one of
-    `allowed` is not."""
+    model (FSDP, DTensor, sharded optimizers, pipelines) or recompute it, `escaped` ways out of sight. With
+    `nothing_runs` all that torch or the lab does is noted as `built_in`, for answers that are to be worked out; what
+    begins as one of `allowed` is not."""
 
     def __init__(self, *, nothing_runs: bool = False, allowed: tuple[str, ...] = ()) -> None:
         self._built_ins = _RUNS if nothing_runs else _BUILT_INS

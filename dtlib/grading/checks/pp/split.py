@@ -108,7 +108,7 @@ EXERCISE = Exercise(
     id="pp.5", function="split_backward", title="A backward pass in two halves", harness="pp.split", draw=draw,
     handed_out=handed_out,
     checks=(
-        own_work("split_backward"),
+        own_work("split_backward", built_in=True),
         order(0, "products", "each half makes its own products, and none twice", find_products, wrong=WRONG, gate=True,
               is_told=True),
         values(2, "outputs", "the outputs", lambda case: [[each[-1] for each in outputs(case)]], of="outputs",
