@@ -19,7 +19,7 @@ from dtlib.ranks.mesh import Group
 from dtlib.ranks.model import IGNORED, next_token_loss
 from dtlib.theory.pp import Action, Schedule, with_messages
 
-from .split import SplitBackward
+from .split import Saved, SplitBackward
 
 sum_of_losses = partial(next_token_loss, reduction="sum")
 
@@ -134,6 +134,7 @@ class _Batch:
         self.pipeline, self.last = pipeline, pipeline.schedule.num_stages - 1
         self.inputs, self.targets = inputs.chunk(m), targets.chunk(m)
         self.total = torch.zeros((), dtype=torch.float64, device=inputs.device)
+        self.splits = any(action.kind == "W" for action in pipeline.schedule.actions[pipeline.rank])
         self.passes: dict[tuple[int, int], Any] = {}  # by stage and micro-batch, from F to B, I or W
         self.here: dict[tuple[str, int, int], Tensor] = {}  # what another stage has made: "F" or "B", whose, of what
         self.coming: dict[tuple[str, int, int], Any] = {}
@@ -196,34 +197,37 @@ class _Batch:
                 y = self._through(stage, x, i)
             self.passes[stage, i] = x, None, dice
         else:
-            y = self._through(stage, x, i)
+            saved = Saved() if trains and self.splits else None
+            y = self._through(stage, x, i, saved)
             if trains:
-                self.passes[stage, i] = x, y, None
+                self.passes[stage, i] = x, y, saved
         if stage == self.last:
             self.total += y.detach() * self.tokens
         else:
             self.here["F", stage, i] = y.detach()
 
-    def _through(self, stage: int, x: Tensor, i: int) -> Tensor:
-        y = self.pipeline.stages[stage](x)
-        return self.pipeline.loss(y, self.targets[i]) / self.tokens if stage == self.last else y
+    def _through(self, stage: int, x: Tensor, i: int, saved: Saved | None = None) -> Tensor:
+        with saved.noting() if saved else nullcontext():
+            y = self.pipeline.stages[stage](x)
+            return self.pipeline.loss(y, self.targets[i]) / self.tokens if stage == self.last else y
 
     def _backward(self, stage: int, i: int) -> None:
         self._input_gradient(stage, i, at_once=True)
 
     def _input_gradient(self, stage: int, i: int, *, at_once: bool = False) -> None:
-        x, y, dice = self.passes.pop((stage, i))
+        x, y, kept = self.passes.pop((stage, i))
         gradient = None if stage == self.last else self.here.pop(("B", stage + 1, i))
         if y is None:
             with torch.random.fork_rng(devices=[]):
-                torch.set_rng_state(dice)
-                y = self._through(stage, x, i)
+                torch.set_rng_state(kept)
+                kept = None if at_once else Saved()
+                y = self._through(stage, x, i, kept)
         if at_once:
             if y.requires_grad:
                 y.backward(gradient)
             found = x.grad if stage else None
         else:
-            later = self.passes[stage, i] = SplitBackward(x, y, self.pipeline.stages[stage].parameters())
+            later = self.passes[stage, i] = SplitBackward(x, y, self.pipeline.stages[stage].parameters(), kept)
             found = later.input_gradient(gradient)
         if stage:
             self.here["B", stage, i] = found

@@ -72,10 +72,10 @@ def idle_seconds(
     """Idle seconds of a rank.
 
     From its first action to its last, of the rank for which that is longest: (p − 1)(T_F + T_B + T_W) for ``"1F1B"``
-    and ``"GPipe"``, a v-th of it ``"interleaved"``, (p − 1)(T_F + T_B − T_W) for ``"ZB-H1"`` (from p micro-batches on),
-    (p − 1)(T_F + T_B − 2T_W) for ``"ZB-H2"`` (from 2p − 1 on), and 0 for ``"ZB-V"`` (from 2p − 1 on) if the three times
-    are equal. H1 and H2 hold where T_W is no longer than T_F and T_B. ``ValueError`` for another name, or times for
-    which a law does not hold.
+    and ``"GPipe"``, a v-th of it ``"interleaved"``, (p − 1)(T_F + T_B − T_W) for ``"ZB-H1"`` (from p micro-batches on)
+    and (p − 1)(T_F + T_B − 2T_W) for ``"ZB-H2"`` (from 2p − 1 on). If the three times are equal, 0 for ``"ZB-V"`` (from
+    2p − 1 on) and (p − 1)T_F/2 for ``"DualPipeV"``. H1 and H2 hold where T_W is no longer than T_F and T_B.
+    ``ValueError`` for another name, or times for which a law does not hold.
     """
     p, v = whole("p", p, 1), whole("v", v, 1)
     f, b, w = (
@@ -88,14 +88,16 @@ def idle_seconds(
     )
     if schedule in ("1F1B", "GPipe", "interleaved"):
         return (p - 1) * (f + b + w) / v
-    if schedule == "ZB-V":
+    if schedule in ("ZB-V", "DualPipeV"):
         if not f == b == w:
             raise ValueError(
-                f"forward, input_gradient and weight_gradient must be equal for ZB-V, not {f:g}, {b:g}, {w:g}"
+                f"forward, input_gradient and weight_gradient must be equal for {schedule}, not {f:g}, {b:g}, {w:g}"
             )
-        return 0.0
+        return 0.0 if schedule == "ZB-V" else (p - 1) * f / 2
     if schedule not in ("ZB-H1", "ZB-H2"):
-        raise ValueError(f"schedule must be GPipe, 1F1B, interleaved, ZB-H1, ZB-H2 or ZB-V, not {schedule!r}")
+        raise ValueError(
+            f"schedule must be GPipe, 1F1B, interleaved, ZB-H1, ZB-H2, ZB-V or DualPipeV, not {schedule!r}"
+        )
     if w > min(f, b):
         raise ValueError(
             f"weight_gradient must be at most forward={f:g} and input_gradient={b:g} for {schedule}, not {w:g}"
@@ -108,7 +110,8 @@ def most_in_flight(schedule: str, p: int, m: int, rank: int, v: int = 1) -> floa
     """Activations a rank holds.
 
     At its fullest, in those of all its layers for one micro-batch: 1 ``"sequential"``, m ``"GPipe"``, min(m, p − r)
-    ``"1F1B"``, min(m, p) ``"ZB-H1"``, min(m, 2p − 1) ``"ZB-H2"``, and ``"interleaved"`` what
+    ``"1F1B"`` and ``"PipeDream"``, min(m, p) ``"ZB-H1"``, min(m, 2p − 1) ``"ZB-H2"``, min(m, p, (m + 1 + r)/2)
+    ``"ZB-V"``, p + 1/2 ``"DualPipeV"`` (from 2p micro-batches on), and ``"interleaved"`` what
     `theory.footprint.chunks_in_flight` counts, over v. ``ValueError`` for another name or a rank not below p.
     """
     p, m = sizes(p, m)
@@ -117,7 +120,16 @@ def most_in_flight(schedule: str, p: int, m: int, rank: int, v: int = 1) -> floa
         raise ValueError(f"rank must be from 0 to {p - 1}, not {rank}")
     if schedule == "interleaved":
         return chunks_in_flight(p, rank, m, v) / v
-    held = {"sequential": 1, "GPipe": m, "1F1B": min(m, p - rank), "ZB-H1": min(m, p), "ZB-H2": min(m, 2 * p - 1)}
+    held = {
+        "sequential": 1,
+        "GPipe": m,
+        "1F1B": min(m, p - rank),
+        "PipeDream": min(m, p - rank),
+        "ZB-H1": min(m, p),
+        "ZB-H2": min(m, 2 * p - 1),
+        "ZB-V": min(m, p, (m + 1 + rank) / 2),
+        "DualPipeV": p + 0.5,
+    }
     if schedule not in held:
         raise ValueError(f"schedule must be one of {', '.join(held)} or interleaved, not {schedule!r}")
     return float(held[schedule])
