@@ -114,7 +114,7 @@ def of(*names: str) -> Any:
 
 
 EXERCISE = on_paper(
-    "pp.3", "find_fault", "What is wrong with this schedule?", draw,
+    "pp.3", "check_schedule", "What is wrong with this schedule?", draw,
     of(MISSING, TWICE)(3, "complete", "what is missing, and what is done twice"),
     of(STUCK)(4, "stuck", "ranks that wait for ever, and before what"),
     of(FINE)(2, "fine", "nothing is found where nothing is wrong"),
