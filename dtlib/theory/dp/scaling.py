@@ -11,19 +11,10 @@ from dtlib.theory.valid import amount, ranks
 from .overlap import blocking_step_seconds
 
 
-@formula(
-    "dp.compute_to_communication_ratio",
-    source="derived here",
-    chapter="dp",
-    equation=r"\frac{T}{2(N-1)\,\alpha + 2\,\frac{N-1}{N}\,\frac{D}{B}}",
-)
 def compute_to_communication_ratio(
     compute_seconds: float, grad_bytes: float, n: int, alpha_seconds: float, link_bytes_per_s: float
 ) -> float:
-    """Compute-to-communication ratio.
-
-    Infinite where nothing travels (one rank).
-    """
+    """R = T/C(N): the seconds of compute over those of the all-reduce; infinite where nothing travels (one rank)."""
     compute_seconds = amount("compute_seconds", compute_seconds)
     grad_bytes = amount("grad_bytes", grad_bytes)
     communication = ring_all_reduce_seconds(grad_bytes, n, alpha_seconds, link_bytes_per_s)
@@ -42,12 +33,10 @@ def efficiency(
     return compute_seconds / blocking_step_seconds(compute_seconds, grad_bytes, n, alpha_seconds, link_bytes_per_s)
 
 
-@formula("dp.speedup", source="derived here", chapter="dp", equation=r"\frac{N\,T}{T + C(N)}")
 def speedup(compute_seconds: float, grad_bytes: float, n: int, alpha_seconds: float, link_bytes_per_s: float) -> float:
-    """Speed-up, each rank keeping its batch.
+    """N times the `efficiency`: samples a second, over those of one rank, where each rank keeps its batch.
 
-    Samples a second, over those of one rank. It approaches T/(2α) as N grows: beyond that only latency is
-    bought.
+    It approaches T/(2α) as N grows: beyond that only latency is bought.
     """
     return ranks(n) * efficiency(compute_seconds, grad_bytes, n, alpha_seconds, link_bytes_per_s)
 
