@@ -1,4 +1,4 @@
-"""Pipelines from scratch against torch's own, schedule by schedule, in one run: GPipe, 1F1B, interleaved, ZB-V, DualPipeV.
+"""Pipelines from scratch against torch's own, schedule by schedule, in one run each: from GPipe to DualPipeV.
 
 `dtlib.ranks.pp.Pipeline` and the class of `torch.distributed.pipelining` take turns, see `lab.race`, with the same
 stages and the same data; a step goes forward and backward with the whole batch. Afterwards both must have the same
@@ -13,9 +13,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,9 +39,12 @@ SCHEDULES: dict[str, Any] = {
     "ZB-V": pipelining.ScheduleZBVZeroBubble,
     "DualPipeV": pipelining.ScheduleDualPipeV,
 }
-CONFIG = GPTConfig(num_layers=8, hidden=256, num_heads=4, seq=64, tied=False)
-SECONDS = 0.012
-"""What a rank spends on a micro-batch forward, on its input's gradient and on its weights' gradient, each."""
+CONFIG = GPTConfig(num_layers=8, hidden=128, num_heads=4, seq=64, tied=False)
+SECONDS, SLOWER = 0.01, 15
+"""What a rank spends on a micro-batch forward, on its input's gradient and on its weights' gradient, each; and how much
+slower it is where its bubble is measured, for the law has messages that take no time."""
+IDLE = "set time"
+LAWS = ("GPipe", "1F1B", "interleaved")
 TORCHS, OURS = "torch's", "ours"
 TARGET, AIM, BUBBLE_TARGET, SAME = 1.0, 0.90, 0.05, 1e-5
 
@@ -75,10 +77,10 @@ def idle_stages(schedule: theory.Schedule) -> list[nn.Module]:
 
 WORKS = {
     "GPT": Work(
-        9, CONFIG.hidden, lambda schedule: [*pp.cut(GPT(CONFIG), schedule.num_stages)],
+        15, CONFIG.hidden, lambda schedule: [*pp.cut(GPT(CONFIG), schedule.num_stages)],
         lambda: next(batches(load_text(), batch=M, seq=CONFIG.seq)), sum_of_losses, next_token_loss, counted_tokens,
     ),
-    "set time": Work(
+    IDLE: Work(
         5, 1, idle_stages, lambda: (torch.ones(M, 1, 1), torch.zeros(M, 1, 1)),
         lambda y, _: y.sum(), lambda y, _: y.mean(), torch.numel,
     ),
@@ -120,8 +122,8 @@ class Ours:
         """All of this rank's gradients end to end."""
         return torch.cat([each.grad.flatten() for stage in self.stages.values() for each in stage.parameters()])
 
-    def timed(self) -> list[tuple[theory.Action, float, float]]:
-        """The actions of one step, with when they began and ended."""
+    def timed(self, slower: int) -> list[tuple[theory.Action, float, float]]:
+        """The actions of a step of so much slower stages, with when they began and ended."""
         log = []
 
         @contextmanager
@@ -130,9 +132,10 @@ class Ours:
             yield
             log.append((action, start, time.monotonic()))
 
+        for stage in self.stages.values():
+            stage.seconds = {key: slower * value for key, value in stage.seconds.items()}
         self.pipeline.around = around
         self.step()
-        self.pipeline.around = lambda action: nullcontext()
         return log
 
 
@@ -152,8 +155,8 @@ class Torchs(Ours):
         self.torchs.step(*inputs, target=target, return_outputs=False)
 
 
-def measured(name: str, work_name: str) -> tuple[lab.Race, dict[str, Any], list[list[Any]]]:
-    """In a rank: the race; how far gradients are off and what each sent; and our actions in time, round by round."""
+def measured(name: str, work_name: str) -> tuple[lab.Race, dict[str, Any], list[Any]]:
+    """In a rank: the race; how far gradients are off and what each contender sent; and our actions in time."""
     work = WORKS[work_name]
     contenders = {TORCHS: Torchs(name, work), OURS: Ours(name, work)}
     race = lab.race({each: one.step for each, one in contenders.items()}, rounds=work.rounds)
@@ -163,28 +166,104 @@ def measured(name: str, work_name: str) -> tuple[lab.Race, dict[str, Any], list[
         lab.barrier()
         with lab.SendCounter() as counter:
             one.step()
-        found[each] = counter.num_sends, counter.sent_bytes, len(counter.collectives)
-    logs = []
-    for _ in range(work.rounds if work_name == "set time" else 0):
-        lab.barrier()
-        logs.append(contenders[OURS].timed())
-    return race, found, logs
+        found[each] = counter.num_sends, counter.sent_bytes
+    lab.barrier()
+    return race, found, contenders[OURS].timed(SLOWER) if work_name == IDLE else []
 
 
 def bubble(schedule: theory.Schedule, logs: list[Any]) -> float:
     """The idle part of a step, from each rank's actions."""
     places = [tuple(zip(*log, strict=True)) for log in logs]
-    starts, ends = (tuple(each[k] for each in places) for k in (1, 2))
-    zero = min(each[0] for each in starts)
-    shifted = [tuple(tuple(t - zero for t in each) for each in times) for times in (starts, ends)]
-    return theory.Timetable(schedule, *shifted).bubble
+    zero = min(each[1][0] for each in places)
+    starts, ends = (tuple(tuple(t - zero for t in each[k]) for each in places) for k in (1, 2))
+    return theory.Timetable(schedule, starts, ends).bubble
 
 
-def expected_bubble(name: str, p: int) -> float:
+def expected_bubble(name: str, schedule: theory.Schedule) -> float:
     """By the law, or by the simulator; where a backward pass is split the first stage leaves all of it for later."""
-    schedule = made(name, p)
-    if name in ("GPipe", "1F1B", "interleaved"):
-        return theory.bubble_fraction(p, M, schedule.chunks)
-    own = SECONDS / schedule.chunks
-    later = [own] * (schedule.num_stages - 1)
-    return theory.simulate(schedule, SECONDS, [0.0, *later], [2 * own, *later]).bubble
+    if name in LAWS:
+        return theory.bubble_fraction(schedule.num_ranks, M, schedule.chunks)
+    later = [0.5] * (schedule.num_stages - 1)
+    return theory.simulate(schedule, 1.0, [0.0, *later], [1.0, *later]).bubble
+
+
+def compared(name: str, p: int, work_name: str) -> dict[str, Any]:
+    """All that is found of a schedule on p ranks; or the error, if there is one."""
+    record: dict[str, Any] = {"schedule": name, "ranks": p, "work": work_name}
+    try:
+        races, by_rank, logs = zip(*lab.run(measured, p, args=(name, work_name), timeout_s=120), strict=True)
+    except (lab.RankError, lab.RankTimeout) as error:
+        return {**record, "error": str(error)}
+    race, schedule, (inputs, _) = races[0], made(name, p), WORKS[work_name].batch()
+    off = max(found["off"] for found in by_rank)
+    if not off <= SAME:
+        raise AssertionError(f"{name} on {p} ranks, {work_name}: gradients are off by {off:.1e}")
+    ratio, cpu = race.ratio(OURS, TORCHS), race.cpu_ratio(OURS, TORCHS)
+    record |= {"off": off, "ratio": ratio.median, "middle_half": ratio[1:], "cpu_ratio": cpu.median}
+    record |= {"seconds": race.seconds, "cpu_seconds": race.cpu_seconds}
+    for key, place in (("messages", 0), ("sent_bytes", 1)):
+        record[key] = {each: sum(found[each][place] for found in by_rank) for each in (TORCHS, OURS)}
+    crossed = 2 * M * sum(a != b for a, b in zip(schedule.placed, schedule.placed[1:], strict=False))
+    a_message = 4 * inputs.shape[:2].numel() // M * WORKS[work_name].width
+    record |= {"messages_by_theory": crossed, "bytes_by_theory": crossed * a_message}
+    if work_name == IDLE:
+        record |= {"bubble": bubble(schedule, list(logs)), "bubble_by_theory": expected_bubble(name, schedule)}
+    return record
+
+
+def row(record: dict[str, Any]) -> list[str]:
+    """A line of the table of steps."""
+    start = [record["schedule"], str(record["ranks"])]
+    if "error" in record:
+        return [*start, record["error"].splitlines()[0]]
+    ratio = lab.Ratio(record["ratio"], *record["middle_half"])
+    mark = "✗ missed" if ratio.median > TARGET else "✓" if ratio.median > AIM else f"✓ {AIM:.2f}"
+    steps = [format_seconds(float(np.median(record["seconds"][each]))) for each in (TORCHS, OURS)]
+    messages = " / ".join(str(each) for each in record["messages"].values())
+    sent = " / ".join(format_bytes(each) for each in record["sent_bytes"].values())
+    by_theory = f"{record['sent_bytes'][OURS] / record['bytes_by_theory']:.4f}"
+    return [*start, *steps, *ratio_cells(ratio), f"{record['cpu_ratio']:.3f}", mark, messages, sent, by_theory]
+
+
+def bubble_row(record: dict[str, Any]) -> list[str]:
+    """A line of the table of bubbles."""
+    law = record["schedule"] in LAWS
+    more = record["bubble"] / record["bubble_by_theory"] - 1
+    mark = "" if not law else "✓" if abs(more) <= BUBBLE_TARGET else "✗ missed"
+    cells = [record["schedule"], str(record["ranks"]), f"{record['bubble']:.4f}", f"{record['bubble_by_theory']:.4f}"]
+    return [*cells, "law" if law else "simulated", f"{more:+.1%}", mark]
+
+
+def main() -> None:
+    """Measure, print, save."""
+    load = os.getloadavg()[0]
+    records = [compared(name, p, work) for work in WORKS for p in WORLD_SIZES for name in SCHEDULES]
+    columns = ["schedule", "ranks", "torch's step", "ours", "over torch's", "middle half", "core time", ""]
+    columns += ["messages: torch's / ours", "bytes: torch's / ours", "/ theory"]
+    ends = {
+        "GPT": f"a GPT of {CONFIG.num_layers} layers of width {CONFIG.hidden}, {M} × {CONFIG.seq} tokens",
+        IDLE: f"stages that take a set time: a rank spends 3 × {format_seconds(SECONDS)} on a micro-batch",
+    }
+    for work, what in ends.items():
+        own = [record for record in records if record["work"] == work]
+        print_table(f"A step of {what}, {M} micro-batches", columns, [row(record) for record in own])
+        ratios = [record["ratio"] for record in own if "error" not in record]
+        for bound in (TARGET, AIM):
+            count = sum(ratio <= bound for ratio in ratios)
+            verdict = "✓" if count == len(own) else "✗ missed:"
+            console.print(f"{verdict} {count} of {len(own)} in at most {bound:.2f} of torch's time")
+    good = [record for record in records if "error" not in record]
+    title = f"The idle part of our step, with {format_seconds(SECONDS * SLOWER)} instead of {format_seconds(SECONDS)}"
+    columns = ["schedule", "ranks", "measured", "theory", "by", "more", f"within {BUBBLE_TARGET:.0%}"]
+    print_table(title, columns, [bubble_row(record) for record in good if "bubble" in record])
+    off = max(record["off"] for record in good)
+    console.print(f"all have the same gradients: off by {off:.0e} of their norm, at most {SAME:.0e}")
+    console.print(f"load of the machine before: {load:.1f}")
+    path = save(
+        "pp", {"race": records, "targets": {"ratio": TARGET, "aim": AIM, "bubble": BUBBLE_TARGET}, "load_before": load}
+    )
+    console.print(f"[dim]{path.relative_to(path.parents[2])}[/]")
+
+
+if __name__ == "__main__":
+    main()
