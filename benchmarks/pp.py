@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,6 @@ from benchmarks._report import console, print_table, ratio_cells, save
 from dtlib import lab
 from dtlib.ranks import pp
 from dtlib.ranks.model import GPT, GPTConfig, batches, load_text, next_token_loss
-from dtlib.ranks.pp.executor import counted_tokens, sum_of_losses
 from dtlib.theory import pp as theory
 from dtlib.theory.units import format_bytes, format_seconds
 
@@ -43,7 +43,7 @@ CONFIG = GPTConfig(num_layers=8, hidden=128, num_heads=4, seq=64, tied=False)
 SECONDS, SLOWER = 0.01, 15
 """What a rank spends on a micro-batch forward, on its input's gradient and on its weights' gradient, each; and how much
 slower it is where its bubble is measured, for the law has messages that take no time."""
-IDLE = "set time"
+GPTS, IDLE = "GPT", "set time"
 LAWS = ("GPipe", "1F1B", "interleaved")
 TORCHS, OURS = "torch's", "ours"
 TARGET, AIM, BUBBLE_TARGET, SAME = 1.0, 0.90, 0.05, 1e-5
@@ -59,30 +59,23 @@ class Idle(pp.Timed):
 
 @dataclass(frozen=True)
 class Work:
-    """What a pipeline is to do: stages, a batch, and a loss as a sum, as a mean, and by how much they differ."""
+    """What a pipeline is to do: its stages, a batch, and its loss with a `reduction`."""
 
     rounds: int
     width: int
     stages: Callable[[theory.Schedule], list[nn.Module]]
     batch: Callable[[], tuple[Tensor, Tensor]]
-    loss_sum: Callable[..., Tensor]
-    loss_mean: Callable[..., Tensor]
-    count: Callable[[Tensor], int]
-
-
-def idle_stages(schedule: theory.Schedule) -> list[nn.Module]:
-    """A stage's share of a rank's time, for each stage."""
-    return [Idle(*[SECONDS / schedule.chunks] * 3) for _ in schedule.placed]
+    loss: Callable[..., Tensor]
 
 
 WORKS = {
-    "GPT": Work(
+    GPTS: Work(
         15, CONFIG.hidden, lambda schedule: [*pp.cut(GPT(CONFIG), schedule.num_stages)],
-        lambda: next(batches(load_text(), batch=M, seq=CONFIG.seq)), sum_of_losses, next_token_loss, counted_tokens,
+        lambda: next(batches(load_text(), batch=M, seq=CONFIG.seq)), next_token_loss,
     ),
     IDLE: Work(
-        5, 1, idle_stages, lambda: (torch.ones(M, 1, 1), torch.zeros(M, 1, 1)),
-        lambda y, _: y.sum(), lambda y, _: y.mean(), torch.numel,
+        5, 1, lambda schedule: [Idle(*[SECONDS / schedule.chunks] * 3) for _ in schedule.placed],
+        lambda: (torch.ones(M, 1, 1), torch.zeros(M, 1, 1)), lambda y, _, reduction: getattr(y, reduction)(),
     ),
 }  # fmt: skip
 
@@ -104,16 +97,15 @@ class Ours:
 
     def prepare(self, name: str) -> None:
         """The rest of it, once there are stages."""
-        self.pipeline = pp.Pipeline(
-            self.stages, self.schedule, width=self.work.width, loss=self.work.loss_sum, count=self.work.count
-        )
+        about = {"width": self.work.width, "loss": partial(self.work.loss, reduction="sum"), "count": torch.numel}
+        self.pipeline = pp.Pipeline(self.stages, self.schedule, **about)
 
     def go(self) -> None:
         """Forward and backward with the whole batch."""
         self.pipeline.step(self.inputs, self.targets)
 
     def step(self) -> None:
-        """The same, from no gradients on."""
+        """The same, with gradients that begin at none."""
         for stage in self.stages.values():
             stage.zero_grad()
         self.go()
@@ -146,7 +138,8 @@ class Torchs(Ours):
         """The rest of it, once there are stages."""
         number, device = self.schedule.num_stages, torch.device("cpu")
         stages = [pipelining.PipelineStage(stage, k, number, device) for k, stage in self.stages.items()]
-        self.torchs = SCHEDULES[name](stages if self.schedule.chunks > 1 else stages[0], M, self.work.loss_mean)
+        own: Any = stages if self.schedule.chunks > 1 else stages[0]
+        self.torchs = SCHEDULES[name](own, M, partial(self.work.loss, reduction="mean"))
 
     def go(self) -> None:
         """Forward and backward with the whole batch."""
@@ -171,12 +164,10 @@ def measured(name: str, work_name: str) -> tuple[lab.Race, dict[str, Any], list[
     return race, found, contenders[OURS].timed(SLOWER) if work_name == IDLE else []
 
 
-def bubble(schedule: theory.Schedule, logs: list[Any]) -> float:
+def bubble(logs: Sequence[Any]) -> float:
     """The idle part of a step, from each rank's actions."""
-    places = [tuple(zip(*log, strict=True)) for log in logs]
-    zero = min(each[1][0] for each in places)
-    starts, ends = (tuple(tuple(t - zero for t in each[k]) for each in places) for k in (1, 2))
-    return theory.Timetable(schedule, starts, ends).bubble
+    span = max(log[-1][2] for log in logs) - min(log[0][1] for log in logs)
+    return 1 - sum(end - start for log in logs for _, start, end in log) / (span * len(logs))
 
 
 def expected_bubble(name: str, schedule: theory.Schedule) -> float:
@@ -201,67 +192,61 @@ def compared(name: str, p: int, work_name: str) -> dict[str, Any]:
     ratio, cpu = race.ratio(OURS, TORCHS), race.cpu_ratio(OURS, TORCHS)
     record |= {"off": off, "ratio": ratio.median, "middle_half": ratio[1:], "cpu_ratio": cpu.median}
     record |= {"seconds": race.seconds, "cpu_seconds": race.cpu_seconds}
-    for key, place in (("messages", 0), ("sent_bytes", 1)):
-        record[key] = {each: sum(found[each][place] for found in by_rank) for each in (TORCHS, OURS)}
-    crossed = 2 * M * sum(a != b for a, b in zip(schedule.placed, schedule.placed[1:], strict=False))
-    a_message = 4 * inputs.shape[:2].numel() // M * WORKS[work_name].width
-    record |= {"messages_by_theory": crossed, "bytes_by_theory": crossed * a_message}
+    for k, key in enumerate(("messages", "sent_bytes")):
+        record[key] = {each: sum(found[each][k] for found in by_rank) for each in (TORCHS, OURS)}
+    cuts = sum(a != b for a, b in zip(schedule.placed, schedule.placed[1:], strict=False))
+    record["bytes_by_theory"] = 2 * cuts * 4 * inputs.shape[:2].numel() * WORKS[work_name].width
     if work_name == IDLE:
-        record |= {"bubble": bubble(schedule, list(logs)), "bubble_by_theory": expected_bubble(name, schedule)}
+        record |= {"bubble": bubble(logs), "bubble_by_theory": expected_bubble(name, schedule)}
     return record
 
 
-def row(record: dict[str, Any]) -> list[str]:
-    """A line of the table of steps."""
-    start = [record["schedule"], str(record["ranks"])]
+def cells(record: dict[str, Any]) -> list[str]:
+    """A line of the table of steps, after the schedule and its ranks."""
     if "error" in record:
-        return [*start, record["error"].splitlines()[0]]
+        return [record["error"].splitlines()[0]]
     ratio = lab.Ratio(record["ratio"], *record["middle_half"])
     mark = "✗ missed" if ratio.median > TARGET else "✓" if ratio.median > AIM else f"✓ {AIM:.2f}"
-    steps = [format_seconds(float(np.median(record["seconds"][each]))) for each in (TORCHS, OURS)]
+    steps = [format_seconds(float(np.median(each))) for each in record["seconds"].values()]
     messages = " / ".join(str(each) for each in record["messages"].values())
     sent = " / ".join(format_bytes(each) for each in record["sent_bytes"].values())
     by_theory = f"{record['sent_bytes'][OURS] / record['bytes_by_theory']:.4f}"
-    return [*start, *steps, *ratio_cells(ratio), f"{record['cpu_ratio']:.3f}", mark, messages, sent, by_theory]
+    return [*steps, *ratio_cells(ratio), f"{record['cpu_ratio']:.3f}", mark, messages, sent, by_theory]
 
 
-def bubble_row(record: dict[str, Any]) -> list[str]:
-    """A line of the table of bubbles."""
-    law = record["schedule"] in LAWS
-    more = record["bubble"] / record["bubble_by_theory"] - 1
-    mark = "" if not law else "✓" if abs(more) <= BUBBLE_TARGET else "✗ missed"
-    cells = [record["schedule"], str(record["ranks"]), f"{record['bubble']:.4f}", f"{record['bubble_by_theory']:.4f}"]
-    return [*cells, "law" if law else "simulated", f"{more:+.1%}", mark]
+def bubble_cells(record: dict[str, Any]) -> list[str]:
+    """The same of the table of bubbles."""
+    found, expected, law = record["bubble"], record["bubble_by_theory"], record["schedule"] in LAWS
+    mark = "" if not law else "✓" if abs(found / expected - 1) <= BUBBLE_TARGET else "✗ missed"
+    return [f"{found:.4f}", f"{expected:.4f}", "law" if law else "simulator", f"{found / expected - 1:+.1%}", mark]
 
 
 def main() -> None:
     """Measure, print, save."""
     load = os.getloadavg()[0]
     records = [compared(name, p, work) for work in WORKS for p in WORLD_SIZES for name in SCHEDULES]
-    columns = ["schedule", "ranks", "torch's step", "ours", "over torch's", "middle half", "core time", ""]
-    columns += ["messages: torch's / ours", "bytes: torch's / ours", "/ theory"]
-    ends = {
-        "GPT": f"a GPT of {CONFIG.num_layers} layers of width {CONFIG.hidden}, {M} × {CONFIG.seq} tokens",
-        IDLE: f"stages that take a set time: a rank spends 3 × {format_seconds(SECONDS)} on a micro-batch",
+    titles = {
+        GPTS: f"A step of a GPT of {CONFIG.num_layers} layers of width {CONFIG.hidden}, {M} × {CONFIG.seq} tokens",
+        IDLE: f"A step of stages that take a set time, 3 × {format_seconds(SECONDS)} on a rank for a micro-batch",
     }
-    for work, what in ends.items():
+    both = f"{TORCHS} / {OURS}"
+    columns = ["step, torch's", "ours", "over torch's", "middle half", "core time", "", f"messages, {both}"]
+    columns = ["schedule", "ranks", *columns, f"bytes, {both}", "/ theory"]
+    for work, title in titles.items():
         own = [record for record in records if record["work"] == work]
-        print_table(f"A step of {what}, {M} micro-batches", columns, [row(record) for record in own])
-        ratios = [record["ratio"] for record in own if "error" not in record]
+        rows = [[record["schedule"], str(record["ranks"]), *cells(record)] for record in own]
+        print_table(f"{title}, {M} micro-batches", columns, rows)
         for bound in (TARGET, AIM):
-            count = sum(ratio <= bound for ratio in ratios)
+            count = sum(record["ratio"] <= bound for record in own if "error" not in record)
             verdict = "✓" if count == len(own) else "✗ missed:"
             console.print(f"{verdict} {count} of {len(own)} in at most {bound:.2f} of torch's time")
-    good = [record for record in records if "error" not in record]
-    title = f"The idle part of our step, with {format_seconds(SECONDS * SLOWER)} instead of {format_seconds(SECONDS)}"
-    columns = ["schedule", "ranks", "measured", "theory", "by", "more", f"within {BUBBLE_TARGET:.0%}"]
-    print_table(title, columns, [bubble_row(record) for record in good if "bubble" in record])
-    off = max(record["off"] for record in good)
+    rows = [[each["schedule"], str(each["ranks"]), *bubble_cells(each)] for each in records if "bubble" in each]
+    columns = ["schedule", "ranks", "idle", "in theory", "by", "more", f"within {BUBBLE_TARGET:.0%}"]
+    print_table(f"The idle part of our step, 3 × {format_seconds(SECONDS * SLOWER)} a micro-batch", columns, rows)
+    off = max(record["off"] for record in records if "off" in record)
     console.print(f"all have the same gradients: off by {off:.0e} of their norm, at most {SAME:.0e}")
     console.print(f"load of the machine before: {load:.1f}")
-    path = save(
-        "pp", {"race": records, "targets": {"ratio": TARGET, "aim": AIM, "bubble": BUBBLE_TARGET}, "load_before": load}
-    )
+    path = save("pp", {"race": records, "targets": [TARGET, AIM, BUBBLE_TARGET], "load_before": load})
     console.print(f"[dim]{path.relative_to(path.parents[2])}[/]")
 
 
