@@ -96,16 +96,13 @@ class Ours:
         self.prepare(name)
 
     def prepare(self, name: str) -> None:
-        """The rest of it, once there are stages."""
+        """The rest of it, once there are stages: what a step is to call."""
         about = {"width": self.work.width, "loss": partial(self.work.loss, reduction="sum"), "count": torch.numel}
         self.pipeline = pp.Pipeline(self.stages, self.schedule, **about)
-
-    def go(self) -> None:
-        """Forward and backward with the whole batch."""
-        self.pipeline.step(self.inputs, self.targets)
+        self.go = partial(self.pipeline.step, self.inputs, self.targets)
 
     def step(self) -> None:
-        """The same, with gradients that begin at none."""
+        """Forward and backward with the whole batch."""
         for stage in self.stages.values():
             stage.zero_grad()
         self.go()
@@ -139,13 +136,10 @@ class Torchs(Ours):
         number, device = self.schedule.num_stages, torch.device("cpu")
         stages = [pipelining.PipelineStage(stage, k, number, device) for k, stage in self.stages.items()]
         own: Any = stages if self.schedule.chunks > 1 else stages[0]
-        self.torchs = SCHEDULES[name](own, M, partial(self.work.loss, reduction="mean"))
-
-    def go(self) -> None:
-        """Forward and backward with the whole batch."""
+        torchs = SCHEDULES[name](own, M, partial(self.work.loss, reduction="mean"))
         inputs = (self.inputs,) if 0 in self.stages else ()
-        target = self.targets if self.schedule.num_stages - 1 in self.stages else None
-        self.torchs.step(*inputs, target=target, return_outputs=False)
+        target = self.targets if number - 1 in self.stages else None
+        self.go = partial(torchs.step, *inputs, target=target, return_outputs=False)
 
 
 def measured(name: str, work_name: str) -> tuple[lab.Race, dict[str, Any], list[Any]]:
