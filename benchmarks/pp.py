@@ -70,7 +70,7 @@ class Work:
 
 WORKS = {
     GPTS: Work(
-        15, CONFIG.hidden, lambda schedule: [*pp.cut(GPT(CONFIG), schedule.num_stages)],
+        11, CONFIG.hidden, lambda schedule: [*pp.cut(GPT(CONFIG), schedule.num_stages)],
         lambda: next(batches(load_text(), batch=M, seq=CONFIG.seq)), next_token_loss,
     ),
     IDLE: Work(
