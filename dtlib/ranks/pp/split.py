@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -96,26 +95,29 @@ class Saved:
 def _partings(y: Tensor, x: Tensor, parameters: list[Tensor]) -> tuple[dict[Any, list[Tensor]], set[Any]]:
     """The operations between `x` and `y` from which a parameter is reached by a way that does not lead to `x`, with
     these parameters; and the operations on those ways."""
-    leaves = {torch.autograd.graph.get_gradient_edge(each).node: each for each in parameters}
-    goal = torch.autograd.graph.get_gradient_edge(x).node
-    order, seen, stack = [], set(), [(y.grad_fn, False)]
+    leaves, goal = {id(each): each for each in parameters}, torch.autograd.graph.get_gradient_edge(x).node
+    order: list[tuple[Any, list[Any]]] = []
+    stack: list[tuple[Any, list[Any] | None]] = [(y.grad_fn, None)]
+    seen = set()
     while stack:  # every operation after all that it leads to
-        node, is_done = stack.pop()
-        if is_done:
-            order.append(node)
-        elif node is not None and node not in seen:
+        node, others = stack.pop()
+        if others is not None:
+            order.append((node, others))
+        elif node not in seen:
             seen.add(node)
-            stack.append((node, True))
-            stack += [(other, False) for other, _ in node.next_functions]
-    to_x, reached = {goal}, defaultdict(list, {node: [leaf] for node, leaf in leaves.items()})
-    found = {}
-    for node in order:
-        others = [other for other, _ in node.next_functions if other is not None]
-        aside = [leaf for other in others if other not in to_x for leaf in reached[other]]
+            others = [other for other, _ in node.next_functions if other is not None]
+            stack.append((node, others))
+            stack += [(other, None) for other in others if other not in seen]
+    reached: dict[Any, list[Tensor]] = {}
+    to_x, found = {goal}, {}
+    for node, others in order:
+        aside = [leaf for other in others for leaf in reached.get(other, [])]
         if any(other in to_x for other in others):
             to_x.add(node)
             if aside:
                 found[node] = aside
         elif aside:
             reached[node] = aside
+        elif not others and id(getattr(node, "variable", None)) in leaves:
+            reached[node] = [leaves[id(node.variable)]]
     return found, set(reached)
