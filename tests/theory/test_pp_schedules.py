@@ -199,3 +199,16 @@ def test_a_schedule_is_read_from_text():
 def test_other_words_are_refused(rows):
     with pytest.raises(ValueError, match="rows must have"):
         pp.from_text(rows)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: pp.Schedule("ours", (0, 2), 1, ((), ())), "placed must be ranks from 0 to 1"),
+        (lambda: pp.Schedule("ours", (0, 1, 1), 1, ((), ())), "as many stages for each rank"),
+        (lambda: pp.validate("F0 B0"), "schedule must be a Schedule"),
+    ],
+)
+def test_what_is_no_schedule_is_refused(make, said):
+    with pytest.raises(ValueError, match=said):
+        make()

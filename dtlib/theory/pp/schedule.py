@@ -46,6 +46,13 @@ class Schedule:
     micro_batches: int
     actions: tuple[tuple[Action, ...], ...]
 
+    def __post_init__(self) -> None:
+        """Refuse what is no schedule: stages on ranks that there are not, and actions that are none."""
+        if not self.actions or any(not 0 <= rank < len(self.actions) for rank in self.placed):
+            raise ValueError(f"placed must be ranks from 0 to {len(self.actions) - 1}, not {self.placed}")
+        if len(self.placed) % len(self.actions):
+            raise ValueError(f"placed must have as many stages for each rank, not {len(self.placed)} in all")
+
     @property
     def num_ranks(self) -> int:
         """p."""

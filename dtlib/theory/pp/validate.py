@@ -21,6 +21,8 @@ def validate(schedule: Schedule, limit: float | None = None, *, blocking: bool =
     whom, and more than `limit` activations on a rank, in those of all its stages for one micro-batch. Where sends are
     `blocking` a rank that sends waits until the other one receives.
     """
+    if not isinstance(schedule, Schedule):
+        raise ValueError(f"schedule must be a Schedule, not {schedule!r}")
     if limit is not None:
         limit = float(amount("limit", limit))
     _check_places(schedule)
