@@ -20,8 +20,7 @@ def readings(figure) -> tuple[str, str, str]:
 
 
 def simulated(schedule, gradient, weight, message) -> tuple[str, str, str]:
-    v = schedule.chunks
-    table = pp.simulate(schedule, 1 / v, gradient / v, weight / v, message_seconds=message)
+    table = pp.simulate(schedule, 1.0, gradient, weight, message_seconds=message)
     held = ", ".join(f"{each:.2f}".rstrip("0").rstrip(".") for each in table.most_in_flight)
     return f"{100 * table.bubble:.1f} %", f"{table.span:.2f}", held
 
