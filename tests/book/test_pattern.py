@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-LESSONS = ("tp", "sp", "cp", "pp", "dp")
+LESSONS = ("tp", "sp", "cp", "pp", "dp", "collectives", "activations", "memory")
 """The chapters that are written as lessons."""
 MOST = {"cells": 60, "words": 3500, "visible lines": 250, "lines in the median cell": 6}
 FEWEST_FIGURES = 8
@@ -90,6 +90,8 @@ def faults(chapter: Chapter) -> list[str]:
         found += [f"{cell['id']}: reaches into {each!r}" for each in FORBIDDEN.findall(source(cell))]
         if "hide-input" in tags(cell) and not cell["metadata"].get("jupyter", {}).get("source_hidden"):
             found.append(f"{cell['id']}: folded in the book, and not in JupyterLab")
+        if "hide-cell" in tags(cell) and cell["metadata"].get("mystnb", {}).get("code_prompt_show") != "Answer":
+            found.append(f"{cell['id']}: a fold that does not say that it holds an answer")
         ast.parse(re.sub(r"^%", "#", source(cell), flags=re.MULTILINE))
     return found
 
@@ -125,6 +127,7 @@ def cell(text: str, *, kind: str = "code", name: str = "a", **metadata: object) 
         ([cell("model._params")], "reaches into"),
         ([cell('getattr(model, "params")')], "reaches into"),
         ([cell("x = 1"), cell("x = 1", tags=["hide-input"])], "not in JupyterLab"),
+        ([cell("x = 1"), cell("x = 1", tags=["hide-cell"])], "does not say that it holds an answer"),
     ],
 )
 def test_each_fault_is_found(cells, message):
