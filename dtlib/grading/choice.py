@@ -1,6 +1,7 @@
-"""Exercises that ask for the fastest of what is possible: jobs that tell theories apart, and the two checks.
+"""Exercises that ask for the best of what is possible: the fastest, or the largest number.
 
-A theory lists what is possible for a job, each as its seconds and an answer: ``(seconds, name, ranks)``.
+For the fastest, a theory lists what is possible for a job, each as its seconds and an answer:
+``(seconds, name, ranks)``; jobs are drawn that tell theories apart. For the largest it lists the numbers that will do.
 """
 
 from __future__ import annotations
@@ -77,4 +78,38 @@ def checks(possible: Callable[[Case], Possible], names: Sequence[str], none: str
     return (
         order(3, "possible", words[0], find_impossible, wrong={none: only_if("some")}, kind="value", agrees=agrees),
         order(4, "fastest", words[1], find_faster, where="some", kind="value", agrees=agrees),
+    )
+
+
+def largest(enough: Callable[[Case], Sequence[int]], things: str, allowed: str, no_larger: str) -> tuple[Check, Check]:
+    """That a number of `things` is one of ``enough(case)``, in increasing order (3), and that no larger one is (3).
+
+    `allowed` and `no_larger` say so in the exercise's own words. Cases say under ``"is"`` whether there are `some`;
+    where there are none, the right answer is None.
+    """
+
+    def answered(observed: Observed) -> int | None:
+        answer = observed.said[0]["answer"]
+        is_number = isinstance(answer, int | float) and not isinstance(answer, bool)
+        if answer is None or (is_number and answer == int(answer)):
+            return None if answer is None else int(answer)
+        raise FormError(show(answer), "a whole number, or None")
+
+    def find_allowed(observed: Observed) -> Finding | None:
+        answer, wanted = answered(observed), enough(observed.case)
+        if answer in wanted or (answer is None and not wanted):
+            return None
+        return Finding(show(answer), f"{things} that will do" if wanted else "None", observed.words)
+
+    def find_larger(observed: Observed) -> Finding | None:
+        answer, most = answered(observed), enough(observed.case)[-1]
+        return None if answer == most else Finding(show(answer), str(most), observed.words)
+
+    def agrees(observed: Observed, other: Any) -> bool:
+        return answered(observed) == other
+
+    wrong = {f"{things} where none will do": only_if("some")}
+    return (
+        order(3, "allowed", allowed, find_allowed, wrong=wrong, kind="value", agrees=agrees),
+        order(3, "largest", no_larger, find_larger, where="some", kind="value", agrees=agrees),
     )

@@ -2,12 +2,9 @@
 
 from typing import Any
 
-from dtlib.grading.compare import show
-from dtlib.grading.exercise import Finding, FormError
+from dtlib.grading import choice
 from dtlib.grading.inputs import Case, Cases, Rng, call
-from dtlib.grading.kinds import on_paper, order
-from dtlib.grading.seen import Observed
-from dtlib.grading.signs import only_if
+from dtlib.grading.kinds import on_paper
 from dtlib.theory import pp
 
 #: The batch, sequences a micro-batch, ranks, chunks, and the part that may be idle; a part that is hit exactly is a
@@ -45,7 +42,7 @@ def case(kind: str, *arguments: Any) -> dict[str, Any]:
 
 
 def enough(case: Case) -> list[int]:
-    """All numbers of replicas that will do."""
+    """All numbers of replicas that will do, in increasing order."""
     batch, b, p, v, most_idle = case["arguments"]
     found = []
     for d in range(1, batch // b + 1):
@@ -57,35 +54,10 @@ def enough(case: Case) -> list[int]:
     return found
 
 
-def answered(observed: Observed) -> int | None:
-    """The answer, which is a whole number or None."""
-    answer = observed.said[0]["answer"]
-    if answer is None or (isinstance(answer, int | float) and not isinstance(answer, bool) and answer == int(answer)):
-        return None if answer is None else int(answer)
-    raise FormError(show(answer), "a whole number, or None")
-
-
-def find_allowed(observed: Observed) -> Finding | None:
-    """That it will do, and is None where none will."""
-    answer, wanted = answered(observed), enough(observed.case)
-    if answer in wanted or (answer is None and not wanted):
-        return None
-    return Finding(show(answer), "replicas that will do" if wanted else "None", observed.words)
-
-
-def find_largest(observed: Observed) -> Finding | None:
-    """That no larger number will do."""
-    answer, wanted = answered(observed), max(enough(observed.case))
-    return None if answer == wanted else Finding(show(answer), str(wanted), observed.words)
-
-
-def agrees(observed: Observed, other: Any) -> bool:
-    return answered(observed) == other
-
-
 EXERCISE = on_paper(
     "pp.1", "most_replicas", "How many replicas does a batch leave room for?", draw,
-    order(3, "allowed", "so many replicas idle no more than they may, and None where none do", find_allowed,
-          wrong={"replicas where none will do": only_if("some")}, kind="value", agrees=agrees),
-    order(3, "largest", "no larger number of replicas does", find_largest, where="some", kind="value", agrees=agrees),
+    *choice.largest(
+        enough, "replicas", "so many replicas idle no more than they may, and None where none do",
+        "no larger number of replicas does",
+    ),
 )  # fmt: skip

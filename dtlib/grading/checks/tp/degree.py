@@ -2,12 +2,9 @@
 
 from typing import Any
 
-from dtlib.grading.compare import show
-from dtlib.grading.exercise import Finding, FormError
+from dtlib.grading import choice
 from dtlib.grading.inputs import Case, Cases, Rng, call
-from dtlib.grading.kinds import on_paper, order
-from dtlib.grading.seen import Observed
-from dtlib.grading.signs import only_if
+from dtlib.grading.kinds import on_paper
 from dtlib.theory import models, tp
 
 #: Heads, ranks a node, nodes, the ranks that just reach the share (or, "missed", those before the first that just do
@@ -80,37 +77,10 @@ def enough(case: Case) -> list[int]:
     return [t for t in degrees(heads, node, nodes) if t >= fewest and reached(arguments, t) >= rounded]
 
 
-def answered(observed: Observed) -> int | None:
-    """The answer, which is a whole number or None."""
-    answer = observed.said[0]["answer"]
-    if answer is None or (isinstance(answer, int | float) and not isinstance(answer, bool) and answer == int(answer)):
-        return None if answer is None else int(answer)
-    raise FormError(show(answer), "a whole number, or None")
-
-
-def find_allowed(observed: Observed) -> Finding | None:
-    """That it will do, and is None where none will."""
-    answer, wanted = answered(observed), enough(observed.case)
-    if answer in wanted or (answer is None and not wanted):
-        return None
-    return Finding(show(answer), "ranks that will do" if wanted else "None", observed.words)
-
-
-def find_largest(observed: Observed) -> Finding | None:
-    """That it is the largest that will do."""
-    answer, (*_, most) = answered(observed), enough(observed.case)
-    return None if answer == most else Finding(show(answer), str(most), observed.words)
-
-
-def agrees(observed: Observed, other: Any) -> bool:
-    return answered(observed) == other
-
-
-ALLOWED = "so many ranks can share the layer and reach the share, and None where none can"
-LARGEST = "no larger number of ranks does"
-NONE = {"ranks where none will do": only_if("some")}
 EXERCISE = on_paper(
     "tp.3", "largest_degree", "How many ranks share a layer?", draw,
-    order(3, "allowed", ALLOWED, find_allowed, wrong=NONE, kind="value", agrees=agrees),
-    order(3, "largest", LARGEST, find_largest, where="some", kind="value", agrees=agrees),
+    *choice.largest(
+        enough, "ranks", "so many ranks can share the layer and reach the share, and None where none can",
+        "no larger number of ranks does",
+    ),
 )  # fmt: skip
