@@ -6,16 +6,13 @@ float64: the sums over micro-batches are made in another order, which costs some
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import replace
 from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.testing import assert_close
-from torch.utils.flop_counter import FlopCounterMode
 
 from dtlib import lab
 from dtlib.ranks import model as gpt
@@ -23,80 +20,7 @@ from dtlib.ranks import pp
 from dtlib.ranks.pp import executor
 from dtlib.theory import pp as theory
 
-CLOSE = {"rtol": 1e-9, "atol": 1e-11}
-GPT = gpt.GPTConfig(num_layers=9, hidden=8, num_heads=2, seq=5, vocab=23, dtype=torch.float64)
-MODELS = {
-    "tied": GPT,
-    "untied": replace(GPT, tied=False),
-    "llama": replace(GPT, tied=False, rotary=True, rms_norm=True, swiglu=True, biases=False, num_kv_heads=1),
-}
-
-
-@dataclass(frozen=True)
-class Case:
-    """A schedule of so many micro-batches and chunks, a model, and what is special."""
-
-    schedule: str
-    m: int
-    v: int = 1
-    model: str = "tied"
-    recompute: bool = False
-    frozen: bool = False
-
-    def made(self, p):
-        if self.schedule == "interleaved":
-            return theory.interleaved(p, self.m, self.v)
-        if self.schedule == "automatic":
-            return theory.zb_auto(p, self.m, p + 1)
-        return theory.SCHEDULES[self.schedule](p, self.m)
-
-
-def fits(case, p):
-    return not (case.schedule == "interleaved" and case.m % p) and not (case.schedule == "DualPipeV" and case.m < 2 * p)
-
-
-def data(m):
-    """Three batches; some targets do not count, most of them in the first micro-batch."""
-    tokens = torch.randint(23, (3, 2 * m, 6), generator=torch.Generator().manual_seed(m))
-    targets = tokens[:, :, 1:].clone()
-    targets[:, 0, :4] = gpt.IGNORED
-    return tokens[:, :, :-1], targets
-
-
-def built(case):
-    """The model: for a frozen case neither the third layer nor the embedding is trained."""
-    model = gpt.GPT(MODELS[case.model])
-    if case.frozen:
-        model.blocks[2].requires_grad_(False)
-        model.token_embedding.requires_grad_(False)
-    return model
-
-
-@cache
-def alone(case):
-    """Losses, the gradients of every step, weights: of one process, the whole batch at once."""
-    model, losses, gradients = built(case), [], []
-    adam = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-2)
-    for x, y in zip(*data(case.m), strict=True):
-        loss = gpt.next_token_loss(model(x), y)
-        loss.backward()
-        losses.append(loss.item())
-        gradients.append({name: each.grad.clone() for name, each in model.named_parameters() if each.requires_grad})
-        adam.step()
-        adam.zero_grad()
-    return losses, gradients, {name: each.detach() for name, each in model.named_parameters()}
-
-
-def pipeline(case, schedule, **options):
-    """The model, this rank's parameters of it by their names, and its pipeline."""
-    model, rank = built(case), dist.get_rank()
-    stages = pp.cut(model, schedule.num_stages)
-    own = {stage: stages[stage] for stage, where in enumerate(schedule.placed) if where == rank}
-    mine = {id(each) for stage in own.values() for each in stage.parameters()}
-    names = {name: each for name, each in model.named_parameters() if id(each) in mine}
-    at_an_end = model.config.tied and rank in (schedule.placed[0], schedule.placed[-1])
-    options = {"tied": model.token_embedding.weight if at_an_end else None, "recompute": case.recompute} | options
-    return names, pp.Pipeline(own, schedule, width=8, dtype=torch.float64, **options)
+from .cases import CLOSE, GPT, Case, alone, built, data, fits, pipeline
 
 
 def train(case, schedule):
@@ -220,125 +144,6 @@ def test_gradients_add_up_over_batches_and_evaluation_leaves_none():
         assert losses == pytest.approx([each.item() for each in expected], rel=1e-12)
         for name, gradient in gradients.items():
             assert_close(gradient, weights[name].grad, **CLOSE)
-
-
-def sent_elements(case):
-    _, pipe = pipeline(case, case.made(dist.get_world_size()), tied=None)
-    x, y = data(case.m)
-    with lab.SendCounter() as counter:
-        pipe.step(x[0], y[0])
-    return counter.sent_bytes // 8  # float64
-
-
-@pytest.mark.parametrize("case", [Case("1F1B", 8, model="untied"), Case("interleaved", 8, 2, model="untied")])
-def test_cuts_are_crossed_by_activations_and_their_gradients_alone(case):
-    assert sum(lab.run(sent_elements, 4, args=(case,))) == theory.boundary_elements(4, case.m, 2, 5, 8, case.v)
-
-
-def held(case):
-    """The most activations that are between forward and backward, counted by what autograd keeps of a marked tensor."""
-    alive, most = 0, 0
-
-    class Marked(torch.autograd.Function):
-        @staticmethod
-        def forward(context, x):
-            nonlocal alive, most
-            alive += 1
-            most = max(most, alive)
-            return x.view_as(x)
-
-        @staticmethod
-        def backward(context, gradient):
-            nonlocal alive
-            alive -= 1
-            return gradient
-
-    class Marking(nn.Module):
-        def __init__(self, stage):
-            super().__init__()
-            self.stage = stage
-
-        def forward(self, x):
-            return Marked.apply(self.stage(x))
-
-    _, pipe = pipeline(case, case.made(dist.get_world_size()), tied=None)
-    pipe.stages = {number: Marking(stage) for number, stage in pipe.stages.items()}
-    x, y = data(case.m)
-    pipe.step(x[0], y[0])
-    return most
-
-
-@pytest.mark.parametrize("case", [Case("GPipe", 6), Case("1F1B", 6), Case("interleaved", 6, 3)])
-def test_a_rank_holds_as_many_activations_as_the_law_says(case):
-    found = lab.run(held, 3, args=(case,))
-    law = [theory.most_in_flight(case.schedule, 3, case.m, rank, case.v) * case.v for rank in range(3)]
-    assert found == pytest.approx(law)
-
-
-WIDE = replace(GPT, num_layers=6, hidden=32, seq=64, vocab=11, tied=False, dtype=torch.float32)
-
-
-def peak(schedule):
-    """The most bytes that a step of this rank holds, over what its stages keep of one forward pass."""
-    rank, stages = dist.get_rank(), pp.cut(gpt.GPT(WIDE), schedule.num_stages)
-    own = {stage: stages[stage] for stage, where in enumerate(schedule.placed) if where == rank}
-    for each in (each for stage in own.values() for each in stage.parameters()):
-        each.grad = torch.zeros_like(each)
-    tokens = torch.zeros(2 * schedule.micro_batches, 64, dtype=torch.long)
-    with lab.memory() as memory:
-        pp.Pipeline(own, schedule, width=32).step(tokens, tokens)
-    kept = 0
-    for number, stage in own.items():
-        x = torch.zeros(2, 64, 32, requires_grad=True) if number else tokens[:2]
-        last = number == schedule.num_stages - 1
-        passed = (lambda x, stage=stage: gpt.next_token_loss(stage(x), tokens[:2])) if last else stage
-        kept += lab.saved_bytes(passed, x).total
-    return memory.peak / kept
-
-
-@pytest.mark.parametrize(
-    ("schedule", "waiting"),
-    [
-        (theory.sequential(3, 6), 1), (theory.gpipe(3, 6), 1), (theory.one_f_one_b(3, 6), 1),
-        (theory.interleaved(3, 6, 2), 1), (theory.zb_h1(3, 6), 1.25), (theory.zb_h2(3, 6), 1.25),
-    ],
-    ids=lambda each: getattr(each, "name", ""),
-)  # fmt: skip
-def test_bytes_held_follow_the_law_on_every_rank(schedule, waiting):
-    """And about one more, for a backward pass that runs and what has come early; `waiting` for its weights' gradients
-    a micro-batch takes a quarter more."""
-    for rank, found in enumerate(lab.run(peak, 3, args=(schedule,))):
-        law = theory.most_in_flight(schedule.name, 3, 6, rank, schedule.chunks)
-        assert law < found <= waiting * law + 1.2
-
-
-def split(x, stage):
-    """A stage's gradients in two parts; what the first has left undone; the products of matrices of both parts."""
-    y = stage(x)
-    later = pp.SplitBackward(x, y, stage.parameters())
-    with FlopCounterMode(display=False) as now:
-        of_input = later.input_gradient(torch.ones_like(y))
-    assert all(each.grad is None for each in stage.parameters())
-    with FlopCounterMode(display=False) as then:
-        later.weight_gradients()
-    return of_input, [each.grad for each in stage.parameters()], now.get_total_flops(), then.get_total_flops()
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_a_split_backward_pass_makes_each_product_once(name):
-    config = replace(MODELS[name], num_layers=3)
-    stage, twin = (pp.cut(gpt.GPT(config), 3)[1] for _ in range(2))
-    x = torch.randn(2, 5, 8, dtype=torch.float64, requires_grad=True)
-    of_input, of_weights, now, then = split(x, stage)
-    other = x.detach().requires_grad_()
-    y = twin(other)
-    with FlopCounterMode(display=False) as both:
-        y.sum().backward()
-    assert_close(of_input, other.grad, **CLOSE)
-    assert_close(of_weights, [each.grad for each in twin.parameters()], **CLOSE)
-    assert now + then == both.get_total_flops()
-    linear = 2 * 2 * 5 * sum(each.numel() for each in twin.parameters() if each.dim() == 2)
-    assert then == linear  # the products for the weights, and nothing else
 
 
 @pytest.mark.parametrize(
