@@ -84,6 +84,9 @@ def faults(chapter: Chapter) -> list[str]:
         most = MOST_OF_THE_MECHANISM if "mechanism" in tags(cell) else MOST_LINES
         if len(lines(cell)) > most:
             found.append(f"{cell['id']}: {len(lines(cell))} lines, at most {most}")
+    mechanisms = [cell["id"] for cell in chapter.visible if "mechanism" in tags(cell)]
+    if len(mechanisms) > 1:
+        found.append(f"{', '.join(mechanisms)}: cells of the mechanism, at most one")
     for cell in chapter.of("code"):
         wide = [line for line in lines(cell) if len(line) > MOST_COLUMNS]
         found += [f"{cell['id']}: more than {MOST_COLUMNS} columns in {line.strip()[:30]!r}" for line in wide]
@@ -120,6 +123,7 @@ def cell(text: str, *, kind: str = "code", name: str = "a", **metadata: object) 
         ([cell("x = 1"), cell("word " * 3501, kind="markdown")], "words: 3501, at most 3500"),
         ([cell("x = 1\n" * 16)], "a: 16 lines, at most 15"),
         ([cell("x = 1\n" * 26, tags=["mechanism"])], "a: 26 lines, at most 25"),
+        ([cell("x = 1", name=name, tags=["mechanism"]) for name in "ab"], "a, b: cells of the mechanism, at most one"),
         ([cell("x = 1\n" * 7)], "lines in the median cell: 7, at most 6"),
         ([cell("x = 1\n" * 6)] * 42, "visible lines: 252, at most 250"),
         ([cell("figures.timeline(1)")] * 7, "figures: 7, at least 8"),
