@@ -53,7 +53,7 @@ def test_what_no_float_can_hold_is_refused(value: object):
         (lambda: zero.sent_bytes(-1, 2, 1), "full_bytes"),
         (lambda: dp.sent_bytes_per_step(-1, 2), "grad_bytes"),
         (lambda: dp.blocking_step_seconds(1.0, -1, 2, 0.0, 1e9), "grad_bytes"),
-        (lambda: dp.compute_to_communication_ratio(1.0, -1, 2, 0.0, 1e9), "grad_bytes"),
+        (lambda: dp.efficiency(1.0, -1, 2, 0.0, 1e9), "grad_bytes"),
         (lambda: dp.even_exposed_seconds(1.0, -1, 2, 1e-6, 1e9, 4), "grad_bytes"),
         (lambda: dp.best_world_size(1.0, float("inf"), 1e-6, 1e9), "grad_bytes"),
         (lambda: footprint.Setup(sequence_parallel="no"), "sequence_parallel must be True or False, not 'no'"),

@@ -30,9 +30,7 @@ from .overlap import (
 from .scaling import (
     best_world_size,
     break_even_tokens,
-    compute_to_communication_ratio,
     efficiency,
-    speedup,
     strong_step_seconds,
 )
 from .simulate import Trajectory, data_parallel_sgd, single_process_sgd
@@ -44,7 +42,6 @@ __all__ = [
     "best_world_size",
     "blocking_step_seconds",
     "break_even_tokens",
-    "compute_to_communication_ratio",
     "data_parallel_sgd",
     "effective_batch",
     "efficiency",
@@ -59,7 +56,6 @@ __all__ = [
     "sent_bytes_per_sample",
     "sent_bytes_per_step",
     "single_process_sgd",
-    "speedup",
     "strong_step_seconds",
     "token_weighted_gradient",
 ]

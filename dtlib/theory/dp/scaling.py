@@ -11,34 +11,17 @@ from dtlib.theory.valid import amount, ranks
 from .overlap import blocking_step_seconds
 
 
-def compute_to_communication_ratio(
-    compute_seconds: float, grad_bytes: float, n: int, alpha_seconds: float, link_bytes_per_s: float
-) -> float:
-    """R = T/C(N): the seconds of compute over those of the all-reduce; infinite where nothing travels (one rank)."""
-    compute_seconds = amount("compute_seconds", compute_seconds)
-    grad_bytes = amount("grad_bytes", grad_bytes)
-    communication = ring_all_reduce_seconds(grad_bytes, n, alpha_seconds, link_bytes_per_s)
-    return compute_seconds / communication if communication > 0 else math.inf
-
-
 @formula("dp.efficiency", source="derived here", chapter="dp", equation=r"\frac{T}{T + C(N)} = \frac{R}{1+R}")
 def efficiency(
     compute_seconds: float, grad_bytes: float, n: int, alpha_seconds: float, link_bytes_per_s: float
 ) -> float:
     """Efficiency, each rank keeping its batch.
 
-    The share of a step that computes.
+    The share of a step that computes. R = T/C(N) is the ratio of compute to communication. N ranks are N times the
+    efficiency faster than one, which approaches T/(2α) as N grows: beyond that only latency is bought.
     """
     compute_seconds = amount("compute_seconds", compute_seconds, positive=True)
     return compute_seconds / blocking_step_seconds(compute_seconds, grad_bytes, n, alpha_seconds, link_bytes_per_s)
-
-
-def speedup(compute_seconds: float, grad_bytes: float, n: int, alpha_seconds: float, link_bytes_per_s: float) -> float:
-    """N times the `efficiency`: samples a second, over those of one rank, where each rank keeps its batch.
-
-    It approaches T/(2α) as N grows: beyond that only latency is bought.
-    """
-    return ranks(n) * efficiency(compute_seconds, grad_bytes, n, alpha_seconds, link_bytes_per_s)
 
 
 @formula("dp.strong_step_seconds", source="derived here", chapter="dp", equation=r"\frac{T_1}{N} + C(N)")
