@@ -1,0 +1,5 @@
+"""Three dimensions and more at once: one GPT on a mesh of data, pipeline, context and tensor parallelism."""
+
+from .training import Training
+
+__all__ = ["Training"]
