@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,7 +23,7 @@ from dtlib.ranks.shared.replicas import broadcast, refuse_unlike_ranks
 from dtlib.ranks.zero import Zero
 from dtlib.theory.pp import Schedule
 
-from .clipping import Ranges, counted_ranges, gradients
+from .pieces import Place, cut, pieces, places
 
 AXES = ("dp", "pp", "cp", "tp")
 
@@ -80,17 +81,20 @@ weight meets a part of the tokens, in the backward pass |
         place, stages = mesh.coordinates()["pp"], pp.cut(model, schedule.num_stages)
         own = {number: stages[number] for number, where in enumerate(schedule.placed) if where == place}
         self.stages = own
-        self.first_layer = {k: sum(len(each.blocks) for each in stages[:k]) for k in own}
         self.offset: int | Tensor = 0
         for stage in own.values():
             stage.register_forward_pre_hook(lambda _, x, where: (x, {"offset": self.offset}), with_kwargs=True)
         ends = schedule.placed[0], schedule.placed[-1]
         self.tied = model.token_embedding.weight if tied and place in ends else None
-        self.counted = dict[int, Ranges]()  # now, as a stage 3 will take the shapes away
-        for stage in own.values():
-            self.counted |= counted_ranges(stage, is_first=mesh.coordinates()["tp"] == 0)
-        if self.tied is not None and place == ends[1] != ends[0]:
-            self.counted[id(self.tied)] = [(slice(0, self.tied.numel()), False)]  # it counts at the other end
+        self.is_first = dist.get_rank(self.batch_group) == 0
+        self.places = dict[int, Place]()  # now, as a stage 3 will take the shapes away
+        for number, stage in own.items():
+            first_layer = sum(len(each.blocks) for each in stages[:number])
+            self.places = places(stage, first_layer, is_first=mesh.coordinates()["tp"] == 0) | self.places
+        if self.tied is not None and place == ends[1] != ends[0]:  # it counts at the other end
+            counts = ((slice(0, self.tied.numel()), False),)
+            tied_to = self.places[id(self.tied)]
+            self.places[id(self.tied)] = replace(tied_to, name="token_embedding.weight", counts=counts)
         self.sends_once = zero < 2
         together = [nn.ModuleList(own.values())] if self.sends_once else own.values()
         self.optimizers: list[Optimizer] = []
@@ -140,9 +144,14 @@ weight meets a part of the tokens, in the backward pass |
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False) -> Tensor:
         """Scale all gradients so that their norm is at most `max_norm`, between `backward` and the optimizers; returns
         it. As ``torch.nn.utils.clip_grad_norm_`` in one process: each element counts once. All ranks must call it."""
-        is_first = dist.get_rank(self.batch_group) == 0
-        found = [each for part in self.parts for each in gradients(part, self.counted, is_first=is_first)]
-        mine, copies = ([view for view, counts in found if counts == which] for which in (True, False))
+        mine: list[Tensor] = []
+        copies: list[Tensor] = []
+        for part in self.parts:
+            for piece in pieces(part):
+                if piece.gradient is not None:
+                    is_here = self.is_first or not piece.is_everywhere
+                    for view, _, counts in cut(piece.gradient, piece.start, self.places[piece.parameter]):
+                        (mine if counts and is_here else copies).append(view)
         return clip_grad_norm(mine, max_norm, norm_type, error_if_nonfinite, copies=copies)
 
     def evaluate(self, tokens_bs: Tensor, targets_bs: Tensor) -> Tensor:

@@ -275,10 +275,10 @@ class Zero(DataParallel):
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         for shard in self.shards:
             shard.end_step()
-        self._publish()
+        self.publish()
 
     @torch.no_grad()
-    def _publish(self) -> None:
+    def publish(self) -> None:
         """This rank's chunks have changed: gather the weights, or forget full ones of before."""
         self._gathering.send_all_away()
         if not self._frees.frees_weights:

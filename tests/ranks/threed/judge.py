@@ -125,16 +125,11 @@ def weights_of(training):
 def whole(training, tensors):
     """Tensors by the ``id`` of parameters, unsplit over tp and under the names of the whole model."""
     found = {}
-    for number, stage in training.stages.items():
+    for stage in training.stages.values():
         named = {name: tensors[id(each)] for name, each in stage.named_parameters(remove_duplicate=False)}
+        names = {name: training.places[id(each)].name for name, each in stage.named_parameters(remove_duplicate=False)}
         for name, each in tp.unsplit(stage, named).items():
-            head, _, rest = name.partition(".")
-            if head == "blocks":
-                layer, _, rest = rest.partition(".")
-                name = f"blocks.{int(layer) + training.first_layer[number]}.{rest}"
-            elif head == "head" and training.config.tied:
-                name = "token_embedding.weight"
-            found[name] = each.clone()
+            found[names[name]] = each.clone()
     return found
 
 

@@ -58,8 +58,8 @@ def along_dp_alone(mesh, *axes):
     return group_of(mesh, *(axis for axis in axes if axis != "cp" or len(axes) == 1))
 
 
-def everything_counts(stage, *, is_first):
-    return {id(each): [(slice(0, each.numel()), True)] for each in stage.parameters()}
+def everything_counts(flat, start, place):
+    yield flat, start, True
 
 
 def own_tokens(self, targets_bs):
@@ -82,7 +82,7 @@ MUTANTS = {
     "weights, not summed over dp": ("dp 2, tp 2", training.dp.BucketedDataParallel, "sync", mock.Mock()),
     "norms, not summed over tp": ("dp 2, tp 2", sp.SplitTokens, "share", as_it_is),
     "a mean of the ranks' means": ("dp 2, cp 2", training.Training, "_tokens", own_tokens),
-    "a norm that counts copies": ("dp 2, tp 2", training, "counted_ranges", everything_counts),
+    "a norm that counts copies": ("dp 2, tp 2", training, "cut", everything_counts),
     "a norm of one stage": ("dp 2, pp 2", training, "clip_grad_norm", of_a_stage),
 }
 
