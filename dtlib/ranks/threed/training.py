@@ -66,7 +66,7 @@ weight meets a part of the tokens, in the backward pass |
     ) -> None:
         _refuse(model, mesh, schedule, zero)
         mesh = Mesh({**dict.fromkeys(AXES, 1), **mesh.axes})
-        self.mesh, self.config, self.order = mesh, model.config, order
+        self.mesh, self.config = mesh, model.config
         self.batch_group, tensor_group = mesh.group("dp", "cp"), mesh.group("tp")
         tied = model.head.weight is model.token_embedding.weight
         everything = list(model.parameters())

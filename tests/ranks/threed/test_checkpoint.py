@@ -59,6 +59,7 @@ MESHES = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # one process, as it says
 @pytest.mark.parametrize(
     "config",
     [GPT, *(pytest.param(each, marks=pytest.mark.soak) for each in (LLAMA, ONE_KEY))],
