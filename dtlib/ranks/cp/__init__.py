@@ -11,7 +11,7 @@ splits the tokens of a GPT:
 Sources: Liu et al. 2023, arXiv 2310.01889; Jacobs et al. 2023, arXiv 2309.14509.
 """
 
-from .gpt import ContextAttention, next_token_loss, parallelize
+from .gpt import Context, ContextAttention, next_token_loss, parallelize
 from .layout import Layout
 from .ring import ring_attention
 from .simple import simple_ring_attention
@@ -19,6 +19,7 @@ from .tiles import Mask
 from .ulysses import ulysses_attention
 
 __all__ = [
+    "Context",
     "ContextAttention",
     "Layout",
     "Mask",

@@ -38,19 +38,21 @@ class Context:
     layout: Layout | None = None
     mask: Mask = field(default_factory=Mask)
 
-    def enter(self, _: nn.Module, arguments: tuple[Tensor], where: dict[str, Any]) -> tuple[tuple[Tensor], Any]:
-        """Take this rank's tokens of `arguments`, and say where they stand; called before the model's forward."""
-        (tokens_bs,) = arguments
-        documents_bs = where.pop("documents_bs", None)
+    def enter(self, tokens_bs: Tensor, documents_bs: Tensor | None = None) -> tuple[Tensor, Layout, Tensor]:
+        """A batch comes: this rank's tokens of it (b, s/N), how they lie, and the offset (s/N,) of each column."""
         if documents_bs is not None and documents_bs.shape != tokens_bs.shape:
             shape = tuple(tokens_bs.shape)
             raise ValueError(f"documents_bs must be of shape {shape}, as tokens_bs, not {tuple(documents_bs.shape)}")
         self.layout = Layout(tokens_bs.shape[1], self.group, self.order)
         self.mask = Mask(documents_bs=documents_bs)
         positions_s = self.layout.positions(tokens_bs.device)
-        own_bs = tokens_bs[:, positions_s]
-        columns_s = torch.arange(len(positions_s), device=tokens_bs.device)
-        return (own_bs,), where | {"offset": positions_s - columns_s + where.get("offset", 0)}
+        offsets_s = positions_s - torch.arange(len(positions_s), device=tokens_bs.device)
+        return tokens_bs[:, positions_s], self.layout, offsets_s
+
+    def before_forward(self, model: nn.Module, arguments: tuple[Tensor], where: dict[str, Any]) -> tuple[Any, Any]:
+        """The model is called with all tokens: let it go on with this rank's."""
+        own_bs, _, offsets_s = self.enter(*arguments, where.pop("documents_bs", None))
+        return (own_bs,), where | {"offset": offsets_s + where.get("offset", 0)}
 
 
 class ContextAttention(Attention):
@@ -70,7 +72,9 @@ class ContextAttention(Attention):
         return WAYS[context.way](q_basd, k_bgsd, v_bgsd, context.layout, context.mask)
 
 
-def parallelize(model: GPT, group: Group = None, *, order: str = "zigzag", way: str = "ring") -> GPT:
+def parallelize(
+    model: GPT, group: Group = None, *, order: str = "zigzag", way: str = "ring", sum_gradients: bool = True
+) -> GPT:
     """Split the tokens of `model`, which is changed and returned, over the ranks of `group` (None: all ranks).
 
     | | whole | this rank |
@@ -81,8 +85,9 @@ def parallelize(model: GPT, group: Group = None, *, order: str = "zigzag", way: 
 
     It is called with all tokens, ``model(tokens_bs)``, on all ranks alike, and with ``documents_bs=`` where several are
     packed into a sequence: each takes its own, in `order`, and gives their logits, for `next_token_loss` of this
-    package. The gradients of the weights are summed over the ranks as autograd has them, an all-reduce for each. All
-    ranks begin with the weights of the group's rank 0.
+    package. The gradients of the weights are summed over the ranks as autograd has them, an all-reduce for each, unless
+    `sum_gradients` is False: then somebody else does, who knows when the last one of a step is there. All ranks begin
+    with the weights of the group's rank 0.
 
     ``ValueError`` before anything is sent for another model, one that is split already, dropout, another `order` or
     `way`, or heads that `way` cannot share; on all ranks where their models are not alike.
@@ -95,9 +100,9 @@ def parallelize(model: GPT, group: Group = None, *, order: str = "zigzag", way: 
     context = Context(group, order, way)
     for block in model.blocks:
         block.attention = ContextAttention(block.attention, context)
-    model.register_forward_pre_hook(context.enter, with_kwargs=True)
+    model.register_forward_pre_hook(context.before_forward, with_kwargs=True)
     for parameter in parameters:
-        if parameter.requires_grad and n > 1:
+        if parameter.requires_grad and n > 1 and sum_gradients:
             parameter.register_hook(lambda gradient: _summed(gradient, group))
     return model
 

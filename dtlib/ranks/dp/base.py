@@ -100,6 +100,12 @@ class DataParallel(nn.Module, ABC):
         finally:
             self._sync = before
 
+    def sync(self) -> None:
+        """Average what was added up inside ``no_sync`` without another backward pass, as at the end of one."""
+        if self.world_size > 1:
+            self._arrived = {}
+            self._end_of_backward()
+
     @abstractmethod
     def _ready(self, index: int) -> None:
         """The gradient of parameter `index` is final on this rank."""

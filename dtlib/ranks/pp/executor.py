@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from dtlib.ranks.mesh import Group
 from dtlib.ranks.model import IGNORED, next_token_loss
+from dtlib.ranks.shared.replicas import raw_grad, set_raw_grad
 from dtlib.theory.pp import Action, Schedule, with_messages
 
 from .split import Saved, SplitBackward
@@ -37,7 +38,8 @@ class Pipeline:
     | activations | (b, s, h) | stage k to k + 1 |
     | their gradients | (b, s, h) | stage k + 1 to k |
 
-    `width` is h, `dtype` that of what travels. `loss` gives the *sum* over the targets that count of a micro-batch, and
+    `width` is h, `dtype` that of what travels; where tokens are split over ranks of another group, `parts` are these,
+    and (b, s/parts, h) travels. `loss` gives the *sum* over the targets that count of a micro-batch, and
     `count` how many these are: their quotient over the whole batch is what is trained, however tokens fall on
     micro-batches. With `recompute` a stage keeps its input alone and goes forward once more before it goes backward.
     `tied` is the parameter that the first stage and the last one share, on the ranks that have them: where they are two
@@ -54,9 +56,10 @@ class Pipeline:
         *,
         width: int,
         dtype: torch.dtype = torch.float32,
+        parts: int = 1,
         group: Group = None,
         loss: Callable[[Tensor, Tensor], Tensor] = sum_of_losses,
-        count: Callable[[Tensor], int] = counted_tokens,
+        count: Callable[[Tensor], float] = counted_tokens,
         tied: nn.Parameter | None = None,
         recompute: bool = False,
         around: Callable[[Action], AbstractContextManager[Any]] = lambda action: nullcontext(),
@@ -71,7 +74,7 @@ class Pipeline:
             )
         talks = any(action.of for each in schedule.actions for action in each)
         self.schedule = schedule if talks else with_messages(schedule)
-        self.stages, self.width, self.dtype, self.group = dict(stages), width, dtype, group
+        self.stages, self.width, self.dtype, self.parts, self.group = dict(stages), width, dtype, parts, group
         self.loss, self.count, self.tied, self.recompute, self.around = loss, count, tied, recompute, around
         self.global_ranks = dist.get_process_group_ranks(group)
 
@@ -82,9 +85,10 @@ class Pipeline:
         ``ValueError`` if m does not divide B, or if no target counts.
         """
         batch = _Batch(self, inputs, targets)
-        kept = self.tied.grad if self.tied is not None else None
+        kept = None
         if self.tied is not None:
-            self.tied.grad = None
+            kept = raw_grad(self.tied)
+            set_raw_grad(self.tied, None)
         batch.carry_out(self.schedule.actions[self.rank])
         self._add_up_tied(kept)
         return batch.mean_loss()
@@ -102,14 +106,14 @@ class Pipeline:
             return
         first, last = self.schedule.placed[0], self.schedule.placed[-1]
         if first != last:
-            if self.tied.grad is None:
-                self.tied.grad = torch.zeros_like(self.tied)
-            other, theirs = last if self.rank == first else first, torch.empty_like(self.tied)
-            _wait(self._batched([("send", self.tied.grad, other), ("receive", theirs, other)]))
-            mine, theirs = (self.tied.grad, theirs) if self.rank == first else (theirs, self.tied.grad)
-            self.tied.grad = mine + theirs  # in one order, so that both copies get the same
+            own = raw_grad(self.tied)
+            own = torch.zeros_like(self.tied) if own is None else own
+            other, theirs = last if self.rank == first else first, torch.empty_like(own)
+            _wait(self._batched([("send", own, other), ("receive", theirs, other)]))
+            set_raw_grad(self.tied, own + theirs)  # two numbers add up to the same in either order
         if kept is not None:
-            self.tied.grad = kept if self.tied.grad is None else kept + self.tied.grad
+            own = raw_grad(self.tied)
+            set_raw_grad(self.tied, kept if own is None else kept + own)
 
     def _batched(self, messages: list[tuple[str, Tensor, int]]) -> list[Any]:
         """Start (``"send"`` or ``"receive"``, tensor, other rank) as one batch."""
@@ -169,8 +173,8 @@ class _Batch:
                 to = of.schedule.placed[stage + 1 if what == "F" else stage - 1]
                 messages.append((kind, self.here.pop((what, stage, i)), to))
             else:
-                shape, device = (*self.inputs[i].shape[:2], of.width), self.inputs[i].device
-                arriving = torch.empty(shape, dtype=of.dtype, device=device)
+                b, s, *_ = self.inputs[i].shape
+                arriving = torch.empty(b, s // of.parts, of.width, dtype=of.dtype, device=self.inputs[i].device)
                 self.here[what, stage, i] = arriving
                 messages.append((kind, arriving, of.schedule.placed[stage]))
         under_way = of._batched(messages)

@@ -36,10 +36,11 @@ class Stage(nn.Module):
             self.norm, self.head = model.norm, model.head
         self.train(model.training)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Through this stage's layers; see the table for shapes."""
-        x_bsh = GPT.embed(self, x) if self.first else x  # type: ignore[arg-type]
-        x_bsh = GPT.run_blocks(self, x_bsh)  # type: ignore[arg-type]
+    def forward(self, x: Tensor, *, offset: int | Tensor = 0) -> Tensor:
+        """Through this stage's layers; see the table for shapes, and `GPT.forward` for `offset`."""
+        x_bsh = GPT.embed(self, x, offset) if self.first else x  # type: ignore[arg-type]
+        where = {"offset": offset} if self.config.rotary else {}
+        x_bsh = GPT.run_blocks(self, x_bsh, **where)  # type: ignore[arg-type]
         return GPT.logits(self, x_bsh) if self.last else x_bsh  # type: ignore[arg-type]
 
 

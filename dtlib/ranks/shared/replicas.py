@@ -20,6 +20,16 @@ split_modules: WeakSet[nn.Module] = WeakSet()
 """The modules whose weights are split among ranks: no other wrapper can average their gradients."""
 
 
+def raw_grad(parameter: Tensor) -> Any:
+    """What autograd has put into a parameter, whatever a wrapper lets ``parameter.grad`` say."""
+    return Tensor.grad.__get__(parameter)
+
+
+def set_raw_grad(parameter: Tensor, value: Tensor | None) -> None:
+    """Put `value` where autograd adds to."""
+    Tensor.grad.__set__(parameter, value)
+
+
 def signature(module: nn.Module) -> list[tuple[Any, ...]]:
     """Each parameter of `module`: its name, shape, dtype, whether it is trained, and which object it is."""
     return [(n, tuple(p.shape), p.dtype, p.requires_grad, id(p)) for n, p in module.named_parameters()]

@@ -90,7 +90,7 @@ def load(model: Zero, folder: str | os.PathLike[str]) -> None:
                 _fill(model, shard, number, parts)
     for group, saved in zip(model.optimizer.param_groups, parts[0]["groups"], strict=True):
         group.update(saved)
-    model._publish()
+    model.publish()
 
 
 def merge(folder: str | os.PathLike[str]) -> dict[str, Any]:

@@ -16,18 +16,10 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from dtlib.ranks.shared.replicas import raw_grad, set_raw_grad
+
 _places: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """The shard of each parameter (not kept alive by it), its number there and its name."""
-
-
-def raw_grad(parameter: Tensor) -> Any:
-    """What autograd has put into a parameter, whatever ``parameter.grad`` says."""
-    return Tensor.grad.__get__(parameter)
-
-
-def set_raw_grad(parameter: Tensor, value: Tensor | None) -> None:
-    """Put `value` where autograd adds to."""
-    Tensor.grad.__set__(parameter, value)
 
 
 class Sharded(nn.Parameter):

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from dtlib.ranks.collectives import ring_all_reduce
 from dtlib.ranks.shared.peers import Peers
+from dtlib.ranks.shared.replicas import raw_grad, set_raw_grad
 from dtlib.theory.collectives import chunk_bounds
 
 from .exchange import NUM_PARTS, finish, gather, scatter
-from .parameter import claim, mark, raw_grad, set_raw_grad
+from .parameter import claim, mark
 from .quantised import gather_quantised
 from .stages import Stage
 

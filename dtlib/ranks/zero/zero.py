@@ -18,11 +18,11 @@ from torch.optim import Optimizer
 from dtlib.ranks.dp import DataParallel
 from dtlib.ranks.shared.clipping import clip_grad_norm
 from dtlib.ranks.shared.peers import Peers
-from dtlib.ranks.shared.replicas import broadcast, gradient_hooks, refuse_unlike_ranks, split_modules
+from dtlib.ranks.shared.replicas import broadcast, gradient_hooks, raw_grad, refuse_unlike_ranks, split_modules
 from dtlib.theory.units import MiB
 
 from . import check
-from .parameter import Claim, raw_grad, weakly
+from .parameter import Claim, weakly
 from .shard import Shard
 from .stages import in_buckets
 from .units import Gathering, choose, make_units
@@ -166,11 +166,20 @@ class Zero(DataParallel):
     def _begin(self) -> None:
         """The first sign of a backward pass."""
         if not self._running:
-            self._running, self._gathering.in_backward, self._syncing, self._arrived = True, True, self._sync, {}
-            self._waiting = list(self.shards)
-            for shard in self.shards:
-                shard.begin_backward()
+            self._open()
             Variable._execution_engine.queue_callback(self._end_of_backward)
+
+    def _open(self) -> None:
+        self._running, self._gathering.in_backward, self._syncing, self._arrived = True, True, self._sync, {}
+        self._waiting = list(self.shards)
+        for shard in self.shards:
+            shard.begin_backward()
+
+    def sync(self) -> None:
+        """Reduce what was added up inside ``no_sync`` without another backward pass, as at the end of one."""
+        self._open()
+        self._arrived = {i: None for i, p in enumerate(self._params) if raw_grad(p) is not None}
+        self._end_of_backward()
 
     def _on_gradient(self, index: int, parameter: Tensor) -> None:
         self._begin()
@@ -266,10 +275,10 @@ class Zero(DataParallel):
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         for shard in self.shards:
             shard.end_step()
-        self._publish()
+        self.publish()
 
     @torch.no_grad()
-    def _publish(self) -> None:
+    def publish(self) -> None:
         """This rank's chunks have changed: gather the weights, or forget full ones of before."""
         self._gathering.send_all_away()
         if not self._frees.frees_weights:

@@ -105,7 +105,7 @@ class ReplicatedStates(zero.Zero):
             shard.grad.mul_(min(1.0, max_norm / (norm.item() / self.world_size**0.5 + 1e-6)))
         return norm / self.world_size**0.5
 
-    def _publish(self):
+    def publish(self):
         pass
 
 
@@ -157,7 +157,7 @@ class LocalNorm(zero.Zero):
 
 
 class NothingPublished(zero.Zero):
-    def _publish(self):
+    def publish(self):
         pass
 
 

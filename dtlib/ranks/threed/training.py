@@ -1,0 +1,198 @@
+"""A training step on a mesh, put together from the parts of the other chapters; nothing is parallelised here.
+
+Shapes: b sequences of this place on dp, s positions, h hidden, v vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from dtlib.ranks import cp, dp, pp, sp, tp
+from dtlib.ranks.mesh import Mesh
+from dtlib.ranks.model import GPT, IGNORED
+from dtlib.ranks.shared.clipping import clip_grad_norm
+from dtlib.ranks.shared.replicas import broadcast, refuse_unlike_ranks
+from dtlib.ranks.zero import Zero
+from dtlib.theory.pp import Schedule
+
+from .pieces import Place, cut, pieces, places
+
+AXES = ("dp", "pp", "cp", "tp")
+
+
+class Training:
+    """`model`, which is changed, on the ranks of a `mesh` with axes among dp, pp, cp and tp, in any order.
+
+    | axis | what its ranks share out | what each gradient does along it |
+    |---|---|---|
+    | tp | matrices, heads, vocabulary; with `sequence_parallel` the tokens between them | `tp`, `sp`: summed where a \
+weight meets a part of the tokens, in the backward pass |
+    | cp | tokens | summed, with dp |
+    | pp | layers, as `schedule` places them | the tied embedding's: added up at both ends |
+    | dp | sequences | summed, by `zero` |
+
+    The loss is the mean over all tokens that count, of all ranks, so the ranks of dp and cp differ in one thing alone,
+    their tokens: `zero` spreads states over both. 0 all-reduces gradients and keeps everything; 1 to 3 are the stages
+    of `Zero`. 0 and 1 send gradients once, after the last micro-batch; 2 and 3 after each, as they keep none whole.
+
+    `make_optimizer` gets parameters; there is one of `optimizers` for each of this rank's `parts`: its `stages` as
+    wrapped, with `zero` 0 and 1 all together. All ranks begin with the weights of rank 0.
+
+    ``ValueError`` before anything is sent for another axis, a `schedule` for another number of ranks, and for stages 2
+    and 3 where they cannot reduce in each backward pass: where `schedule` splits it, and where two stages share the
+    embedding, whose sum is of whole gradients. Other errors are those of the parts.
+    """
+
+    def __init__(
+        self,
+        model: GPT,
+        mesh: Mesh,
+        make_optimizer: Callable[[Any], Optimizer],
+        *,
+        schedule: Schedule,
+        zero: int = 0,
+        sequence_parallel: bool = False,
+        order: str = "zigzag",
+        way: str = "ring",
+        recompute: bool = False,
+    ) -> None:
+        _refuse(model, mesh, schedule, zero)
+        mesh = Mesh({**dict.fromkeys(AXES, 1), **mesh.axes})
+        self.mesh, self.config = mesh, model.config
+        self.batch_group, tensor_group = mesh.group("dp", "cp"), mesh.group("tp")
+        tied = model.head.weight is model.token_embedding.weight
+        everything = list(model.parameters())
+        refuse_unlike_ranks(model, everything[0].device, None)
+        broadcast([each.detach() for each in everything], None)
+
+        (sp if sequence_parallel else tp).parallelize(model, tensor_group)
+        self.context: cp.Context | None = None
+        if mesh.size("cp") > 1:
+            cp.parallelize(model, mesh.group("cp"), order=order, way=way, sum_gradients=False)
+            self.context = model.blocks[0].attention.context
+        place, stages = mesh.coordinates()["pp"], pp.cut(model, schedule.num_stages)
+        own = {number: stages[number] for number, where in enumerate(schedule.placed) if where == place}
+        self.stages = own
+        self.offset: int | Tensor = 0
+        for stage in own.values():
+            stage.register_forward_pre_hook(lambda _, x, where: (x, {"offset": self.offset}), with_kwargs=True)
+        ends = schedule.placed[0], schedule.placed[-1]
+        self.tied = model.token_embedding.weight if tied and place in ends else None
+        self.is_first = dist.get_rank(self.batch_group) == 0
+        self.places = dict[int, Place]()  # now, as a stage 3 will take the shapes away
+        for number, stage in own.items():
+            first_layer = sum(len(each.blocks) for each in stages[:number])
+            self.places = places(stage, first_layer, is_first=mesh.coordinates()["tp"] == 0) | self.places
+        if self.tied is not None and place == ends[1] != ends[0]:  # it counts at the other end
+            counts = ((slice(0, self.tied.numel()), False),)
+            tied_to = self.places[id(self.tied)]
+            self.places[id(self.tied)] = replace(tied_to, name="token_embedding.weight", counts=counts)
+        self.sends_once = zero < 2
+        together = [nn.ModuleList(own.values())] if self.sends_once else own.values()
+        self.optimizers: list[Optimizer] = []
+        self.parts = [self._part(each, make_optimizer, zero) for each in together]
+        self.pipeline = pp.Pipeline(
+            own if self.sends_once else dict(zip(own, self.parts, strict=True)), schedule,
+            width=model.config.hidden, dtype=model.config.dtype, group=mesh.group("pp"),
+            parts=dist.get_world_size(tensor_group) if sequence_parallel else 1,
+            loss=partial(tp.next_token_loss, vocab=model.config.vocab, group=tensor_group, reduction="sum"),
+            count=self._tokens, tied=self.tied, recompute=recompute,
+        )  # fmt: skip
+
+    def _part(self, module: nn.Module, make_optimizer: Callable[[Any], Optimizer], stage: int) -> dp.DataParallel:
+        """`module` with gradients that are summed over dp and cp, and its optimizer."""
+        if stage:
+            part = Zero(module, make_optimizer, stage=stage, group=self.batch_group)
+            self.optimizers.append(part.optimizer)
+            return part
+        trained = [each for each in module.parameters() if each.requires_grad]
+        self.optimizers.append(make_optimizer(trained))
+        return dp.BucketedDataParallel(module, group=self.batch_group)
+
+    def step(self, tokens_bs: Tensor, targets_bs: Tensor) -> Tensor:
+        """Forward, backward, optimizer: the mean loss over all tokens of all ranks.
+
+        All ranks with one place on dp call it with the same sequences. ``ValueError`` for a number of positions that cp
+        or `sequence_parallel` cannot share out, before anything is sent.
+        """
+        loss = self.backward(tokens_bs, targets_bs)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss
+
+    def backward(self, tokens_bs: Tensor, targets_bs: Tensor) -> Tensor:
+        """As `step`, up to the gradients: each rank's are summed and wait for the optimizer."""
+        with ExitStack() as stack:
+            if self.sends_once:
+                for part in self.parts:
+                    stack.enter_context(part.no_sync())
+            loss = self.pipeline.step(*self._own(tokens_bs, targets_bs))
+        if self.sends_once:
+            for part in self.parts:
+                part.sync()
+        return self._mean(loss)
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False) -> Tensor:
+        """Scale all gradients so that their norm is at most `max_norm`, between `backward` and the optimizers; returns
+        it. As ``torch.nn.utils.clip_grad_norm_`` in one process: each element counts once. All ranks must call it."""
+        mine: list[Tensor] = []
+        copies: list[Tensor] = []
+        for part in self.parts:
+            for piece in pieces(part):
+                if piece.gradient is not None:
+                    is_here = self.is_first or not piece.is_everywhere
+                    for view, _, counts in cut(piece.gradient, piece.start, self.places[piece.parameter]):
+                        (mine if counts and is_here else copies).append(view)
+        return clip_grad_norm(mine, max_norm, norm_type, error_if_nonfinite, copies=copies)
+
+    def evaluate(self, tokens_bs: Tensor, targets_bs: Tensor) -> Tensor:
+        """The mean loss over all tokens of all ranks, without gradients."""
+        return self._mean(self.pipeline.evaluate(*self._own(tokens_bs, targets_bs)))
+
+    def _own(self, tokens_bs: Tensor, targets_bs: Tensor) -> tuple[Tensor, Tensor]:
+        """This rank's tokens, and where they stand."""
+        s, n = tokens_bs.shape[1], self.pipeline.parts
+        if self.context is not None:
+            tokens_bs, layout, self.offset = self.context.enter(tokens_bs)
+            targets_bs = layout.take(targets_bs)
+        if tokens_bs.shape[1] % n:
+            raise ValueError(f"tokens_bs must have positions that {n} ranks of tp can share out, not {s}")
+        return tokens_bs, targets_bs
+
+    def _tokens(self, targets_bs: Tensor) -> float:
+        """The targets that count, over the ranks of dp and cp: as many as each has on average."""
+        counted = (targets_bs != IGNORED).sum()
+        dist.all_reduce(counted, group=self.batch_group)
+        return counted.item() / dist.get_world_size(self.batch_group)
+
+    def _mean(self, loss: Tensor) -> Tensor:
+        dist.all_reduce(loss, group=self.batch_group)
+        return loss / dist.get_world_size(self.batch_group)
+
+
+def _refuse(model: Any, mesh: Any, schedule: Schedule, zero: Any) -> None:
+    if not isinstance(model, GPT):
+        raise ValueError(f"model must be a GPT of ranks.model, not {type(model).__name__}")
+    if not isinstance(mesh, Mesh):
+        raise ValueError(f"mesh must be a Mesh of ranks.mesh, not {type(mesh).__name__}")
+    for axis in mesh.axes:
+        if axis not in AXES:
+            raise ValueError(f"mesh must have axes among {', '.join(AXES)}, and has {axis!r}")
+    p = mesh.axes.get("pp", 1)
+    if schedule.num_ranks != p:
+        raise ValueError(f"schedule must be for {p} ranks, as many as mesh has on pp, not {schedule.num_ranks}")
+    if isinstance(zero, bool) or zero not in (0, 1, 2, 3):
+        raise ValueError(f"zero must be 0, 1, 2 or 3, not {zero!r}")
+    if zero > 1 and any(action.kind == "W" for actions in schedule.actions for action in actions):
+        raise ValueError(f"zero must be 0 or 1 where the schedule splits backward passes, as {schedule.name} does")
+    if zero > 1 and model.config.tied and schedule.num_stages > 1:
+        raise ValueError("zero must be 0 or 1 where two stages share the embedding, or the model be untied")

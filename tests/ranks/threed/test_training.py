@@ -1,0 +1,146 @@
+"""Every pair of axes, three at once, every stage of ZeRO: losses, gradients, norms and weights are one process's."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dtlib import lab
+from dtlib.ranks import pp, sp
+from dtlib.ranks.mesh import Mesh
+from dtlib.ranks.model import GPT
+from dtlib.ranks.shared import clipping
+from dtlib.ranks.threed import training
+from dtlib.theory import pp as theory
+
+from .judge import GPT as TIED
+from .judge import LLAMA, ONE_KEY, case, check, compare, make_adamw, train
+
+CHOSEN = [
+    case("dp 2, tp 2", m=1, zero=3), case("dp 2, pp 2", "ZB-H1", m=4, zero=1),
+    case("pp 2, dp 2", "interleaved", zero=2, config=LLAMA), case("cp 2, dp 2", zero=1),
+    case("tp 2, pp 2", sequence_parallel=True), case("pp 2, cp 2", config=LLAMA),
+    case("cp 2, tp 2", sequence_parallel=True, config=ONE_KEY),
+]  # fmt: skip
+PAIRS = [
+    *(case(axes, m=m, zero=zero) for axes in ("dp 2, tp 2", "dp 2, cp 2") for zero in range(4) for m in (1, 4)),
+    *(case("dp 2, pp 2", zero=zero, config=LLAMA) for zero in range(4)), case("tp 2, pp 2", "ZB-V", config=LLAMA),
+    case("pp 2, dp 2", "ZB-H2", m=4), case("pp 2, tp 2", "ZB-H1", zero=1, sequence_parallel=True),
+    case("cp 2, pp 2", "ZB-H1"), case("tp 2, cp 2", zero=1, config=LLAMA, way="ulysses"),
+    case("dp 4", zero=3), case("pp 2, cp 2", "DualPipeV", m=4), case("tp 4", config=ONE_KEY),
+    case("cp 4", order="contiguous"), case("pp 4", m=4),
+]  # fmt: skip
+CUBES = [
+    case("dp 2, pp 2, tp 2"), case("dp 2, pp 2, tp 2", "ZB-H1", zero=1, sequence_parallel=True),
+    case("pp 2, dp 2, tp 2", zero=3, config=LLAMA, sequence_parallel=True),
+    case("tp 2, dp 2, pp 2", zero=2, config=LLAMA, recompute=True),
+    case("dp 2, cp 2, tp 2", zero=3, sequence_parallel=True), case("cp 2, tp 2, pp 2", "ZB-H1", config=ONE_KEY),
+]  # fmt: skip
+
+
+def test_axes_together_train_like_one_process():
+    check(4, CHOSEN)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("world_size", "cases"), [(4, PAIRS), (8, CUBES)])
+def test_every_pair_and_three_axes_train_like_one_process(world_size, cases):
+    check(world_size, cases)
+
+
+# --- what the table of the class leaves out: each entry, and the elements that a norm counts ------------------------
+
+
+def along_dp_alone(mesh, *axes):
+    return group_of(mesh, *(axis for axis in axes if axis != "cp" or len(axes) == 1))
+
+
+def everything_counts(flat, start, place):
+    yield flat, start, True
+
+
+def own_tokens(self, targets_bs):
+    return int((targets_bs != training.IGNORED).sum())
+
+
+def of_a_stage(mine, *options, copies):
+    groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
+    return clipping.clip_grad_norm(mine, *options, copies=copies, group=groups[dist.get_rank() % 2])
+
+
+def as_it_is(self, parameter):
+    return parameter
+
+
+group_of = Mesh.group
+MUTANTS = {
+    "tied embedding, not added up": ("pp 2, tp 2", pp.Pipeline, "_add_up_tied", mock.Mock(return_value=None)),
+    "weights, not summed over cp": ("dp 2, cp 2", Mesh, "group", along_dp_alone),
+    "weights, not summed over dp": ("dp 2, tp 2", training.dp.BucketedDataParallel, "sync", mock.Mock()),
+    "norms, not summed over tp": ("dp 2, tp 2", sp.SplitTokens, "share", as_it_is),
+    "a mean of the ranks' means": ("dp 2, cp 2", training.Training, "_tokens", own_tokens),
+    "a norm that counts copies": ("dp 2, tp 2", training, "cut", everything_counts),
+    "a norm of one stage": ("dp 2, pp 2", training, "clip_grad_norm", of_a_stage),
+}
+
+
+def with_mutants(cases):
+    results = []
+    for mutated, (_, *where) in zip(cases, MUTANTS.values(), strict=True):
+        with mock.patch.object(*where):
+            results.append(train(mutated))
+    return results
+
+
+def test_each_sum_that_is_left_out_is_refused():
+    cases = [
+        case(axes, config=ONE_KEY, sequence_parallel=name.startswith("norms")) for name, (axes, *_) in MUTANTS.items()
+    ]
+    by_rank = lab.run(with_mutants, 4, args=(cases,), timeout_s=200)
+    for number, name in enumerate(MUTANTS):
+        assert is_refused(cases[number], [found[number] for found in by_rank]), name
+
+
+def is_refused(case, by_rank):
+    try:
+        compare(case, by_rank)
+    except AssertionError:
+        return True
+    return False
+
+
+# --- bad arguments --------------------------------------------------------------------------------------------------
+
+
+def build(axes, schedule, config=TIED, **options):
+    return training.Training(GPT(config), Mesh(axes), make_adamw, schedule=schedule, **options)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: build({"dp": 1, "ep": 2}, theory.one_f_one_b(1, 2)), "axes among dp, pp, cp, tp, and has 'ep'"),
+        (lambda: build({"pp": 2}, theory.one_f_one_b(4, 2)), "schedule must be for 2 ranks"),
+        (lambda: build({"dp": 2}, theory.one_f_one_b(1, 2), zero=4), "zero must be 0, 1, 2 or 3, not 4"),
+        (lambda: build({"pp": 2}, theory.zb_h1(2, 2), LLAMA, zero=2), "where the schedule splits backward"),
+        (lambda: build({"pp": 2}, theory.one_f_one_b(2, 2), zero=3), "zero must be 0 or 1 where two stages share"),
+        (lambda: build({"tp": 2}, theory.one_f_one_b(1, 2), sequence_parallel=True).step(*rows(7)), "tokens_bs must"),
+    ],
+)  # fmt: skip
+def test_bad_arguments_are_named(make, said):
+    for text in lab.run(refused, 2, args=(make,)):
+        assert said in text
+
+
+def refused(make):
+    with pytest.raises(ValueError) as error:
+        make()
+    return str(error.value)
+
+
+def rows(s):
+    tokens = torch.zeros(4, s, dtype=torch.long)
+    return tokens, tokens
