@@ -2,7 +2,7 @@
 
 from .compare import CheckError, check
 from .fit import fit_alpha_beta, fit_link
-from .launch import RankError, RankTimeout, run
+from .launch import RankError, RankTimeout, register, run, session
 from .launch.context import barrier
 from .memory import MemorySpan, memory, memory_spans, saved_bytes
 from .race import Race, Ratio, fastest, race
@@ -34,6 +34,10 @@ __all__ = [
     "race",
     "run",
     "saved_bytes",
+    "session",
     "timeline",
     "wire",
 ]
+
+register()  # %%ranks, in a notebook
+del register

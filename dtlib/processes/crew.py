@@ -17,6 +17,7 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from typing import Any
 
 from .channel import anonymous_file, join, open_fd, recv_frame, send_frame
 from .namespace import enter_private_network, family
@@ -37,6 +38,7 @@ class Rank:
     state: str = "running"
     failure: Failure | None = None
     waiting: bytes | None = None
+    said: Any = None  # in a session, what came of its last task
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,16 @@ class Crew(ABC):
 
     def watch(self) -> Report:
         """Serve the ranks until all are done, one has failed, or the time is up."""
+        return self.serve_all() or self.dismiss()
+
+    def dismiss(self) -> Report:
+        """Let all ranks go."""
+        for rank in self.ranks:
+            tell(rank, b"go")
+        return self._report()
+
+    def serve_all(self) -> Report | None:
+        """Serve the ranks until none is running: None; or until one has failed, or the time is up."""
         self._deadline = time.monotonic() + self.timeout_s
         with selectors.DefaultSelector() as selector:
             selector.register(self.control, selectors.EVENT_READ, None)
@@ -140,9 +152,7 @@ class Crew(ABC):
                     return self._failed(selector)
                 if time_is_up:
                     return self._timed_out()
-        for rank in self.ranks:
-            _tell(rank, b"go")
-        return Report([rank.state for rank in self.ranks], network_error=self.network_error)
+        return None
 
     def serve(self, number: int) -> bool:
         """Read one frame of a rank; whether the rank may still speak."""
@@ -151,20 +161,23 @@ class Crew(ABC):
             message, _ = recv_frame(rank.sock)
         except (EOFError, OSError, ValueError):
             return False  # its death is noticed by its process id
-        kind, payload = message[:1], message[1:]
+        self.hear(rank, message[:1], message[1:])
+        return True
+
+    def hear(self, rank: Rank, kind: bytes, payload: bytes) -> None:
+        """Do what a rank asks for, or note how it ended."""
         if kind == b"X":
             rank.waiting = payload
             if all(other.waiting is not None for other in self.ranks):
                 answer = join([other.waiting or b"" for other in self.ranks])
                 for other in self.ranks:
                     other.waiting = None
-                    _tell(other, answer)
+                    tell(other, answer)
         elif kind == b"D":
             rank.state = "done"
         else:
             rank.state = "raised"
             rank.failure = self.read_failure(rank)
-        return True
 
     def read_failure(self, rank: Rank) -> Failure:
         """Why a rank that says so did not return."""
@@ -257,7 +270,8 @@ class Crew(ABC):
             send_frame(self.control, b"F", [rank.files.result, rank.files.output, rank.files.stack])
 
 
-def _tell(rank: Rank, payload: bytes) -> None:
+def tell(rank: Rank, payload: bytes) -> None:
+    """Send a rank a frame."""
     with contextlib.suppress(OSError):  # it died meanwhile, which the next look at its process shows
         send_frame(rank.sock, payload)
 

@@ -1,4 +1,4 @@
-"""lab.run in a real Jupyter kernel: functions typed into cells, errors with their source, interruption."""
+"""lab.run and %%ranks in a real Jupyter kernel: functions typed into cells, errors with their source, interruption."""
 
 import time
 
@@ -85,3 +85,53 @@ def test_interrupting_the_cell_ends_the_ranks_and_spares_the_kernel(kernel, tmp_
     assert len(started) == 2
     assert not any(psutil.pid_exists(pid) for pid in started)
     assert run(client, "print(lab.run(lambda: weight.sum().item(), 2))") == ("[3.0, 3.0]\n", [])
+
+
+def test_a_cell_runs_on_ranks_that_stay(kernel):
+    client = kernel[1]
+    assert run(client, "%%ranks 2\nx = torch.ones(2) * rank\nx") == (
+        "[rank 0] tensor([0., 0.])\n[rank 1] tensor([1., 1.])\n",
+        [],
+    )
+    assert run(client, "%%ranks\ndist.all_reduce(x)\nx") == ("[all 2 ranks] tensor([1., 1.])\n", [])
+    assert run(client, "%%ranks\nprint(rank) if rank else None") == ("[rank 1] 1\n", [])
+    text, errors = run(client, "%%ranks 3\nrank;")
+    assert (text, errors) == (
+        "The 2 ranks of before end here. These are new: they know nothing of earlier cells.\n",
+        [],
+    )
+    text, ((name, said),) = run(client, "%%ranks\nx")
+    assert (text, name) == ("", "RankError")
+    assert said.startswith("rank 0 of 3 raised NameError: name 'x' is not defined")
+    (((name, said),)) = run(client, "%%ranks timeout_s=1\nif rank == 1:\n    dist.recv(torch.ones(1), 0)")[1]
+    assert (name, said[:18]) == ("RankTimeout", "after 1 s rank 1 h")
+    text, errors = run(client, "%%ranks\nrank")
+    assert text.startswith(
+        "The ranks of before have ended. These are new: they know nothing of earlier cells.\n[rank 0] 0\n"
+    )
+    (((name, said),)) = run(client, "%%ranks four\nrank")[1]
+    assert (name, said) == (
+        "ValueError",
+        "%%ranks must be followed by a number, timeout_s=…, or nothing, not by 'four'",
+    )
+
+
+def test_an_interrupt_ends_ranks_that_stay_and_spares_the_kernel(kernel, tmp_path):
+    manager, client = kernel
+    pids = []
+
+    def interrupt_when_ranks_are_up():
+        deadline = time.monotonic() + 30
+        while not pids and time.monotonic() < deadline:
+            time.sleep(0.05)
+            if len(list(tmp_path.iterdir())) == 2:
+                pids.extend(int(file.name) for file in tmp_path.iterdir())
+                manager.interrupt_kernel()
+
+    code = "%%ranks 2\nimport os, pathlib, time\n"
+    code += f"pathlib.Path({str(tmp_path)!r}, str(os.getpid())).touch()\ntime.sleep(50)"
+    _, errors = run(client, code, during=interrupt_when_ranks_are_up)
+    assert [name for name, _ in errors] == ["KeyboardInterrupt"]
+    assert len(pids) == 2
+    assert not any(map(psutil.pid_exists, pids))
+    assert run(client, "print(weight.sum().item())") == ("3.0\n", [])

@@ -76,53 +76,77 @@ def run(
         raise TypeError(f"fn must be callable, not {fn!r}")
     if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
         raise TypeError(f"args must be a tuple of the arguments of fn, not {args!r}")
-    job_options = {
-        "world_size": _integer("world_size", world_size, MAX_WORLD_SIZE),
-        "timeout_s": positive("timeout_s", timeout_s),
-        "threads_per_rank": _integer("threads_per_rank", threads_per_rank, 1024),
-        "network": network,
-    }
+    job = job_of((fn, tuple(args)), world_size, timeout_s, threads_per_rank, network)
+    return torchrun.run_here(fn, tuple(args)) if torchrun.is_active() else run_job(job)
+
+
+def job_of(
+    call: tuple[Callable[..., Any], tuple[Any, ...]],
+    world_size: Any,
+    timeout_s: Any,
+    threads_per_rank: Any,
+    network: Any,
+    *,
+    lasts: bool = False,
+) -> Job:
+    """The job of these ranks, with the arguments checked; see `run`."""
     if network not in _NETWORKS:
         raise ValueError(f"network must be one of {', '.join(_NETWORKS)}, not {network!r}")
-    if torchrun.is_active():
-        return torchrun.run_here(fn, tuple(args))
-    job = Job(
-        call=pack(fn, tuple(args)),
+    return Job(
+        world_size=_integer("world_size", world_size, MAX_WORLD_SIZE),
+        timeout_s=positive("timeout_s", timeout_s),
+        threads_per_rank=_integer("threads_per_rank", threads_per_rank, 1024),
+        network=network,
+        call=b"" if torchrun.is_active() else pack(*call),
         environment=dict(os.environ),
         directory=os.getcwd(),
         path=list(sys.path),
         argv=list(sys.argv),
         sources={name: entry for name, entry in linecache.cache.items() if not os.path.exists(name)},
-        **job_options,  # type: ignore[arg-type]
+        lasts=lasts,
     )
-    return run_job(job)
 
 
 def run_job(job: Job) -> list[Any]:
     """What each rank of `job` returned, in rank order; `RankError` or `RankTimeout` where one did not."""
+    control, pid = start(job)
+    with contextlib.ExitStack() as cleanup:
+        cleanup.callback(leave, control, pid)
+        return outcome(job, pickle.loads(receive(control)), control)
+
+
+def start(job: Job) -> tuple[socket.socket, int]:
+    """Start the ranks of `job`: the channel to their supervisor, and its process id."""
     job_fd = anonymous_file("dtlib-job")
     try:
         with open_fd(job_fd, "wb") as file:
             pickle.dump(job, file)
-        control, pid = start_supervisor(job_fd, _SUPERVISE)
+        return start_supervisor(job_fd, _SUPERVISE)
     finally:
         os.close(job_fd)
+
+
+def outcome(job: Job, report: Report, control: socket.socket) -> list[Any]:
+    """The results of ranks that have ended, whose files come over `control`, or the error of `report`."""
     with contextlib.ExitStack() as cleanup:
-        cleanup.callback(_leave, control, pid)
-        report: Report = pickle.loads(_receive(control)[0])
         files = []
         for _ in range(job.world_size):
             fds = _receive(control, max_fds=3)[1]
             for fd in fds:
                 cleanup.callback(os.close, fd)
             files.append(fds)
-        _show([output for _, output, _ in files])
+        show([read_text(output) for _, output, _ in files])
         stacks = [read_text(stack) for _, _, stack in files]
         if report.timed_out:
             raise _timeout(job, report, stacks)
         if report.first is not None:
-            raise _error(job, report, stacks)
+            raise error_of(job, report, stacks)
         return [_load(rank, result) for rank, (result, _, _) in enumerate(files)]
+
+
+def receive(control: socket.socket) -> bytes:
+    """A frame of the supervisor; ``RuntimeError`` if it is gone."""
+    return _receive(control)[0]
 
 
 def _receive(control: socket.socket, max_fds: int = 0) -> tuple[bytes, list[int]]:
@@ -134,7 +158,7 @@ def _receive(control: socket.socket, max_fds: int = 0) -> tuple[bytes, list[int]
         ) from None
 
 
-def _leave(control: socket.socket, pid: int) -> None:
+def leave(control: socket.socket, pid: int) -> None:
     """Close the channel, which ends the run if it still goes on, and wait until its processes are gone."""
     with control, contextlib.suppress(OSError):
         control.shutdown(socket.SHUT_WR)
@@ -160,15 +184,16 @@ def _load(rank: int, fd: int) -> Any:
             ) from error
 
 
-def _show(outputs: list[int]) -> None:
-    for rank, fd in enumerate(outputs):
-        text = read_text(fd)
+def show(outputs: list[str]) -> None:
+    """Print what ranks have printed, each line marked with its rank."""
+    for rank, text in enumerate(outputs):
         if text:
             sys.stdout.write("".join(f"[rank {rank}] {line}\n" for line in text.removesuffix("\n").split("\n")))
     sys.stdout.flush()
 
 
-def _error(job: Job, report: Report, stacks: list[str]) -> RankError:
+def error_of(job: Job, report: Report, stacks: Sequence[str]) -> RankError:
+    """What went wrong on the rank that is to blame, and on the others."""
     first = report.first or 0
     failure = report.failures[first]
     stack = failure.traceback or readable(stacks[first], job.sources)

@@ -9,7 +9,7 @@ from typing import Any
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x.*$", re.MULTILINE)
-_WORKER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "worker.py")
+_OURS = tuple(os.path.join(os.path.dirname(os.path.abspath(__file__)), each) for each in ("worker.py", "lasting.py"))
 _WRAPPERS = ("c10d_logger.py",)  # torch's own decorators say nothing
 
 
@@ -22,12 +22,12 @@ def readable(dump: str, sources: dict[str, Any]) -> str:
     threads = [
         [match for line in thread.splitlines() if (match := _FRAME.match(line))] for thread in _THREAD.split(dump)
     ]
-    main = [frames for frames in threads if any(frame["file"] == _WORKER for frame in frames)]
+    main = [frames for frames in threads if any(frame["file"] in _OURS for frame in frames)]
     frames = (main or [frames for frames in threads if frames] or [[]])[-1]
     frames.reverse()
     start = 0
     for number, frame in enumerate(frames):
-        if frame["file"] == _WORKER:
+        if frame["file"] in _OURS:
             start = number + 1
     lines = []
     for frame in frames[start:] or frames:

@@ -1,4 +1,4 @@
-"""The process that owns one run of `lab.run`: it starts its ranks, and reports once."""
+"""The process that owns the ranks of one run of `lab.run`, or of a session: it starts them, and reports."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 import pickle
 import socket
 
-from dtlib.processes.channel import open_fd, send_frame
-from dtlib.processes.crew import Crew
+from dtlib.processes.channel import open_fd, read_text, recv_frame, send_frame
+from dtlib.processes.crew import Crew, Rank, Report, tell
 from dtlib.processes.namespace import adopt_orphans
 from dtlib.processes.rank import RankFiles, spawn
 
@@ -23,7 +23,7 @@ def supervise(control: socket.socket, job_fd: int, *, fork: bool) -> None:
             job: Job = pickle.load(file)
         os.close(job_fd)
         adopt_orphans()
-        crew = _Crew(job, control, fork)
+        crew = (_LastingCrew if job.lasts else _Crew)(job, control, fork)
         crew.start()
         report = crew.watch()
         crew.end()
@@ -47,6 +47,47 @@ class _Crew(Crew):
     def spawn_rank(self, rank: int, there: socket.socket, here: socket.socket, files: RankFiles) -> int:
         told = (self.job, rank, there.fileno(), files, self.store_path, self.network_error)
         return spawn(__name__, pickle.dumps(told), there, files)
+
+
+class _LastingCrew(_Crew):
+    """Ranks of a session: idle between tasks, which come from the parent.
+
+    Every answer is a frame that begins with ``T``: a pickled report, what came of the task on each rank, and what each
+    has printed meanwhile. Ranks that have all failed alike wait for no other one, so they stay.
+    """
+
+    def watch(self) -> Report:
+        """Serve task after task, until one fails on some ranks alone, its time is up, or there are no more."""
+        while True:
+            failed = self.serve_all()
+            failures = {rank.failure for rank in self.ranks}
+            alike = len(failures) == 1 and all(rank.state == "raised" for rank in self.ranks)
+            if failed and not alike:
+                return failed
+            report = failed or Report([rank.state for rank in self.ranks], network_error=self.network_error)
+            answer = pickle.dumps((report, [rank.said for rank in self.ranks], [_printed(rank) for rank in self.ranks]))
+            send_frame(self.control, b"T" + answer)
+            task, _ = recv_frame(self.control)
+            self.timeout_s, task = pickle.loads(task)
+            for rank in self.ranks:
+                rank.state, rank.failure = "running", None
+                tell(rank, task)
+
+    def hear(self, rank: Rank, kind: bytes, payload: bytes) -> None:
+        """As of every rank; one that has done its task says what came of it, and is idle."""
+        if kind == b"N":
+            rank.said, rank.failure = pickle.loads(payload)
+            rank.state = "idle" if rank.failure is None else "raised"
+        else:
+            super().hear(rank, kind, payload)
+
+
+def _printed(rank: Rank) -> str:
+    """What a rank has printed since it was last asked. It goes on at the beginning of its file, which it shares."""
+    text = read_text(rank.files.output)
+    os.ftruncate(rank.files.output, 0)
+    os.lseek(rank.files.output, 0, os.SEEK_SET)
+    return text
 
 
 def spawned(job_fd: int) -> None:

@@ -42,6 +42,8 @@ class Job:
     argv: list[str]
     sources: dict[str, Any]
     """Lines of code that exist in no file (notebook cells), for tracebacks: entries of `linecache.cache`."""
+    lasts: bool = False
+    """Whether the ranks of a session live on from task to task."""
 
 
 def run_rank(job: Job, rank: int, sock: socket.socket, files: RankFiles, store_path: str, network_error: str) -> None:
@@ -57,6 +59,7 @@ def run_rank(job: Job, rank: int, sock: socket.socket, files: RankFiles, store_p
                 private_network=job.network == "private" and not network_error,
                 why_not_private=network_error,
                 exchange=context.exchange_over(sock),
+                next_task=context.next_task_over(sock),
             )
         )
         verdict = _call(job, rank, files, store_path)
