@@ -98,9 +98,8 @@ class Opening(SphinxTransform):
 
     def contents(self, stem: str) -> Iterator[nodes.Node]:
         """Links to the theorems and equations of the page, and to the measurements of its formulas."""
-        for theorem in self.document.findall(lambda node: isinstance(node, STATEMENTS)):
-            title = theorem["title"].strip(" ()")
-            yield nodes.reference("", title, refid=theorem["ids"][0], internal=True)
+        for theorem in self.document.findall(lambda node: isinstance(node, STATEMENTS) and node["title"]):
+            yield nodes.reference("", "", *title_of(theorem), refid=theorem["ids"][0], internal=True)
             yield nodes.Text(" · ")
         labels = [each["label"] for each in self.document.findall(nodes.math_block) if each.get("label")]
         for number, label in enumerate(labels):
@@ -119,6 +118,14 @@ class Opening(SphinxTransform):
         yield addnodes.download_reference("", "Exercises", reftarget=f"/exercises/{notebook.name}", refexplicit=True)
         text = "\n".join(cell["source"] for cell in nbformat.read(notebook, as_version=4)["cells"])
         yield nodes.Text(": " + " · ".join(re.findall(r"^## \d+\. (.+)$", text, flags=re.MULTILINE)))
+
+
+def title_of(theorem: nodes.Element) -> list[nodes.Node]:
+    """The words and formulas of a theorem's title, without the brackets around them."""
+    parts = [each.deepcopy() for each in theorem.next_node(nodes.title).children]
+    for place, bare in (0, lambda text: text.lstrip().removeprefix("(")), (-1, lambda text: text.removesuffix(")")):
+        parts[place] = nodes.Text(bare(parts[place].astext()))
+    return parts
 
 
 def reference(domain: str, kind: str, target: str, text: str) -> addnodes.pending_xref:

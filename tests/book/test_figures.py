@@ -20,10 +20,18 @@ def captions(chapter: Chapter) -> dict[str, dict[str, str]]:
     return {name: figure for name, figure in found.items() if figure}
 
 
+def draws(code: str, chapter: Chapter) -> bool:
+    """Whether a cell draws, or calls a function of the page that does."""
+    sources = map(source, chapter.of("code"))
+    own = [name for each in sources if DRAWS.search(each) for name in re.findall(r"^def (\w+)", each, re.MULTILINE)]
+    called = re.compile(rf"^(?:{'|'.join(own)})\(", re.MULTILINE) if own else None
+    return bool(DRAWS.search(code) or (called and called.search(code)))
+
+
 def faults(chapter: Chapter) -> list[str]:
     """Cells that draw without a caption, captions without a picture, labels that are not the cell's."""
     known = captions(chapter)
-    drawing = {each["id"] for each in chapter.of("code") if DRAWS.search(source(each))}
+    drawing = {each["id"] for each in chapter.of("code") if draws(source(each), chapter)}
     found = [f"{name}: draws, and has no caption" for name in sorted(drawing - set(known))]
     found += [f"{name}: has a caption, and draws nothing" for name in sorted(set(known) - drawing)]
     for name, figure in known.items():
@@ -57,6 +65,11 @@ def test_each_fault_of_a_figure_is_found(code, figure, fault):
     assert [fault in each for each in faults(chapter)] == [True]
 
 
+def test_a_call_of_a_function_that_draws_is_found():
+    cells = [cell("def grid():\n    plt.subplots()", name="b", mystnb={"figure": {**SAYS, "label": "fig-b"}})]
+    assert faults(Chapter([*cells, cell("grid()")])) == ["a: draws, and has no caption"]
+
+
 @pytest.mark.parametrize("code", ["figures.slider(f)", "figures.pipeline(p)", "figures.style.use()"])
 def test_what_has_a_caption_of_its_own_needs_no_other(code):
     assert faults(Chapter([cell(code)])) == []
@@ -69,5 +82,6 @@ def test_each_figure_of_the_built_book_has_a_number_and_its_caption(html, stem):
     figures = dict(re.findall(r'<figure [^>]*id="(fig-[^"]+)">(.*?)</figure>', page, flags=re.DOTALL))
     assert list(figures) == [figure["label"] for figure in known.values()]
     for shown in figures.values():
-        assert 'class="dtlib-figure"' in shown
+        assert re.search(r'<svg class="[^"]*\bdtlib-figure\b', shown)
         assert re.search(r'class="caption-number">Figure \d+ <', shown)
+    assert "dtlib-figure" not in re.sub(r"<figure.*?</figure>|<style.*?</style>", "", page, flags=re.DOTALL)
