@@ -182,6 +182,12 @@ $$
 x = 1
 $$ (eq-one)
 
+```{prf:theorem} More than $x$ of them
+:label: thm-one
+
+There are two.
+```
+
 > Another quotation.
 """
 CODE = """from IPython.display import HTML, display
@@ -193,6 +199,7 @@ for _ in range(2):
     figure, axes = plt.subplots()
     plt.close(figure)
     display(figure)"""
+PROOFS = "  extra_extensions: [sphinx_proof]\n"
 CAPTION = {"caption": "Two *pictures*, and no table.", "label": "fig-two"}
 
 
@@ -200,7 +207,7 @@ CAPTION = {"caption": "Two *pictures*, and no table.", "label": "fig-two"}
 def lesson(tmp_path_factory):
     """The page of a small book with a lesson and its exercises, as HTML."""
     book = tmp_path_factory.mktemp("lesson")
-    (book / "_config.yml").write_text((CONFIG % (ROOT / "_ext")).replace("book_ledger", "book_lessons"))
+    (book / "_config.yml").write_text((CONFIG % (ROOT / "_ext")).replace("book_ledger", "book_lessons") + PROOFS)
     (book / "_toc.yml").write_text("format: jb-book\nroot: chapters/page\n")
     (book / "references.bib").touch()
     drawn = v4.new_code_cell(CODE, metadata={"mystnb": {"figure": CAPTION}})
@@ -229,6 +236,7 @@ def test_an_opening_knows_how_long_the_page_is_and_what_is_on_it(lesson):
     assert "<p>Two sentences. And a number" in box
     assert "About 5 minutes" in box
     assert 'href="#equation-eq-one">(1)<' in box
+    assert re.search(r'href="#thm-one">More than <.*?x.*?> of them</a>', box)
     assert "One after another ★" in box
     assert lesson.count("In short") == 1
     assert "<blockquote>\n<div><p>Another quotation" in lesson
