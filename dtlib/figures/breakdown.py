@@ -44,6 +44,7 @@ _SPARE_COLORS = ("#5f7fa8", "#b56576", "#5e8c6a", "#9a7b4f", "#84709b", "#6d7a80
 _SPARE_HATCHES = ("", "//", "\\\\", "--", "||", "xx", "++", "/", "\\", "-", "|")
 _UNITS = {name: getattr(units, name) for name in ("MB", "GB", "TB", "KiB", "MiB", "GiB", "TiB")}
 _UNITS |= {"B": 1, "kB": units.KB}
+_NUMBER = 0.1  #: of the longest bar: how wide a total is, written
 _SHOWN_FROM = 1 / 500  #: of the longest bar: a thinner part would be all outline, and is left white
 
 
@@ -93,7 +94,7 @@ def breakdown_bars(
         if axes is None:
             axes = _new_axes(len(parts), len(looks) if legend else 0)
         _draw(axes, parts, looks, scale, longest * _SHOWN_FROM)
-        _add_totals(axes, totals, measured or {}, scale, longest)
+        _add_totals(axes, totals, measured or {}, list((limits or {}).values()), scale, longest)
         _add_limits(axes, limits or {}, scale)
         axes.set_xlim(0, longest / scale * 1.16)
         axes.set_xlabel(f"memory ({name})" if name in _UNITS else name)
@@ -175,8 +176,9 @@ def _draw(
 
 
 def _add_totals(
-    axes: Any, totals: Mapping[str, float], measured: Mapping[str, float], scale: float, longest: float
-) -> None:
+    axes: Any, totals: Mapping[str, float], measured: Mapping[str, float], limits: list[float], scale: float,
+    longest: float,
+) -> None:  # fmt: skip
     rows = {label: row for row, label in enumerate(totals)}
     if measured:
         xs, ys = [value / scale for value in measured.values()], [rows[label] for label in measured]
@@ -184,6 +186,9 @@ def _add_totals(
                   color=style.INK)  # fmt: skip
     for label, total in totals.items():
         right = max(total, measured.get(label, 0)) + longest * (0.022 if label in measured else 0.012)
+        for limit in sorted(limits):  # a line across does not strike the number through
+            if right - longest * 0.012 < limit < right + longest * _NUMBER:
+                right = limit + longest * 0.012
         axes.text(right / scale, rows[label], f"{total / scale:.4g}", va="center", ha="left", fontsize=9.5)
 
 

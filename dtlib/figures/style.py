@@ -259,11 +259,14 @@ def _show_as_svg() -> None:
         return
     from matplotlib.figure import Figure
 
+    static = bool(os.environ.get("DTLIB_STATIC"))
+
     def bundle(figure: Any, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return {"text/html": svg(figure)}
+        said = html.escape(str(figure.get_label()))
+        return {"text/html": svg(figure) if static else f"{svg(figure)}<p><em>{said}</em></p>"}
 
     shell.display_formatter.mimebundle_formatter.for_type(Figure, bundle)
-    if os.environ.get("DTLIB_STATIC"):  # the book needs no second copy as PNG
+    if static:  # the book has captions of its own, and needs no second copy as PNG
         from matplotlib_inline.config import InlineBackend
 
         InlineBackend.instance(parent=shell).figure_formats = set()

@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbformat import v4
 
 ROOT = Path(__file__).parents[2]
 
@@ -167,3 +170,86 @@ def test_a_disagreement_fails_the_build_and_the_next_one_too(small_book):
     assert first.returncode != 0
     assert "CheckError" in first.stderr
     assert second.returncode != 0, "a page with a failed cell was taken for up to date"
+
+
+TEXT = """# Page
+
+> **In short.** Two sentences. And a number, $2D$.
+
+See {numref}`fig-two`.
+
+$$
+x = 1
+$$ (eq-one)
+
+```{prf:theorem} More than $x$ of them
+:label: thm-one
+
+There are two.
+```
+
+> Another quotation.
+"""
+CODE = """from IPython.display import HTML, display
+from matplotlib import pyplot as plt
+from dtlib import figures
+figures.style.use()
+display(HTML("<table><tr><td>a table</td></tr></table>"))
+for _ in range(2):
+    figure, axes = plt.subplots()
+    plt.close(figure)
+    display(figure)"""
+PROOFS = "  extra_extensions: [sphinx_proof]\n"
+CAPTION = {"caption": "Two *pictures*, and no table.", "label": "fig-two"}
+
+
+@pytest.fixture(scope="module")
+def lesson(tmp_path_factory):
+    """The page of a small book with a lesson and its exercises, as HTML."""
+    book = tmp_path_factory.mktemp("lesson")
+    (book / "_config.yml").write_text((CONFIG % (ROOT / "_ext")).replace("book_ledger", "book_lessons") + PROOFS)
+    (book / "_toc.yml").write_text("format: jb-book\nroot: chapters/page\n")
+    (book / "references.bib").touch()
+    drawn = v4.new_code_cell(CODE, metadata={"mystnb": {"figure": CAPTION}})
+    pages = {"chapters": [v4.new_markdown_cell(TEXT), drawn]}
+    pages["exercises"] = [v4.new_markdown_cell("# Page\n## 1. One after another ★")]
+    for folder, cells in pages.items():
+        (book / folder).mkdir()
+        nbformat.write(v4.new_notebook(cells=cells), book / folder / "page.ipynb")
+    done = build(book)
+    assert done.returncode == 0, done.stderr
+    return (book / "_build" / "html" / "chapters" / "page.html").read_text()
+
+
+def test_a_cell_with_a_caption_has_its_pictures_in_one_numbered_figure(lesson):
+    (shown,) = re.findall(r"<figure.*?</figure>", lesson, flags=re.DOTALL)
+    assert shown.count('class="dtlib-figure"') == 2
+    assert "a table" in lesson.replace(shown, "")
+    assert "a table" not in shown
+    assert re.search(r'caption-number">Fig. 1 <.*Two <em>pictures</em>, and no table', shown, flags=re.DOTALL)
+    assert re.search(r'href="#fig-two">.*?Fig. 1<', lesson)
+
+
+def test_an_opening_knows_how_long_the_page_is_and_what_is_on_it(lesson):
+    (box,) = re.findall(r'<div class="opening admonition">.*?</div>', lesson, flags=re.DOTALL)
+    assert ">In short</p>" in box
+    assert "<p>Two sentences. And a number" in box
+    assert "About 5 minutes" in box
+    assert 'href="#equation-eq-one">(1)<' in box
+    assert re.search(r'href="#thm-one">More than <.*?x.*?> of them</a>', box)
+    assert "One after another ★" in box
+    assert lesson.count("In short") == 1
+    assert "<blockquote>\n<div><p>Another quotation" in lesson
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "folded", "expected"),
+    [(0, 0, 0, 5), (2000, 0, 0, 10), (2000, 100, 0, 20), (2000, 100, 500, 20)],
+)
+def test_the_minutes_of_a_page_are_those_of_what_is_seen(words, code, folded, expected):
+    cells = [
+        v4.new_markdown_cell("word " * words + "$$a = b c$$"),
+        v4.new_code_cell("x = 1\n" * code),
+        v4.new_code_cell("x = 1\n" * folded, metadata={"tags": ["hide-input"]}),
+    ]
+    assert extension("book_lessons").minutes(v4.new_notebook(cells=cells)) == expected

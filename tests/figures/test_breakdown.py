@@ -72,6 +72,15 @@ def test_a_measurement_is_a_marker_and_a_limit_a_line_in_the_same_unit():
     assert "device" in [text.get_text() for text in axes.texts]
 
 
+def test_a_limit_does_not_strike_a_total_through():
+    bars = {"short": {"weights": 25e9}, "long": {"weights": 1100e9}}
+    (axes,) = figures.breakdown_bars(bars, limits={"device": 80e9}).axes
+    (total,) = (text for text in axes.texts if text.get_text() == "0.025")
+    axes.figure.canvas.draw()
+    box, (device,) = total.get_window_extent(), axes.lines
+    assert axes.transData.transform((device.get_xdata()[0], 0))[0] < box.x0
+
+
 def test_the_caption_says_every_number_that_is_drawn():
     figure = figures.breakdown_bars({"16-byte": RECIPES["16-byte"].per_param}, unit="bytes a parameter")
     assert figure.get_label() == (

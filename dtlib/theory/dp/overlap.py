@@ -15,7 +15,7 @@ from dtlib.theory.valid import amount, whole
 
 @formula(
     "dp.blocking_step_seconds",
-    source="shallue2019",
+    source="derived here",
     chapter="dp",
     equation=r"T + 2(N-1)\,\alpha + 2\,\frac{N-1}{N}\,\frac{D}{B}",
 )
@@ -150,7 +150,7 @@ def even_exposed_seconds(
 
 @formula(
     "dp.overlapped_step_seconds",
-    source="li2020",
+    source="derived here",
     chapter="dp",
     equation=r"T_f + T_b + E(k)",
 )
