@@ -9,7 +9,6 @@ import pytest
 
 from .test_pattern import FIGURES, LESSONS, ROOT, Chapter, cell, source
 
-STEMS = [stem for stem in LESSONS if stem not in ("tp", "sp")]
 DRAWS = re.compile(FIGURES.pattern.replace("style", "style|slider|pipeline") + r"|\.draw\(")
 """A call that draws; sliders and playgrounds have captions of their own."""
 
@@ -42,7 +41,7 @@ def faults(chapter: Chapter) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("stem", STEMS)
+@pytest.mark.parametrize("stem", LESSONS)
 def test_each_cell_that_draws_has_a_caption(stem):
     assert faults(Chapter.read(ROOT / "chapters" / f"{stem}.ipynb")) == []
 
@@ -75,7 +74,7 @@ def test_what_has_a_caption_of_its_own_needs_no_other(code):
     assert faults(Chapter([cell(code)])) == []
 
 
-@pytest.mark.parametrize("stem", STEMS)
+@pytest.mark.parametrize("stem", LESSONS)
 def test_each_figure_of_the_built_book_has_a_number_and_its_caption(html, stem):
     page = (html / "chapters" / f"{stem}.html").read_text("utf-8")
     known = captions(Chapter.read(Path(ROOT / "chapters" / f"{stem}.ipynb")))
