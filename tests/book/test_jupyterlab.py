@@ -1,15 +1,18 @@
-"""The same slider in JupyterLab: a widget that asks the function again. A real server, a real browser."""
+"""A chapter in JupyterLab reads as in the book, and its slider asks the function again. A real server and browser."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
 
 import nbformat
 import pytest
+
+from .test_pattern import ROOT
 
 CODE = """\
 from dtlib import figures
@@ -20,7 +23,8 @@ figures.slider(lambda n: {"ring": 2 * (n - 1) / n}, name="ranks N", values=[2, 4
 
 @pytest.fixture
 def jupyterlab(tmp_path):
-    """The address of a JupyterLab whose folder holds one notebook with one slider."""
+    """The address of a JupyterLab whose folder holds a notebook with one slider, and a chapter."""
+    shutil.copy(ROOT / "chapters" / "tp.ipynb", tmp_path)
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CODE)])
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
     nbformat.write(notebook, tmp_path / "slider.ipynb")
@@ -66,4 +70,25 @@ def test_in_jupyterlab_the_slider_recomputes(browser, jupyterlab):
     page.keyboard.press("ArrowRight")
     page.locator(".jp-OutputArea-output .dtlib-slider li b", has_text="1.875").wait_for()
     assert page.locator(".jp-OutputArea-output input[type=range]").count() == 0, "the static slider is shown as well"
+    page.close()
+
+
+def test_in_jupyterlab_a_chapter_reads_as_in_the_book(browser, jupyterlab):
+    page = browser.new_page(viewport={"width": 1280, "height": 4000})
+    page.set_default_timeout(90_000)
+    errors = []
+    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    page.goto(f"{jupyterlab}lab/tree/tp.ipynb")
+    page.locator("#jp-main-statusbar", has_text="Idle").wait_for()
+    chapter = page.locator(".jp-NotebookPanel-notebook")
+    theorem = chapter.locator("aside, div", has_text="The conjugate pair").locator("visible=true").first
+    theorem.wait_for()
+    assert chapter.locator(".katex").count() > 10
+    text = chapter.inner_text()
+    for raw in ("```", "{prf:", ":label:", "$b", r"\frac"):
+        assert raw not in text, f"{raw} is shown as it is written"
+    assert re.search(r"Theorem \d", text)
+    assert "bent = [np.maximum" in text.replace("\xa0", " ")  # the first line of a folded answer, and no more of it
+    assert 'print(f"cut the other way' not in text
+    assert errors == []
     page.close()
