@@ -34,6 +34,14 @@ def main(file: str) -> None:
     axes.set_xlabel("ranks")
     axes.set_ylabel("bytes on the wire (MiB)")
     axes.legend()
+    row = lab.check(
+        "collectives.ring_all_reduce_bytes",
+        theory=8 * ring_all_reduce_bytes(MiB, 8),
+        measured=measured[-1],
+        by="wire",
+        rtol=0.01,
+    )
+    figure.text(0.0, -0.14, str(row).replace(": ", ":\n  ", 1), family="monospace", fontsize=9)
     figure.savefig(file, bbox_inches="tight")
 
 

@@ -136,17 +136,26 @@ def _print_coverage(console: Console, coverage: Coverage, path: Path) -> None:
     from dtlib.lab.row import format_ratio
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name, justify in (("formula", "left"), ("measured by", "left"), ("worst ratio", "right"), ("where", "left")):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    table.add_column("formula", no_wrap=True)  # without its chapter, which has a line of its own
+    table.add_column("measured by")
+    table.add_column("worst ratio", justify="right")
+    table.add_column("where", no_wrap=True, overflow="ellipsis", max_width=14)
+    chapter = ""
     for entry in coverage.entries:
+        stem, _, name = entry.formula.name.partition(".")
+        if stem != chapter:
+            table.add_row(f"[bold]{stem}[/]")
+            chapter = stem
         if entry.worst_ratio is None:
-            table.add_row(entry.formula.name, "[red]not measured[/]", "", "")
+            table.add_row(f"  {name}", "[red]not measured[/]", "", "")
             continue
         ratio = format_ratio(entry.worst_ratio) + ("" if entry.asserted else " (shown)")
-        table.add_row(entry.formula.name, ", ".join(entry.by), ratio, ", ".join(entry.where))
+        table.add_row(f"  {name}", ", ".join(entry.by), ratio, ", ".join(Path(each).stem for each in entry.where))
     console.print(table)
     total, missing = len(coverage.entries), len(coverage.unmeasured)
     console.print(f"{total - missing} of {total} formulas measured in {path}", highlight=False)
+    if missing == total:
+        console.print("A page measures when it runs: `make book` runs all of them, JupyterLab one.", highlight=False)
 
 
 def _console() -> Console:

@@ -22,17 +22,23 @@ def _list_models(context: click.Context, _: click.Parameter, wanted: bool) -> No
     if not wanted or context.resilient_parsing:
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from dtlib.theory.models import MODELS, model_parameters
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("model", "parameters", "layers", "hidden", "heads", "source"):
-        table.add_column(name, justify="left" if name in ("model", "source") else "right")
+    for name in ("model", "parameters", "layers", "hidden", "heads"):
+        table.add_column(name, justify="left" if name == "model" else "right")
+    sources: dict[str, list[str]] = {}
     for model in MODELS.values():
         numbers = (model_parameters(model).total, model.num_layers, model.hidden, model.num_heads)
-        table.add_row(model.name, *(f"{number:,}" for number in numbers), model.source)
-    Console().print(table)
+        table.add_row(model.name, *(f"{number:,}" for number in numbers))
+        sources.setdefault(model.source, []).append(model.name)
+    console = Console()
+    console.print(table)
+    for source, names in sources.items():
+        console.print(f"\n[bold]{escape(source)}[/]: {', '.join(names)}", highlight=False)
     context.exit()
 
 
