@@ -2,6 +2,7 @@
 
 from . import style
 from .breakdown import breakdown_bars, part_look
+from .calculator import Calculator, calculator
 from .knowledge import knowledge
 from .memory import memory_timeline
 from .owners import ADDENDS, EVERY, NOBODY, owners
@@ -14,9 +15,11 @@ __all__ = [
     "EVERY",
     "NOBODY",
     "Bar",
+    "Calculator",
     "Pipeline",
     "Slider",
     "breakdown_bars",
+    "calculator",
     "knowledge",
     "memory_timeline",
     "owners",

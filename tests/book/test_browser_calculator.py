@@ -1,0 +1,68 @@
+"""The calculator of the chapter on memory, in Chromium: its numbers are those that `dtlib memory` prints."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from dtlib.cli import main
+from dtlib.theory.units import format_bytes
+
+
+@pytest.fixture
+def calculator(visit, html):
+    with visit(width=390) as tab:
+        figure = tab.open(html / "chapters" / "memory.html").locator(".dtlib-calculator")
+        figure.scroll_into_view_if_needed()
+        yield figure
+        assert tab.complaints == []
+
+
+def choose(figure, **values):
+    for name, value in values.items():
+        figure.locator(f"select[name={name}]").select_option(str(value))
+
+
+def told(model, dp, zero, tp, recompute, device):
+    options = {"model": model, "dp": dp, "zero": zero, "tp": tp, "recompute": recompute, "gpu": device}
+    arguments = [each for name, value in options.items() for each in (f"--{name}", str(value))]
+    return json.loads(CliRunner().invoke(main, ["memory", *arguments, "--json"]).stdout)
+
+
+GRID = [
+    ("llama3-8b", 8, 1, 1, "none", "H100-80GB-SXM"),
+    ("llama3-8b", 1, 0, 1, "full", "A100-80GB-SXM"),
+    ("llama2-13b", 512, 3, 2, "selective", "A100-40GB-SXM"),
+    ("llama3-70b", 64, 3, 8, "full", "H200-141GB-SXM"),
+    ("gpt3-175b", 64, 2, 8, "none", "B200-180GB"),
+    ("llama3-405b", 512, 3, 4, "full", "B200-180GB"),
+]
+
+
+def test_its_numbers_are_those_of_the_command(calculator):
+    for choice in GRID:
+        choose(calculator, **dict(zip(("model", "dp", "zero", "tp", "recompute", "device"), choice, strict=True)))
+        expected = told(*choice)
+        shown = dict(
+            zip(
+                calculator.locator("tbody th").all_inner_texts(),
+                calculator.locator("tbody td:nth-child(2)").all_inner_texts(),
+                strict=True,
+            )
+        )
+        for part, num_bytes in expected["bytes"].items():
+            assert shown.get(part.replace("_", " "), "0 B") == format_bytes(num_bytes), (choice, part)
+        assert calculator.locator("tfoot td").first.inner_text() == format_bytes(expected["total_bytes"])
+        verdict = calculator.locator(".verdict").inner_text()
+        left = expected["device"]["usable_bytes"] - expected["total_bytes"]
+        assert verdict.startswith("It fits: " if expected["device"]["fits"] else "It does not fit: ")
+        assert f"kept free, {format_bytes(abs(left), digits=3)} are" in verdict
+
+
+def test_keys_choose(calculator):
+    before = calculator.locator("tfoot td").first.inner_text()
+    calculator.locator("select[name=tp]").focus()
+    calculator.page.keyboard.press("ArrowDown")
+    assert calculator.locator("tfoot td").first.inner_text() != before
