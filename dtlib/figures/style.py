@@ -241,11 +241,12 @@ _pictures = itertools.count(1)
 
 
 def _unique_ids(text: str) -> str:
-    """Give ids that are referred to a prefix of their own, so that two pictures of a page never share one."""
-    prefix = f"f{hashlib.sha1(text.encode()).hexdigest()[:6]}-{next(_pictures)}-"
-    used = set(re.findall(r"(?:url\(#|href=\"#)([^)\"]+)", text))
-    text = re.sub(r' id="([^"]+)"', lambda m: f' id="{prefix}{m[1]}"' if m[1] in used else "", text)
-    return re.sub(r"(url\(#|href=\"#)", lambda m: m[1] + prefix, text)
+    """Give ids that are referred to short names of their own, so that two pictures of a page never share one."""
+    prefix = f"f{hashlib.sha1(text.encode()).hexdigest()[:4]}{next(_pictures)}"
+    used = sorted(set(re.findall(r"(?:url\(#|href=\"#)([^)\"]+)", text)))
+    short = {name: f"{prefix}-{number}" for number, name in enumerate(used)}
+    text = re.sub(r' id="([^"]+)"', lambda m: f' id="{short[m[1]]}"' if m[1] in short else "", text)
+    return re.sub(r"(url\(#|href=\"#)([^)\"]+)", lambda m: m[1] + short[m[2]], text)
 
 
 def _show_as_svg() -> None:

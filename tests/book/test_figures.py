@@ -82,5 +82,5 @@ def test_each_figure_of_the_built_book_has_a_number_and_its_caption(html, stem):
     assert list(figures) == [figure["label"] for figure in known.values()]
     for shown in figures.values():
         assert re.search(r'<svg class="[^"]*\bdtlib-figure\b', shown)
-        assert re.search(r'class="caption-number">Figure \d+ <', shown)
+        assert re.search(r'class="caption-number">Figure [\d.]+ <', shown)
     assert "dtlib-figure" not in re.sub(r"<figure.*?</figure>|<style.*?</style>", "", page, flags=re.DOTALL)

@@ -1,0 +1,42 @@
+"""The cheat sheet has every formula once, rendered, and no letter that nobody explains."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+
+import pytest
+
+from dtlib import theory
+
+from .test_pattern import ROOT
+
+spec = importlib.util.spec_from_file_location("book_cheatsheet", ROOT / "_ext" / "book_cheatsheet.py")
+sheet = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sheet)
+
+
+@pytest.mark.parametrize("stem", sheet.CHAPTERS)
+def test_every_letter_of_a_chapter_is_explained(stem):
+    common, own = sheet.letters((ROOT / "chapters" / "notation.md").read_text("utf-8"))
+    explained = {each for letter, _ in (*common, *own[sheet.CHAPTERS[stem]]) for each in sheet.letters_of(letter)}
+    used = {each for known in theory.formulas(stem).values() for each in sheet.letters_of(known.equation)}
+    assert used <= explained
+
+
+def test_every_chapter_that_has_formulas_is_there():
+    assert {known.chapter for known in theory.formulas().values()} == set(sheet.CHAPTERS)
+
+
+def test_words_are_no_letters():
+    found = sheet.letters_of(r"\frac{p-1}{v\,m} + \text{rows} \cdot \mathrm{round}(x) \le \alpha B_{\text{slow}}")
+    assert found == {"p", "v", "m", "x", r"\alpha", "B"}
+
+
+def test_every_formula_is_on_the_page_once(html):
+    page = (html / "chapters" / "cheatsheet.html").read_text("utf-8")
+    names = re.findall(r"<code[^>]*>(?:<span[^>]*>)?([a-z_]+\.[a-z0-9_]+)<", page)
+    assert sorted(names) == sorted(theory.formulas())
+    assert page.count('<div class="math block') == len(names)  # the reader's browser sets them
+    assert "$$" not in page
+    assert "*Letters*" not in page
