@@ -150,7 +150,9 @@ def test_a_rank_that_died_between_two_cells_is_named():
 
 def test_a_session_whose_supervisor_was_killed_has_ended():
     session = lab.session(2)
-    os.kill(session.run(os.getppid)[0], signal.SIGKILL)
+    supervisor = psutil.Process(session.run(os.getppid)[0])
+    supervisor.kill()
+    psutil.wait_procs([supervisor], timeout=10)
     with pytest.raises(RuntimeError, match="the process that watches the ranks ended without a report"):
         session.cell("rank")
     ended(session)
