@@ -17,7 +17,6 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any
 
 from .channel import anonymous_file, join, open_fd, recv_frame, send_frame
 from .namespace import enter_private_network, family
@@ -25,7 +24,6 @@ from .rank import Failure, RankFiles
 
 MAX_OUTPUT_BYTES = 512 * 2**20
 _POLL_SECONDS = 0.05
-_GRACE_SECONDS = 0.1  # errors that follow from the first one arrive within this time
 
 
 @dataclass
@@ -38,7 +36,6 @@ class Rank:
     state: str = "running"
     failure: Failure | None = None
     waiting: bytes | None = None
-    said: Any = None  # in a session, what came of its last task
 
 
 @dataclass(frozen=True)
@@ -50,6 +47,8 @@ class Report:
     first: int | None = None
     timed_out: bool = False
     network_error: str = ""
+    stays: bool = False
+    """Whether the ranks are there still, idle, and wait for another task."""
 
 
 class Crew(ABC):
@@ -60,6 +59,7 @@ class Crew(ABC):
     """
 
     frame_seconds = 10.0  # for a frame that a broken rank began and never ends
+    grace_seconds = 0.1  # errors that follow from the first one arrive within this time
 
     def __init__(
         self, world_size: int, control: socket.socket, *, fork: bool, timeout_s: float = 0.0, network: str = "host"
@@ -161,11 +161,7 @@ class Crew(ABC):
             message, _ = recv_frame(rank.sock)
         except (EOFError, OSError, ValueError):
             return False  # its death is noticed by its process id
-        self.hear(rank, message[:1], message[1:])
-        return True
-
-    def hear(self, rank: Rank, kind: bytes, payload: bytes) -> None:
-        """Do what a rank asks for, or note how it ended."""
+        kind, payload = message[:1], message[1:]
         if kind == b"X":
             rank.waiting = payload
             if all(other.waiting is not None for other in self.ranks):
@@ -178,6 +174,7 @@ class Crew(ABC):
         else:
             rank.state = "raised"
             rank.failure = self.read_failure(rank)
+        return True
 
     def read_failure(self, rank: Rank) -> Failure:
         """Why a rank that says so did not return."""
@@ -196,7 +193,7 @@ class Crew(ABC):
     def _failed(self, selector: selectors.BaseSelector) -> Report:
         """Name the rank to blame: one that died before any that raised (they raise because it died)."""
         order = [number for number, rank in enumerate(self.ranks) if rank.state in ("raised", "died")]
-        until = time.monotonic() + _GRACE_SECONDS
+        until = time.monotonic() + self.grace_seconds
         while time.monotonic() < until and any(rank.state == "running" for rank in self.ranks):
             for key, _ in selector.select(0.01):
                 if key.data is None:

@@ -107,8 +107,13 @@ def test_a_cell_runs_on_ranks_that_stay(kernel):
     assert (name, said[:18]) == ("RankTimeout", "after 1 s rank 1 h")
     text, errors = run(client, "%%ranks\nrank")
     assert text.startswith(
-        "The ranks of before have ended. These are new: they know nothing of earlier cells.\n[rank 0] 0\n"
+        "The 3 ranks of before have ended. These are new: they know nothing of earlier cells.\n[rank 0] 0\n"
     )
+    for number in (0, 500):
+        assert run(client, f"%%ranks {number}\nrank")[1] == [
+            ("ValueError", f"world_size must be a whole number from 1 to 128, not {number}")
+        ]
+    assert run(client, "%%ranks 3\nrank + 1 if rank == 2 else None") == ("[rank 2] 3\n", [])
     (((name, said),)) = run(client, "%%ranks four\nrank")[1]
     assert (name, said) == (
         "ValueError",

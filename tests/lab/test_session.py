@@ -53,6 +53,7 @@ def test_other_runs_do_not_meet_it(session):
 @pytest.mark.parametrize(
     ("source", "said"),
     [
+        ("import time\ntime.sleep(rank / 5)\nmispelt + 1", "raised NameError: name 'mispelt' is not defined"),
         ("x = 1\nmispelt + 1", "raised NameError: name 'mispelt' is not defined"),
         ("x = = 1", "raised SyntaxError"),
         ("raise ValueError('as all do')", "raised ValueError: as all do"),
@@ -72,9 +73,28 @@ def test_where_all_ranks_raise_alike_they_stay(session, source, said):
 def test_a_result_that_cannot_travel_is_named(session):
     with pytest.raises(lab.RankError, match="generator"):
         session["(i for i in range(3))"]
-    with pytest.raises(lab.RankError, match=r"the result has \d+ bytes, and a rank may send"):
-        session["torch.zeros(5_000_000)"]
+    session.cell("class Hostile:\n    def __reduce__(self):\n        return int, ('not a number',)")
+    with pytest.raises(lab.RankError, match="the result of rank 0 arrived but cannot be rebuilt here: ValueError"):
+        session["Hostile()"]
     assert session["rank"] == [0, 1, 2]
+
+
+def test_a_value_may_be_larger_than_a_message_and_a_task_may_not(session):
+    assert [each.numel() for each in session["torch.zeros(8_000_000)"]] == [8_000_000] * 3
+    with pytest.raises(ValueError, match=r"^what is sent to the ranks may have 67108864 bytes, not 8\d+: make it on"):
+        session.run(len, args=(bytes(80_000_000),))
+    assert session["rank"] == [0, 1, 2]
+
+
+def test_a_line_that_does_not_end_is_shown_with_its_cell(session, capsys):
+    session.cell("print('no end', end='')")
+    assert capsys.readouterr().out == "[rank 0] no end\n[rank 1] no end\n[rank 2] no end\n"
+
+
+def test_a_cell_is_code_of_a_program(session):
+    session.cell("class Own:\n    size: int = 3\nheld = [None] * world_size\ndist.all_gather_object(held, Own())")
+    assert session["[type(each) is Own for each in held]"] == [[True] * 3] * 3
+    assert session["Own.__annotations__['size'] is int, __name__"] == [(True, "__main__")] * 3
 
 
 def ended(session):
@@ -128,6 +148,16 @@ def test_a_rank_that_died_between_two_cells_is_named():
     ended(session)
 
 
+def test_a_session_whose_supervisor_was_killed_has_ended():
+    session = lab.session(2)
+    supervisor = psutil.Process(session.run(os.getppid)[0])
+    supervisor.kill()
+    psutil.wait_procs([supervisor], timeout=10)
+    with pytest.raises(RuntimeError, match="the process that watches the ranks ended without a report"):
+        session.cell("rank")
+    ended(session)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -142,9 +172,35 @@ def test_bad_arguments_are_named(arguments, said):
         lab.session(**arguments)
 
 
+def test_a_bad_task_is_named_before_it_is_sent(session):
+    with pytest.raises(ValueError, match=r"^source must be a string of code, not 5$"):
+        session.cell(5)
+    with pytest.raises(ValueError, match=r"^expression must be a string of code, not 5$"):
+        session[5]
+    with pytest.raises(TypeError, match=r"^fn must be callable, not 5$"):
+        session.run(5)
+    with pytest.raises(TypeError, match=r"^args must be a tuple of the arguments of fn, not 'ab'$"):
+        session.run(len, args="ab")
+
+
+def test_torchrun_and_a_session_exclude_each_other(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.setenv(name, "1")
+    with pytest.raises(RuntimeError, match="works outside of ranks, and not under torchrun"):
+        lab.session(2)
+
+
 def test_a_rank_begins_no_session():
     with pytest.raises(lab.RankError, match="works outside of ranks"):
         lab.run(lambda: lab.session(2), 1)
+
+
+def test_what_ranks_keep_in_temporary_folders_goes_with_them(tmp_path):
+    with lab.session(2) as session:
+        session.cell(f"import tempfile\nfolder = tempfile.TemporaryDirectory(dir={str(tmp_path)!r})")
+        session.cell(f"file = tempfile.NamedTemporaryFile(dir={str(tmp_path)!r})")
+        assert len(list(tmp_path.iterdir())) == 4
+    assert list(tmp_path.iterdir()) == []
 
 
 LEFT_OPEN = "from dtlib import lab; s = lab.session(2); print(*s.run(__import__('os').getpid), flush=True); input()"

@@ -19,8 +19,6 @@ class RankContext:
     why_not_private: str
     exchange: Callable[[bytes], list[bytes]]
     """Give a few bytes, get those of every rank in rank order; returns when all ranks have called it."""
-    next_task: Callable[[bytes], bytes] = lambda said: b""
-    """Say what came of the last task and get the next one, where this is a session; elsewhere there is none."""
 
 
 _current: RankContext | None = None
@@ -55,16 +53,6 @@ def current(caller: str) -> RankContext:
 def barrier() -> None:
     """Wait until every rank of the run is here. Not one byte of it crosses the network of the ranks."""
     current("lab.barrier()").exchange(b"")
-
-
-def next_task_over(sock: socket.socket) -> Callable[[bytes], bytes]:
-    """The same for `RankContext.next_task`."""
-
-    def next_task(payload: bytes) -> bytes:
-        send_frame(sock, b"N" + payload)
-        return recv_frame(sock)[0]
-
-    return next_task
 
 
 def exchange_over(sock: socket.socket) -> Callable[[bytes], list[bytes]]:

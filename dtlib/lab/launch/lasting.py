@@ -1,64 +1,53 @@
-"""The life of a rank in a session: task after task, in one namespace, until there are no more."""
+"""What a rank of a session does: a cell, an expression or a call at a time, in one namespace."""
 
 from __future__ import annotations
 
 import ast
 import linecache
 import pickle
-import traceback
+import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
-import cloudpickle
 import torch
 import torch.distributed as dist
 
-from dtlib.processes.rank import Failure
 
-from . import context
-
-MAX_BYTES = 16 * 2**20
-"""What a rank may send back at once."""
-
-
-def live() -> None:
-    """Do what the parent asks for, again and again; the last task is empty."""
-    here = context.current("a session")
-    names: dict[str, Any] = {"torch": torch, "dist": dist, "rank": here.rank, "world_size": here.world_size}
-    said: tuple[Any, Failure | None] = (b"", None)
-    while task := here.next_task(pickle.dumps(said)):
-        kind, what = pickle.loads(task)
-        try:
-            answer = _DOES[kind](names, what)
-            if len(answer) > MAX_BYTES:
-                raise ValueError(f"the result has {len(answer)} bytes, and a rank may send {MAX_BYTES} at once")
-            said = answer, None
-        except Exception as error:
-            frame = error.__traceback__
-            while frame is not None and frame.tb_frame.f_code.co_filename == __file__:
-                frame = frame.tb_next
-            text = "".join(traceback.format_exception(type(error), error, frame)).rstrip()
-            said = b"", Failure(f"raised {type(error).__name__}: {error}", text)
+def new_names(rank: int, world_size: int) -> dict[str, Any]:
+    """The names that cells begin with: those of a module ``__main__``, so that objects of their classes travel."""
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    names = vars(main)
+    names.update(torch=torch, dist=dist, rank=rank, world_size=world_size)
+    return names
 
 
-def _cell(names: dict[str, Any], what: tuple[str, str]) -> bytes:
+def do(names: dict[str, Any], task: bytes) -> Any:
+    """Do what the parent asks for, a pickled pair of a kind and its matter: what comes of it."""
+    kind, matter = pickle.loads(task)
+    return _DOES[kind](names, matter)
+
+
+def _cell(names: dict[str, Any], matter: tuple[str, str]) -> str | None:
     """Execute code; how the value of its last line is written, if that is an expression and has one."""
-    source, name = what
+    source, name = matter
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     tree = ast.parse(source, name)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    exec(compile(tree, name, "exec"), names)
-    value = eval(compile(ast.Expression(last.value), name, "eval"), names) if isinstance(last, ast.Expr) else None
-    return pickle.dumps(None if value is None or source.rstrip().endswith(";") else repr(value))
+    exec(compile(tree, name, "exec", dont_inherit=True), names)
+    if not isinstance(last, ast.Expr):
+        return None
+    value = eval(compile(ast.Expression(last.value), name, "eval", dont_inherit=True), names)
+    return None if value is None or source.rstrip().endswith(";") else repr(value)
 
 
-def _value(names: dict[str, Any], expression: str) -> bytes:
-    return bytes(cloudpickle.dumps(eval(expression, names)))
+def _value(names: dict[str, Any], expression: str) -> Any:
+    return eval(expression, names)
 
 
-def _call(names: dict[str, Any], packed: bytes) -> bytes:
+def _call(names: dict[str, Any], packed: bytes) -> Any:
     function, args = pickle.loads(packed)
-    return bytes(cloudpickle.dumps(function(*args)))
+    return function(*args)
 
 
-_DOES: dict[str, Callable[[dict[str, Any], Any], bytes]] = {"cell": _cell, "value": _value, "call": _call}
+_DOES: dict[str, Callable[[dict[str, Any], Any], Any]] = {"cell": _cell, "value": _value, "call": _call}

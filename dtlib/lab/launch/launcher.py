@@ -72,12 +72,17 @@ def run(
     """
     if context.inside_rank():
         raise RuntimeError("lab.run inside lab.run: this function is a rank already; call lab.run outside of the ranks")
+    check_call(fn, args)
+    job = job_of((fn, tuple(args)), world_size, timeout_s, threads_per_rank, network)
+    return torchrun.run_here(fn, tuple(args)) if torchrun.is_active() else run_job(job)
+
+
+def check_call(fn: object, args: object) -> None:
+    """``TypeError`` that names the argument unless `fn` can be called with the arguments `args`."""
     if not callable(fn):
         raise TypeError(f"fn must be callable, not {fn!r}")
     if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
         raise TypeError(f"args must be a tuple of the arguments of fn, not {args!r}")
-    job = job_of((fn, tuple(args)), world_size, timeout_s, threads_per_rank, network)
-    return torchrun.run_here(fn, tuple(args)) if torchrun.is_active() else run_job(job)
 
 
 def job_of(
@@ -112,7 +117,7 @@ def run_job(job: Job) -> list[Any]:
     control, pid = start(job)
     with contextlib.ExitStack() as cleanup:
         cleanup.callback(leave, control, pid)
-        return outcome(job, pickle.loads(receive(control)), control)
+        return outcome(job, receive_report(control), control)
 
 
 def start(job: Job) -> tuple[socket.socket, int]:
@@ -126,8 +131,14 @@ def start(job: Job) -> tuple[socket.socket, int]:
         os.close(job_fd)
 
 
+def receive_report(control: socket.socket) -> Report:
+    """How the run went, or the task of a session; ``RuntimeError`` if the supervisor is gone."""
+    report: Report = pickle.loads(_receive(control)[0])
+    return report
+
+
 def outcome(job: Job, report: Report, control: socket.socket) -> list[Any]:
-    """The results of ranks that have ended, whose files come over `control`, or the error of `report`."""
+    """What the ranks returned, in files that come over `control`, or the error of `report`."""
     with contextlib.ExitStack() as cleanup:
         files = []
         for _ in range(job.world_size):
@@ -140,13 +151,8 @@ def outcome(job: Job, report: Report, control: socket.socket) -> list[Any]:
         if report.timed_out:
             raise _timeout(job, report, stacks)
         if report.first is not None:
-            raise error_of(job, report, stacks)
+            raise _error(job, report, stacks)
         return [_load(rank, result) for rank, (result, _, _) in enumerate(files)]
-
-
-def receive(control: socket.socket) -> bytes:
-    """A frame of the supervisor; ``RuntimeError`` if it is gone."""
-    return _receive(control)[0]
 
 
 def _receive(control: socket.socket, max_fds: int = 0) -> tuple[bytes, list[int]]:
@@ -192,8 +198,7 @@ def show(outputs: list[str]) -> None:
     sys.stdout.flush()
 
 
-def error_of(job: Job, report: Report, stacks: Sequence[str]) -> RankError:
-    """What went wrong on the rank that is to blame, and on the others."""
+def _error(job: Job, report: Report, stacks: list[str]) -> RankError:
     first = report.first or 0
     failure = report.failures[first]
     stack = failure.traceback or readable(stacks[first], job.sources)

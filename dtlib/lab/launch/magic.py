@@ -19,7 +19,7 @@ def ranks(line: str, cell: str) -> None:
     Without a number it runs on the ranks that are there, or on four new ones; with another number than theirs these
     end, and new ones start. ``%%ranks 4 timeout_s=5`` gives the cell so many seconds. See `lab.session`.
     """
-    match = re.fullmatch(r"\s*(\d+)?\s*(?:timeout_s\s*=\s*([\d.]+))?\s*", line)
+    match = re.fullmatch(r"\s*(\d+)?\s*(?:timeout_s\s*=\s*(\d+(?:\.\d*)?))?\s*", line)
     if not match:
         raise ValueError(f"%%ranks must be followed by a number, timeout_s=…, or nothing, not by {line.strip()!r}")
     number, seconds = match.groups()
@@ -36,16 +36,15 @@ def ranks(line: str, cell: str) -> None:
 def _ready(number: int | None) -> Session:
     """The ranks that are there, or as many new ones as are wanted; it is said what becomes of the old ones."""
     global _session
-    if _session is not None and not _session.is_open:
-        _say(f"The ranks of before have ended. {_NEW}")
-    elif _session is not None and number not in (None, _session.world_size):
-        _session.close()
-        _say(f"The {_session.world_size} ranks of before end here. {_NEW}")
-    elif _session is not None:
-        return _session
-    number = number or (_session.world_size if _session is not None else 4)
-    _session = None
+    before = _session
+    if before is not None and before.is_open and number in (None, before.world_size):
+        return before
+    if number is None:
+        number = 4 if before is None else before.world_size
     _session = Session(number)
+    if before is not None:
+        _say(f"The {before.world_size} ranks of before {'end here' if before.is_open else 'have ended'}. {_NEW}")
+        before.close()
     return _session
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import pickle
 import socket
+from dataclasses import replace
 
-from dtlib.processes.channel import open_fd, read_text, recv_frame, send_frame
-from dtlib.processes.crew import Crew, Rank, Report, tell
+from dtlib.processes.channel import open_fd, recv_frame, send_frame
+from dtlib.processes.crew import Crew, Report, tell
 from dtlib.processes.namespace import adopt_orphans
 from dtlib.processes.rank import RankFiles, spawn
 
@@ -52,42 +53,33 @@ class _Crew(Crew):
 class _LastingCrew(_Crew):
     """Ranks of a session: idle between tasks, which come from the parent.
 
-    Every answer is a frame that begins with ``T``: a pickled report, what came of the task on each rank, and what each
-    has printed meanwhile. Ranks that have all failed alike wait for no other one, so they stay.
+    Ranks that have all failed alike wait for no other one, so they stay.
     """
+
+    grace_seconds = 1.0  # for the others to fail alike
 
     def watch(self) -> Report:
         """Serve task after task, until one fails on some ranks alone, its time is up, or there are no more."""
         while True:
             failed = self.serve_all()
-            failures = {rank.failure for rank in self.ranks}
-            alike = len(failures) == 1 and all(rank.state == "raised" for rank in self.ranks)
+            alike = len({rank.failure for rank in self.ranks}) == 1 and all(
+                rank.state == "raised" for rank in self.ranks
+            )
             if failed and not alike:
                 return failed
-            report = failed or Report([rank.state for rank in self.ranks], network_error=self.network_error)
-            answer = pickle.dumps((report, [rank.said for rank in self.ranks], [_printed(rank) for rank in self.ranks]))
-            send_frame(self.control, b"T" + answer)
-            task, _ = recv_frame(self.control)
-            self.timeout_s, task = pickle.loads(task)
             for rank in self.ranks:
-                rank.state, rank.failure = "running", None
+                rank.state, rank.failure = "done", None
+            self.report(replace(failed or self._report(), stays=True))
+            try:
+                self.timeout_s, task = pickle.loads(recv_frame(self.control)[0])
+            except (EOFError, ConnectionResetError):
+                self.dismiss()  # with time to remove what they keep in temporary folders
+                raise
+            for rank in self.ranks:
+                os.ftruncate(rank.files.output, 0)
+                os.lseek(rank.files.output, 0, os.SEEK_SET)  # the rank goes on there: it shares the position
+                rank.state = "running"
                 tell(rank, task)
-
-    def hear(self, rank: Rank, kind: bytes, payload: bytes) -> None:
-        """As of every rank; one that has done its task says what came of it, and is idle."""
-        if kind == b"N":
-            rank.said, rank.failure = pickle.loads(payload)
-            rank.state = "idle" if rank.failure is None else "raised"
-        else:
-            super().hear(rank, kind, payload)
-
-
-def _printed(rank: Rank) -> str:
-    """What a rank has printed since it was last asked. It goes on at the beginning of its file, which it shares."""
-    text = read_text(rank.files.output)
-    os.ftruncate(rank.files.output, 0)
-    os.lseek(rank.files.output, 0, os.SEEK_SET)
-    return text
 
 
 def spawned(job_fd: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import linecache
 import os
 import pickle
@@ -11,6 +12,7 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -24,7 +26,7 @@ from dtlib.processes.channel import open_fd, recv_frame, send_frame
 from dtlib.processes.namespace import die_with_parent
 from dtlib.processes.rank import Failure, RankFiles, redirect
 
-from . import context
+from . import context, lasting
 
 
 @dataclass(frozen=True)
@@ -59,14 +61,20 @@ def run_rank(job: Job, rank: int, sock: socket.socket, files: RankFiles, store_p
                 private_network=job.network == "private" and not network_error,
                 why_not_private=network_error,
                 exchange=context.exchange_over(sock),
-                next_task=context.next_task_over(sock),
             )
         )
-        verdict = _call(job, rank, files, store_path)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        send_frame(sock, verdict)
-        recv_frame(sock)  # nobody leaves before all are done: an early exit would break a rank that still connects
+        names = lasting.new_names(rank, job.world_size) if job.lasts else {}
+        task = functools.partial(_call, job, rank, store_path)
+        while True:
+            verdict = _attempt(task, files)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            send_frame(sock, verdict)
+            word, _ = recv_frame(sock)
+            if word == b"go":  # nobody leaves before all are done: an early exit would break a rank that still connects
+                break
+            task = functools.partial(lasting.do, names, word)
+        names.clear()  # what removes its files when it is dropped does so now
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -94,11 +102,17 @@ def _settle(job: Job, rank: int) -> None:
     torch.set_num_threads(job.threads_per_rank)
 
 
-def _call(job: Job, rank: int, files: RankFiles, store_path: str) -> bytes:
+def _call(job: Job, rank: int, store_path: str) -> Any:
+    _join_group(job, rank, store_path)
+    function, args = pickle.loads(job.call)
+    return function(*args)
+
+
+def _attempt(task: Callable[[], Any], files: RankFiles) -> bytes:
+    """Write what `task` returns into the rank's file, or why it did not: the word for the supervisor."""
     try:
-        _join_group(job, rank, store_path)
-        function, args = pickle.loads(job.call)
-        result = function(*args)
+        result = task()
+        os.ftruncate(files.result, 0)
         with open_fd(files.result, "wb") as file:
             _dump_result(result, file)
         return b"D"
@@ -123,7 +137,8 @@ def _join_group(job: Job, rank: int, store_path: str) -> None:
         store=dist.FileStore(store_path, job.world_size),
         rank=rank,
         world_size=job.world_size,
-        timeout=timedelta(seconds=job.timeout_s + 60),  # the supervisor's limit comes first and explains itself
+        # The supervisor's limit comes first and explains itself; in a session each task has one of its own.
+        timeout=timedelta(days=365) if job.lasts else timedelta(seconds=job.timeout_s + 60),
     )
 
 
@@ -151,6 +166,6 @@ def _text(error: BaseException) -> str:
 def _format(error: BaseException) -> str:
     """The traceback from the reader's function on, without the frames of the lab."""
     frame = error.__traceback__
-    while frame is not None and frame.tb_frame.f_code.co_filename == __file__:
+    while frame is not None and frame.tb_frame.f_code.co_filename in (__file__, lasting.__file__):
         frame = frame.tb_next
     return "".join(traceback.format_exception(type(error), error, frame)).rstrip()
