@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 from dtlib.grading.compare import show
 from dtlib.grading.exercise import Finding, FormError
 from dtlib.grading.inputs import Cases, Rng, call
@@ -31,8 +33,6 @@ KINDS = {
     "nodes of six": (6, 5, 4, (2, 2, 12), 30, 9, (3, 6), 0),
     "five of six": (6, 5, 4, (2, 2, 12), 30, 1, (3, 5), 0),
     "two nodes of five": (6, 5, 1, (2, 2, 12), 30, 9, (3, 12), 0),
-    "six nodes": (4, 6, 2, (2, 2, 12), 30, 6, (3, 8), 0),
-    "to the last byte": (8, 4, 4, (2, 2, 12), 0, 9, (3, 32), 0),
     "hopeless": (8, 4, 4, (2, 2, 12), 40, 9, (3, 32), -1),
 }
 
@@ -89,8 +89,9 @@ def answered(observed: Observed) -> Plan | None:
     answer = observed.said[0]["answer"]
     if answer is None:
         return None
-    if isinstance(answer, list) and len(answer) == 2 and all(type(each) is int for each in answer):
-        return (answer[0], answer[1])
+    pair = np.asarray(answer if isinstance(answer, list | np.ndarray) else [answer])
+    if pair.shape == (2,) and pair.dtype.kind in "iuf" and (pair == pair.round()).all():
+        return int(pair[0]), int(pair[1])
     raise FormError(show(answer), "a pair (stage, ranks that share), or None")
 
 
