@@ -103,12 +103,13 @@ class Seen:
         return [each for each in self.asks if each.rank == rank and each.label == label]
 
     def held(self, rank: int, label: str) -> int:
-        """The most that `rank` held when it asked for a piece called `label`."""
-        return max(each.held_bytes for each in self.asked(rank, label))
+        """The most that `rank` held when it asked for a piece called `label`; 0 where it gave back some of what it had
+        at first."""
+        return max(0, max(each.held_bytes for each in self.asked(rank, label)))
 
     def peak(self, rank: int) -> int:
         """The most that `rank` held at any time."""
-        return max([each.peak_bytes for each in self.asks if each.rank == rank] + [self.peak_at_end[rank]])
+        return max([0, *(each.peak_bytes for each in self.asks if each.rank == rank), self.peak_at_end[rank]])
 
     def sent_by(self, ask: Ask) -> int:
         """The payload that the rank that asked had sent by then."""

@@ -7,7 +7,7 @@ import pytest
 
 from dtlib.grading import Check, Exercise, Finding, Mistake, Observed, Trouble, choice
 from dtlib.grading.compare import close, compare
-from dtlib.grading.seen import Header, Seen, rounds
+from dtlib.grading.seen import Ask, Header, Seen, rounds
 from dtlib.grading.signs import only_if
 
 
@@ -152,6 +152,11 @@ class TestCompare:
 
 def messages(*pairs: tuple[int, int]) -> Seen:
     return Seen([Header("send", rank, peer, "send", 0, 8) for rank, peer in pairs])
+
+
+def test_memory_given_back_is_none_held():
+    seen = Seen(asks=[Ask(0, 0, 0, "", -107_136, -107_136, "between")], peak_at_end=[-107_136])
+    assert (seen.held(0, "between"), seen.peak(0)) == (0, 0)
 
 
 class TestRounds:

@@ -1,0 +1,126 @@
+"""zero.8: the stage, and the ranks that share, that fit and send for the shortest time; on paper."""
+
+from typing import Any
+
+import numpy as np
+
+from dtlib.grading.compare import show
+from dtlib.grading.exercise import Finding, FormError
+from dtlib.grading.inputs import Cases, Rng, call
+from dtlib.grading.kinds import on_paper, order
+from dtlib.grading.seen import Observed
+from dtlib.grading.signs import only_if
+from dtlib.theory import collectives, zero
+
+Plan = tuple[int, int]
+
+#: Ranks a node, nodes, micro-batches, bytes of an element of each part, elements of a unit in a thousand, how many
+#: times faster a node is inside, and the plan that has just room, with the bytes to spare (below 0: it has not).
+KINDS = {
+    "everything fits": (8, 1, 4, (4, 2, 8), 30, 9, (0, 1), 0),
+    "not quite everything": (8, 1, 4, (4, 2, 8), 30, 9, (0, 1), -1),
+    "states shared by a node": (8, 4, 8, (2, 2, 12), 30, 9, (1, 8), 0),
+    "not quite by a node": (8, 4, 8, (2, 2, 12), 30, 5, (1, 8), -1),
+    "states shared by all": (8, 8, 8, (2, 4, 12), 10, 12, (1, 64), 0),
+    "a node twice as fast": (8, 4, 8, (2, 2, 12), 30, 2, (2, 32), 0),
+    "a node little faster": (8, 8, 8, (2, 4, 12), 10, 3, (1, 64), 0),
+    "not quite by all": (8, 8, 1, (2, 4, 12), 10, 12, (1, 64), -1),
+    "gradients shared": (4, 4, 6, (2, 2, 12), 20, 4, (2, 16), 0),
+    "a slow network": (8, 4, 4, (2, 2, 12), 50, 40, (3, 8), 0),
+    "a network as fast as a node": (8, 4, 8, (2, 2, 12), 50, 1, (3, 8), -1),
+    "a large unit": (8, 2, 4, (2, 4, 8), 400, 9, (3, 16), 0),
+    "a large unit, two kinds of it": (8, 2, 3, (4, 2, 8), 300, 9, (2, 8), 0),
+    "nodes of six": (6, 5, 4, (2, 2, 12), 30, 9, (3, 6), 0),
+    "five of six": (6, 5, 4, (2, 2, 12), 30, 1, (3, 5), 0),
+    "two nodes of five": (6, 5, 1, (2, 2, 12), 30, 9, (3, 12), 0),
+    "hopeless": (8, 4, 4, (2, 2, 12), 40, 9, (3, 32), -1),
+}
+
+
+def draw(rng: Rng) -> Cases:
+    """The task's model, and each kind with a size and links of its own."""
+    cases = [case("the task", 7 * 10**9, 2 * 10**8, 2, 2, 12, 8, 4, 450e9, 50e9, 8, 40 * 10**9)]
+    for kind, (node, nodes, batches, widths, unit, faster, plan, spare) in KINDS.items():
+        num_params = 1000 * node * nodes * int(rng.integers(30_000, 200_000))
+        sizes = (num_params, unit * num_params // 1000, *widths)
+        across = float(rng.integers(10, 60)) * 1e9
+        room = int(held_bytes(plan, *sizes)) + spare
+        cases.append(case(kind, *sizes, node, nodes, faster * across, across, batches, room))
+    return cases
+
+
+def case(kind: str, *arguments: Any) -> dict[str, Any]:
+    words = (
+        "{}: {:,} parameters, {:,} in a unit, {} + {} + {} B, {} ranks in each of {} nodes, {:.3g} and {:.3g} B/s, "
+        "micro-batches: {}, room for {:,} B"
+    ).format(kind, *arguments)
+    found = possible(*arguments)
+    return call(words, arguments, some=bool(found)) | {"plans": [[*plan, seconds] for plan, seconds in found.items()]}
+
+
+def held_bytes(plan: Plan, num_params: int, unit_params: int, weight: int, gradient: int, optimizer: int) -> float:
+    """Bytes of a rank: its states, and of one unit the whole gradients (stages 2, 3) and weights (3)."""
+    stage, group = plan
+    unit = unit_params * (gradient * (stage >= 2) + weight * (stage >= 3))
+    return num_params * zero.bytes_per_param(group, stage, weight, gradient, optimizer) + unit
+
+
+def possible(
+    num_params: int, unit_params: int, weight: int, gradient: int, optimizer: int, node: int, nodes: int,
+    inside: float, across: float, batches: int, room: int,
+) -> dict[Plan, float]:  # fmt: skip
+    """The seconds for which a rank sends in an update, of every plan (stage, ranks that share) that fits."""
+    n, found = node * nodes, {}
+    groups = [s for s in range(2, n + 1) if node % s == 0 or (s % node == 0 and n % s == 0)]
+    for stage, s in ((0, 1), *((stage, s) for stage in (1, 2, 3) for s in groups)):
+        if held_bytes((stage, s), num_params, unit_params, weight, gradient, optimizer) > room * (1 + 1e-12):
+            continue
+        reduces = 0 if stage == 0 else 1 if stage == 1 else batches
+        gathers = (0, 1, 1, 2 * batches)[stage]
+        times = reduces * gradient + gathers * weight
+        shared = times * collectives.ring_all_gather_bytes(num_params, s) / (inside if s <= node else across)
+        replicas = collectives.ring_all_reduce_bytes(num_params * gradient / s, n // s)
+        found[stage, s] = float(shared + replicas / (inside if nodes == 1 else across))
+    return found
+
+
+def answered(observed: Observed) -> Plan | None:
+    """The answer: None, or two whole numbers."""
+    answer = observed.said[0]["answer"]
+    if answer is None:
+        return None
+    pair = np.asarray(answer if isinstance(answer, list | np.ndarray) else [answer])
+    if pair.shape == (2,) and pair.dtype.kind in "iuf" and (pair == pair.round()).all():
+        return int(pair[0]), int(pair[1])
+    raise FormError(show(answer), "a pair (stage, ranks that share), or None")
+
+
+def find_impossible(observed: Observed) -> Finding | None:
+    """That it is possible and fits, and is None where nothing does."""
+    answer, known = answered(observed), {(stage, group): seconds for stage, group, seconds in observed.case["plans"]}
+    if answer in known or (answer is None and not known):
+        return None
+    return Finding(show(observed.said[0]["answer"]), "a plan that fits" if known else "None", observed.words)
+
+
+def find_slow(observed: Observed) -> Finding | None:
+    """That another plan sends for a shorter time."""
+    answer, known = answered(observed), {(stage, group): seconds for stage, group, seconds in observed.case["plans"]}
+    seconds, least = known.get(answer, float("inf")) if answer else float("inf"), min(known.values())
+    if seconds <= least * (1 + 1e-6):
+        return None
+    told = f"{show(observed.said[0]['answer'])}, {seconds:.4g} s of sending"
+    return Finding(told, f"one with {least:.4g} s", observed.words)
+
+
+def agrees(observed: Observed, other: Any) -> bool:
+    return answered(observed) == (None if other is None else tuple(other))
+
+
+FITS = "the plan is possible and fits, and is None where none does"
+NONE = {"a plan where none fits": only_if("some")}
+EXERCISE = on_paper(
+    "zero.8", "fastest_stage", "Which stage for this cluster?", draw,
+    order(3, "fits", FITS, find_impossible, wrong=NONE, kind="memory", agrees=agrees),
+    order(4, "shortest", "no plan that fits sends for a shorter time", find_slow, where="some", agrees=agrees),
+)  # fmt: skip
