@@ -4,11 +4,14 @@
   root.dataset.ready = "yes";
   const data = JSON.parse(root.querySelector("script[type='application/json']").textContent);
   const selects = [...root.querySelectorAll("select")], rows = [...root.querySelectorAll("tbody tr")];
-  const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  // As units.format_bytes writes it: a tie goes to the even digit, and no digit before the point is lost.
   const text = (bytes, digits) => {
     let k = 0;
-    while (Math.abs(bytes) >= 1024 && k < units.length - 1) { bytes /= 1024; k += 1; }
-    return Number(bytes.toPrecision(digits)).toLocaleString("en", { useGrouping: false, maximumFractionDigits: 9 }) + " " + units[k];
+    while (bytes >= 1024 && k < units.length - 1) { bytes /= 1024; k += 1; }
+    const kept = Math.max(digits, String(Math.trunc(bytes)).length);
+    const rules = { maximumSignificantDigits: kept, roundingMode: "halfEven", useGrouping: false };
+    return bytes.toLocaleString("en", rules) + " " + units[k];
   };
   const part = ([shape, values], places) =>
     values[shape.reduce((at, size, axis) => at * size + (size === 1 ? 0 : places[axis]), 0)];
