@@ -39,7 +39,7 @@ class TestChapter:
         submission = of(tmp_path, notebook("import pandas", ("week-1", "def solve(): sgd_step()")), name)
         assert problem_of(submission, "dp") == (
             f"{name} is of another course: it has no exercise of this one, such as"
-            " `memory-1` with `llama_parameters` or `collectives-1` with `holds_after`"
+            " `memory-1` with `fastest_cards` or `collectives-1` with `holds_after`"
         )
         assert cells_of(submission, "dp") == []
 
