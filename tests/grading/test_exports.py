@@ -81,7 +81,7 @@ def test_junit_has_a_suite_a_learner_and_a_case_a_check(out):
         name: (suite.get("failures"), suite.get("skipped"), suite.get("errors")) for name, suite in suites.items()
     }
     assert failures["anna"] == ("0", "0", "0")
-    assert failures["bob"] == ("1", "3", "0")
+    assert failures["bob"] == ("1", "4", "0")
     assert failures["dan"] == ("0", str(num_checks), "0")
     assert failures["fay"][2] == str(len(all_exercises()["collectives.1"].checks))
     (case,) = [case for case in suites["bob"] if case.find("failure") is not None]
