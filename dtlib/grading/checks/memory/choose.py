@@ -17,7 +17,7 @@ Job = tuple[Any, ...]
 WRONG: dict[str, dict[str, Any]] = {
     "GB for GiB": {"room_unit": GB}, "no activations": {"activations": 0}, "any budget": {"budget": float("inf")},
     "any number": {"stock": 10**3}, "all in bf16": {"rate_of": "bf16"}, "all in fp32": {"rate_of": "fp32"},
-    "first recipe": {"recipes": 1}, "one card": {"stock": 1},
+    "first recipe": {"recipes": 1}, "one card": {"stock": 1}, "the most cards": {"most": True},
 }  # fmt: skip
 
 
@@ -59,7 +59,7 @@ def job(rng: Rng) -> Job:
 
 def possible(
     job: Job, room_unit: float = GiB, activations: float | None = None, budget: float | None = None,
-    stock: int | None = None, rate_of: str | None = None, recipes: int = 3,
+    stock: int | None = None, rate_of: str | None = None, recipes: int = 3, most: bool = False,
 ) -> choice.Possible:  # fmt: skip
     """All (seconds, card, how many) that have room, are paid for and end in time; by the keywords, as others see it."""
     num_params, num_tokens, kept, days, utilisation, dollars, known, cards = job
@@ -74,7 +74,7 @@ def possible(
             if fitting and number * price <= dollars:
                 seconds = 6 * num_params * num_tokens / (number * utilisation * max(fitting))
                 found += [(seconds, name, number)] * (seconds <= days * DAY)
-    return found
+    return [each for each in found if not most or each[2] == max(number for *_, number in found)]
 
 
 def case(kind: str, job: Job) -> dict[str, Any]:
