@@ -1,7 +1,8 @@
 """Every formula of the book on one page, made from the registry and from the page on notation.
 
 The directive ``{cheatsheet}`` becomes, for each chapter, a table of its formulas (what each one is, its equation, its
-function) and a line with the letters that they use, as ``chapters/notation.md`` explains them.
+function) and a line with the letters that they use, as ``chapters/notation.md`` explains them. Thresholds come first.
+A formula's title leads to where the chapter measures it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import book_ledger
 from docutils import nodes
 from docutils.statemachine import StringList
 from sphinx.application import Sphinx
@@ -33,14 +35,16 @@ class CheatSheet(SphinxDirective):
         """Write the tables as MyST."""
         notation = Path(self.env.doc2path("chapters/notation"))
         self.env.note_dependency(str(notation))
+        book_ledger.note(self.env)
         common, own = letters(notation.read_text("utf-8"))
         lines: list[str] = []
         for stem, title in CHAPTERS.items():
-            known = theory.formulas(stem)
+            known = dict(sorted(theory.formulas(stem).items(), key=lambda pair: not pair[1].threshold))
             lines += [f"## [{title[0].upper()}{title[1:]}]({stem}.ipynb)", ""]
             lines += [":::::{list-table}", ":class: cheatsheet", ":widths: 40 60", ""]
             for name, each in known.items():
-                lines += [f"* - {each.title}", "", f"    `{name}`", f"  - $${each.equation}$$"]
+                said = "**Threshold.** " if each.threshold else ""
+                lines += [f"* - {said}{{ledger-title}}`{name}`", "", f"    `{name}`", f"  - $${each.equation}$$"]
             used = letters_of(" ".join(each.equation for each in known.values()))
             legend = [f"{letter} {meaning}" for letter, meaning in own.get(title, ())]
             taken = {each for letter, _ in own.get(title, ()) for each in letters_of(letter)}

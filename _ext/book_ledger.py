@@ -4,7 +4,8 @@
 - ``DTLIB_STATIC`` tells the figures that there will be no kernel behind the page.
 - When the library has changed since the last build, or the last build did not end well, every notebook is executed
   again and the ledger starts anew. (Sphinx alone would call a page with a failed cell up to date.)
-- The directive ``{ledger}`` becomes a table when all notebooks have run.
+- The directive ``{ledger}`` becomes a table when all notebooks have run; it leads to the first row of a formula on each
+  page that measured it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,13 +22,15 @@ from docutils import nodes
 from docutils.statemachine import StringList
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
+from sphinx.transforms import SphinxTransform
 from sphinx.util.docutils import SphinxDirective
 
 from dtlib import theory
 from dtlib.lab import ledger
 from dtlib.lab.row import format_ratio
 
-COLUMNS = ("where", "by", "ratio")
+COLUMNS = ("title", "where", "by", "ratio")
+FORMULA = re.compile(r'data-formula="([^"]+)"')
 
 
 class measured(nodes.Inline, nodes.Element):
@@ -35,6 +39,29 @@ class measured(nodes.Inline, nodes.Element):
 
 class total(nodes.General, nodes.Element):
     """Where the sentence of totals will stand."""
+
+
+class Anchors(SphinxTransform):
+    """The first comparison of each formula on a page can be linked to."""
+
+    default_priority = 200
+
+    def apply(self, **options: Any) -> None:
+        """Give the rows their ids, and remember which ones there are."""
+        found: set[str] = set()
+        for raw in list(self.document.findall(nodes.raw)):
+            for name in FORMULA.findall(raw.astext()):
+                if name not in found:
+                    found.add(name)
+                    marked = f'id="{anchor(name)}" data-formula="{name}"'
+                    raw[:] = [nodes.Text(raw.astext().replace(f'data-formula="{name}"', marked, 1))]
+        anchors = getattr(self.env, "book_ledger_anchors", {})
+        self.env.book_ledger_anchors = anchors | {self.env.docname: found}
+
+
+def anchor(formula: str) -> str:
+    """The id of a formula's first comparison on a page."""
+    return f"measured-{formula.replace('.', '-').replace('_', '-')}"
 
 
 class LedgerDirective(SphinxDirective):
@@ -48,7 +75,7 @@ class LedgerDirective(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         """Write the table as a MyST list-table with marks for what is not known yet."""
-        self.env.book_ledger_pages = {*getattr(self.env, "book_ledger_pages", ()), self.env.docname}
+        note(self.env)
         if not self.arguments:
             return [total()]
         known_chapters = {known.chapter for known in theory.formulas().values()}
@@ -60,10 +87,15 @@ class LedgerDirective(SphinxDirective):
             lines += [f"* - {known.title}", "", f"    `{name}`"]
             lines += ["", f"    $${known.equation}$$"] if known.equation else []
             lines += ["", f"  - {cite(known.source)}"]
-            lines += [f"  - {{ledger-{column}}}`{name}`" for column in COLUMNS]
+            lines += [f"  - {{ledger-{column}}}`{name}`" for column in COLUMNS[1:]]
         container = nodes.Element()
         self.state.nested_parse(StringList([*lines, ":::::"], "ledger"), self.content_offset, container)
         return container.children
+
+
+def note(env: BuildEnvironment) -> None:
+    """Remember that the page being read shows what others measure: it is written again in every build."""
+    env.book_ledger_pages = {*getattr(env, "book_ledger_pages", ()), env.docname}  # type: ignore[attr-defined]
 
 
 def cite(source: str) -> str:
@@ -165,7 +197,12 @@ def fill(app: Sphinx, doctree: nodes.document, docname: str) -> None:
 
 
 def cell(app: Sphinx, docname: str, entry: ledger.Entry, column: str) -> list[nodes.Node]:
-    """One cell: the pages, the methods, or the ratio furthest from one."""
+    """One cell: the formula's title, the pages, the methods, or the ratio furthest from one."""
+    if column == "title":
+        chapter = f"chapters/{entry.formula.chapter}"
+        page = chapter if chapter in entry.where else next(iter(entry.where), None)
+        text = nodes.Text(entry.formula.title)
+        return [link(app, docname, page, entry, text) if page in app.env.found_docs else text]
     if column == "by":
         return [nodes.Text(", ".join(entry.by) or "–")]
     if column == "ratio":
@@ -177,18 +214,22 @@ def cell(app: Sphinx, docname: str, entry: ledger.Entry, column: str) -> list[no
     for page in entry.where:
         if found:
             found.append(nodes.Text(", "))
-        found.append(link(app, docname, page) if page in app.env.found_docs else nodes.Text(page))
+        text = nodes.Text(page.rsplit("/", 1)[-1])
+        found.append(link(app, docname, page, entry, text) if page in app.env.found_docs else nodes.Text(page))
     return found
 
 
-def link(app: Sphinx, docname: str, page: str) -> nodes.Node:
-    """A link to the page, called by its stem."""
-    target = app.builder.get_relative_uri(docname, page)
-    return nodes.reference("", page.rsplit("/", 1)[-1], refuri=target, internal=True)
+def link(app: Sphinx, docname: str, page: str, entry: ledger.Entry, text: nodes.Text) -> nodes.Node:
+    """A link to what the page says of the formula."""
+    name = entry.formula.name
+    shown = name in app.env.book_ledger_anchors.get(page, ())  # type: ignore[attr-defined]
+    target = app.builder.get_relative_uri(docname, page) + (f"#{anchor(name)}" if shown else "")
+    return nodes.reference("", "", text, refuri=target, internal=True)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Connect the steps above. The build must stay sequential: the kernel's environment names the page."""
+    app.add_transform(Anchors)
     app.add_node(measured)
     app.add_node(total)
     app.add_directive("ledger", LedgerDirective)

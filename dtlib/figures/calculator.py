@@ -16,9 +16,11 @@ import numpy as np
 
 from dtlib.theory.units import format_bytes
 
-from .style import looks
+from .breakdown import part_look
 
 _MAX_NUMBERS = 20_000  # in a page's JSON: some 200 kB
+_LABELS = {"zero": "ZeRO stage", "device": "card"}
+"""What stands beside a control, where the argument's name does not say it."""
 _serial = itertools.count(1)
 
 
@@ -105,7 +107,7 @@ class Calculator:
         named = {**self.choices, "device": list(self.limits)}
         first = {**self.start, "device": self.limit}
         controls = "".join(
-            f'<label>{escape(name)} <select name="{escape(name)}" autocomplete="off" disabled>'
+            f'<label>{escape(_LABELS.get(name, name))} <select name="{escape(name)}" autocomplete="off" disabled>'
             + "".join(
                 f"<option{' selected' if value == first[name] else ''}>{escape(str(value))}</option>"
                 for value in values
@@ -115,7 +117,7 @@ class Calculator:
         )
         parts = self.parts(**self.start)
         total = sum(parts.values())
-        colors = {part: look.color for part, look in looks(list(parts)).items()}
+        colors = {part: part_look(part, spare=number).color for number, part in enumerate(parts)}
         rows = "".join(
             f'<tr><th scope="row"><i style="background:{colors[part]}"></i>{escape(part)}</th>'
             f'<td>{format_bytes(value)}</td><td class="bar"><span style="background:{colors[part]}"></span></td></tr>'
@@ -127,7 +129,8 @@ class Calculator:
         return (
             f'<figure class="dtlib-calculator" id="{identity}"><style>{style}</style><form>{controls}</form>'
             f'<table><tbody>{rows}</tbody><tfoot><tr><th scope="row">in all</th><td>{format_bytes(total)}</td>'
-            f'<td></td></tr></tfoot></table><p class="verdict" aria-live="polite">{self.verdict(total)}</p>{caption}'
+            f'<td></td></tr></tfoot></table><p class="verdict" aria-live="polite">{self.verdict(total)}</p>'
+            f"<noscript><p>The choices need JavaScript; without it this is the first of them.</p></noscript>{caption}"
             f'<script type="application/json">{told}</script><script>{script}</script></figure>'
         )
 

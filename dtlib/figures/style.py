@@ -27,6 +27,10 @@ INK = "#767676"
 """Text, axes, outlines: a grey that reads on white and on dark; inline SVG turns it into the text's colour."""
 
 
+LEGIBLE_PX = 9
+"""The smallest type on a phone: where a page is too narrow for it, a figure keeps its width and is pulled aside."""
+
+
 @dataclass(frozen=True)
 class Look:
     """How one thing is drawn: its colour, and what tells it apart for a reader who sees no colour."""
@@ -214,7 +218,11 @@ def svg(figure: Any, *, alt: str = "") -> str:
     width = float(text.split('width="')[1].split("pt")[0])
     text = re.sub(r' (?:width|height)="[\d.]+pt"', "", text, count=2)
     said = html.escape(alt or str(figure.get_label()) or "figure")
-    look = f"width:100%;max-width:{width * 4 / 3:.0f}px;height:auto;font-family:inherit;stroke-linejoin:round"
+    sizes = [float(size) for size in re.findall(r"font(?:-size)?: (?:\w+ )*([\d.]+)px", text)]
+    natural = width * 4 / 3
+    legible = min(natural, width * LEGIBLE_PX / min(sizes)) if sizes else 0  # narrower pages pull it aside
+    look = f"width:100%;min-width:{legible:.0f}px;max-width:{natural:.0f}px;height:auto"
+    look += ";font-family:inherit;stroke-linejoin:round"
     head = f'<svg class="dtlib-figure" role="img" aria-label="{said}" style="{look}"'
     return re.sub(r"\n\s*", "\n", text.replace("<svg", head, 1)).strip()
 

@@ -11,10 +11,12 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 
+from dtlib.figures.style import LEGIBLE_PX
 from dtlib.theory.collectives import naive_all_reduce_bytes, ring_all_reduce_bytes
 from dtlib.theory.units import GiB, format_bytes
 
 from .conftest import built_pages
+from .test_pattern import LESSONS
 
 PAGES = [page for page in built_pages() if page != "index.html"]  # index.html only leads on to the first page
 
@@ -44,6 +46,22 @@ def test_no_page_is_wider_than_its_window(visit, html, width, scheme):
             if excess > 0:
                 wide[name] = excess
     assert wide == {}
+
+
+SMALLEST_TYPE = """() => [...document.querySelectorAll("svg")].map(svg => {
+  const scale = svg.getBoundingClientRect().width / svg.viewBox.baseVal.width;
+  const said = [...svg.querySelectorAll("text, tspan")].filter(each => each.textContent.trim());
+  return Math.min(...said.map(each => parseFloat(getComputedStyle(each).fontSize) * scale));
+}).filter(Number.isFinite)"""
+
+
+@pytest.mark.parametrize("stem", LESSONS)
+def test_figures_are_legible_on_a_phone(visit, html, stem):
+    """All type that they hold, exponents too; a figure too wide for it is pulled aside, and the page stays."""
+    with visit(width=390) as tab:
+        sizes = tab.open(html / "chapters" / f"{stem}.html").evaluate(SMALLEST_TYPE)
+        assert len(sizes) >= 8
+        assert min(sizes) >= LEGIBLE_PX - 0.05
 
 
 def luminance(color: str) -> float:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 
 import pytest
+from bs4 import BeautifulSoup
 
 from dtlib import theory
 
 from .test_pattern import ROOT
 
+sys.path.append(str(ROOT / "_ext"))  # extensions import each other
 spec = importlib.util.spec_from_file_location("book_cheatsheet", ROOT / "_ext" / "book_cheatsheet.py")
 sheet = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sheet)
@@ -40,3 +43,15 @@ def test_every_formula_is_on_the_page_once(html):
     assert page.count('<div class="math block') == len(names)  # the reader's browser sets them
     assert "$$" not in page
     assert "*Letters*" not in page
+
+
+def test_titles_lead_to_a_measurement_of_their_formula(html):
+    """Each link has its place on the page to which it leads; thresholds are called so, and come first."""
+    page = BeautifulSoup((html / "chapters" / "cheatsheet.html").read_text("utf-8"), "html.parser")
+    for table in page.select("table.cheatsheet"):
+        firsts = [row.find("td") for row in table.select("tr")]
+        thresholds = ["Threshold." in first.text for first in firsts]
+        assert thresholds == sorted(thresholds, reverse=True)
+        for first in firsts:
+            file, _, target = first.find("a")["href"].partition("#")
+            assert f'id="{target}"' in (html / "chapters" / file).read_text("utf-8")

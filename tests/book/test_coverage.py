@@ -46,6 +46,16 @@ def test_the_ledger_page_shows_every_formula_and_what_the_file_says(ledger_file,
         assert ("shown" in ratio) != entry.asserted
 
 
+def test_a_row_of_the_ledger_leads_to_a_comparison_of_its_formula(ledger_file, html):
+    page = soup(html / "chapters" / "ledger.html")
+    links = [link["href"] for link in page.select("table.ledger td:nth-child(3) a")]
+    assert len(links) >= len(theory.formulas())
+    for link in links:
+        file, _, target = link.partition("#")
+        row = soup(html / "chapters" / file).find(id=target)
+        assert row["data-formula"].replace(".", "-").replace("_", "-") == target.removeprefix("measured-"), link
+
+
 def test_coverage_fails_on_a_formula_that_nobody_measured(ledger_file, html, monkeypatch):
     """Proof that the first test can fail: add a formula, or take away its lines, or let them disagree."""
     registry = sys.modules["dtlib.theory.formula"]

@@ -155,7 +155,10 @@ def test_a_build_measures_into_its_own_ledger_and_forgets_what_a_page_no_longer_
     page = (small_book / "_build" / "html" / "ledger.html").read_text()
     assert "1 of " in page
     assert "not measured" in page
-    assert "1 page" in (small_book / "_build" / "html" / "page.html").read_text()
+    measuring = (small_book / "_build" / "html" / "page.html").read_text()
+    assert "1 page" in measuring
+    (target,) = re.findall(r'href="page\.html#(measured-[\w-]+)"', page)
+    assert measuring.count(f'id="{target}"') == 1
 
     # The page changes: its old line goes. The ledger's page is written again although it did not change.
     (small_book / "page.md").write_text(NOTEBOOK.replace("lab.check(", "0 and lab.check(") % 14)

@@ -40,6 +40,16 @@ def test_the_page_shows_the_first_choice_without_a_script():
     assert "It does not fit: 10% of 1 GiB kept free, 1.1 GiB are missing." in made(limit="small").html()
 
 
+def test_a_control_is_called_what_it_chooses_and_each_part_has_a_colour_of_its_own():
+    def weighed(zero):
+        return dict.fromkeys(("weights", "gradients", "first moment", "second moment", "logits", "unknown"), zero)
+
+    page = figures.calculator(weighed, {"zero": [1, 2]}, start={"zero": 1}, limits={"A": 9}, limit="A").html()
+    assert re.findall(r"<label>([^<]+) <", page) == ["ZeRO stage", "card"]
+    colors = re.findall(r'<i style="background:(#\w+)"', page)
+    assert len(set(colors)) == len(colors) == 6
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

@@ -93,6 +93,7 @@ def checkpointed_bytes(num_layers: int, every: int, layer_bytes: float, input_by
 
 @formula(
     "activations.optimal_every",
+    threshold=True,
     equation=r"k^* \approx \sqrt{l\, i / A}",
     source="chen2016",
     chapter="activations",

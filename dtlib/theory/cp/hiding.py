@@ -39,7 +39,11 @@ def forward_flops(micro_batch: int, num_scores: float, num_heads: int, head_dim:
 
 
 @formula(
-    "cp.hiding_tokens", source="derived here", chapter="cp", equation=r"\frac{s}{N} \ge \frac{g}{a}\,\frac{w F}{2 B}"
+    "cp.hiding_tokens",
+    threshold=True,
+    source="derived here",
+    chapter="cp",
+    equation=r"\frac{s}{N} \ge \frac{g}{a}\,\frac{w F}{2 B}",
 )
 def hiding_tokens(
     num_heads: int,

@@ -174,6 +174,7 @@ def overlapped_step_seconds(
 
 @formula(
     "dp.optimal_num_buckets",
+    threshold=True,
     source="derived here",
     chapter="dp",
     equation=r"k^* = \max\Bigl(\frac{T_b - W}{A},\; \sqrt{T_b / A}\Bigr)",

@@ -39,6 +39,7 @@ def strong_step_seconds(
 
 @formula(
     "dp.best_world_size",
+    threshold=True,
     source="derived here",
     chapter="dp",
     equation=r"N^* = \sqrt{\frac{T_1 - 2D/B}{2\alpha}}",
@@ -68,6 +69,7 @@ def best_world_size(
 
 @formula(
     "dp.break_even_tokens",
+    threshold=True,
     source="derived here",
     chapter="dp",
     equation=r"2\,\frac{N-1}{N}\cdot\frac{g}{f}\cdot\frac{F}{B}",

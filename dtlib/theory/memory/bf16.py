@@ -77,6 +77,7 @@ def rounding_error(significand_bits: int = SIGNIFICAND_BITS) -> float:
 
 @formula(
     "memory.lost_update",
+    threshold=True,
     source="derived here",
     chapter="memory",
     equation=r"\tfrac12\, 2^{\lfloor \log_2 |w| \rfloor - 7}",

@@ -36,7 +36,11 @@ def model_state_bytes(num_params: float, bytes_per_param: float = 16) -> float:
 
 
 @formula(
-    "memory.largest_num_params", source="derived here", chapter="memory", equation=r"\Psi_{\max} = \frac{M}{w + g + o}"
+    "memory.largest_num_params",
+    threshold=True,
+    source="derived here",
+    chapter="memory",
+    equation=r"\Psi_{\max} = \frac{M}{w + g + o}",
 )
 def largest_num_params(memory_bytes: float, bytes_per_param: float) -> float:
     """The largest model whose states fit.

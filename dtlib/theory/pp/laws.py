@@ -44,6 +44,7 @@ def bubble_overhead(p: int, m: int, v: int = 1) -> float:
 
 @formula(
     "pp.micro_batches_for",
+    threshold=True,
     source="derived here",
     chapter="pp",
     equation=r"\left\lceil\frac{(p-1)(1-x)}{vx}\right\rceil",
@@ -147,7 +148,7 @@ def boundary_elements(p: int, m: int, micro_batch: int, seq: int, hidden: int, v
     return 2 * (p * whole("v", v, 1) - 1) * m * b * s * h if p > 1 else 0
 
 
-@formula("pp.hiding_width", source="derived here", chapter="pp", equation=r"\frac{wF}{24B}")
+@formula("pp.hiding_width", threshold=True, source="derived here", chapter="pp", equation=r"\frac{wF}{24B}")
 def hiding_width(flop_per_s: float, link_bytes_per_s: float, *, element_bytes: float = 2) -> float:
     """Layers times width that hide a message.
 

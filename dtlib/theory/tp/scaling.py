@@ -15,6 +15,7 @@ def _passes(recompute: str) -> tuple[int, int]:
 
 @formula(
     "tp.break_even_ranks",
+    threshold=True,
     source="derived here",
     chapter="tp",
     equation=r"t^* = 1 + \frac{9h + \frac32 s}{w} \cdot \frac{B}{F}",
