@@ -1,13 +1,16 @@
 """Exercises that ask for the best of what is possible: the fastest, or the largest number.
 
 For the fastest, a theory lists what is possible for a job, each as its seconds and an answer:
-``(seconds, name, ranks)``; jobs are drawn that tell theories apart. For the largest it lists the numbers that will do.
+``(seconds, name, ranks)``; jobs are drawn that tell theories apart. For the best plan, cases list what each possible
+plan costs. For the largest, a theory lists the numbers that will do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
+
+import numpy as np
 
 from .compare import show
 from .exercise import Check, Finding, FormError
@@ -18,6 +21,7 @@ from .signs import only_if
 
 Possible = Sequence[tuple[float, str, int]]
 Job = TypeVar("Job")
+Plan = tuple[Any, ...]
 UNCLEAR = ("", 0)
 _CLEARLY = 1.01  # times longer
 
@@ -112,4 +116,54 @@ def largest(enough: Callable[[Case], Sequence[int]], things: str, allowed: str, 
     return (
         order(3, "allowed", allowed, find_allowed, wrong=wrong, kind="value", agrees=agrees),
         order(3, "largest", no_larger, find_larger, where="some", kind="value", agrees=agrees),
+    )
+
+
+def plans(
+    parts: str, unit: str, *, names: Sequence[str] = (), checks: tuple[str, str], words: tuple[str, str]
+) -> tuple[Check, Check]:
+    """That a plan is possible (3), and that no other costs less (4).
+
+    A plan is a tuple of `parts`, as many as that text names: whole numbers, the first one of `names` where there are
+    some. `unit` says what a cost is counted in. Cases have each possible plan with its cost under ``"plans"``,
+    ``[*plan, cost]``, and say under ``"is"`` whether there are `some`; where there are none, the right answer is None,
+    and something else is the mistake "a plan where none fits".
+    """
+    length = len(parts.split(", "))
+
+    def answered(observed: Observed) -> Plan | None:
+        answer = observed.said[0]["answer"]
+        if answer is None:
+            return None
+        entries = list(answer) if isinstance(answer, list | np.ndarray) else [answer]
+        numbers = np.asarray(entries[1:] if names else entries)
+        is_whole = numbers.dtype.kind in "iuf" and (numbers == numbers.round()).all()
+        if len(entries) == length and numbers.ndim == 1 and is_whole and (not names or entries[0] in names):
+            return (*entries[: bool(names)], *map(int, numbers))
+        raise FormError(show(answer), f"a tuple ({parts}), or None")
+
+    def costs(observed: Observed) -> dict[Plan, float]:
+        return {tuple(plan): cost for *plan, cost in observed.case["plans"]}
+
+    def find_impossible(observed: Observed) -> Finding | None:
+        answer, known = answered(observed), costs(observed)
+        if answer in known or (answer is None and not known):
+            return None
+        return Finding(show(observed.said[0]["answer"]), "a plan that fits" if known else "None", observed.words)
+
+    def find_dear(observed: Observed) -> Finding | None:
+        answer, known = answered(observed), costs(observed)
+        cost, least = known.get(answer, float("inf")) if answer else float("inf"), min(known.values())
+        if cost <= least * (1 + 1e-6):
+            return None
+        told = f"{show(observed.said[0]['answer'])}, {cost:.4g} {unit}"
+        return Finding(told, f"one with {least:.4g}", observed.words)
+
+    def agrees(observed: Observed, other: Any) -> bool:
+        return answered(observed) == (None if other is None else tuple(other))
+
+    wrong = {"a plan where none fits": only_if("some")}
+    return (
+        order(3, checks[0], words[0], find_impossible, wrong=wrong, kind="value", agrees=agrees),
+        order(4, checks[1], words[1], find_dear, where="some", kind="value", agrees=agrees),
     )

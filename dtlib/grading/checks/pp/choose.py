@@ -2,12 +2,9 @@
 
 from typing import Any
 
-from dtlib.grading.compare import show
-from dtlib.grading.exercise import Finding, FormError
-from dtlib.grading.inputs import Case, Cases, Rng, call
-from dtlib.grading.kinds import on_paper, order
-from dtlib.grading.seen import Observed
-from dtlib.grading.signs import only_if
+from dtlib.grading import choice
+from dtlib.grading.inputs import Cases, Rng, call
+from dtlib.grading.kinds import on_paper
 from dtlib.theory import pp
 
 SCHEDULES = ("GPipe", "1F1B", "interleaved", "ZB-H1", "ZB-H2")
@@ -90,52 +87,10 @@ def possible(
     return found
 
 
-def answered(observed: Observed) -> Plan | None:
-    """The answer: None, or a schedule's name and two whole numbers."""
-    answer = observed.said[0]["answer"]
-    if answer is None:
-        return None
-    if (
-        isinstance(answer, list) and len(answer) == 3 and answer[0] in SCHEDULES
-        and all(type(each) is int for each in answer[1:])
-    ):  # fmt: skip
-        return (answer[0], answer[1], answer[2])
-    raise FormError(show(answer), "a tuple (schedule, p, v), or None")
-
-
-def plans(case: Case) -> dict[Plan, float]:
-    return {(name, p, v): seconds for name, p, v, seconds in case["plans"]}
-
-
-def find_impossible(observed: Observed) -> Finding | None:
-    """That it is possible and fits, and is None where nothing does."""
-    answer, known = answered(observed), plans(observed.case)
-    if answer in known or (answer is None and not known):
-        return None
-    return Finding(
-        show(answer and list(answer)), "a plan that is possible and fits" if known else "None", observed.words
-    )
-
-
-def find_slow(observed: Observed) -> Finding | None:
-    """That another plan is faster."""
-    answer, known = answered(observed), plans(observed.case)
-    best = min(known, key=lambda plan: known[plan])
-    seconds = known.get(answer, float("inf")) if answer else float("inf")
-    if seconds <= known[best] * (1 + 1e-6):
-        return None
-    return Finding(
-        f"{show(answer and list(answer))}, {seconds:.4g} s", f"one that takes {known[best]:.4g} s", observed.words
-    )
-
-
-def agrees(observed: Observed, other: Any) -> bool:
-    return answered(observed) == (None if other is None else tuple(other))
-
-
 EXERCISE = on_paper(
     "pp.8", "fastest_pipeline", "Which pipeline for this cluster?", draw,
-    order(3, "fits", "the plan is possible and fits, and None where none does", find_impossible,
-          wrong={"a plan where none fits": only_if("some")}, kind="value", agrees=agrees),
-    order(4, "fastest", "no plan that fits is faster", find_slow, where="some", kind="value", agrees=agrees),
+    *choice.plans(
+        "schedule, p, v", "s", names=SCHEDULES, checks=("fits", "fastest"),
+        words=("the plan is possible and fits, and None where none does", "no plan that fits is faster"),
+    ),
 )  # fmt: skip

@@ -2,14 +2,9 @@
 
 from typing import Any
 
-import numpy as np
-
-from dtlib.grading.compare import show
-from dtlib.grading.exercise import Finding, FormError
+from dtlib.grading import choice
 from dtlib.grading.inputs import Cases, Rng, call
-from dtlib.grading.kinds import on_paper, order
-from dtlib.grading.seen import Observed
-from dtlib.grading.signs import only_if
+from dtlib.grading.kinds import on_paper
 from dtlib.theory import collectives, zero
 
 Plan = tuple[int, int]
@@ -84,43 +79,13 @@ def possible(
     return found
 
 
-def answered(observed: Observed) -> Plan | None:
-    """The answer: None, or two whole numbers."""
-    answer = observed.said[0]["answer"]
-    if answer is None:
-        return None
-    pair = np.asarray(answer if isinstance(answer, list | np.ndarray) else [answer])
-    if pair.shape == (2,) and pair.dtype.kind in "iuf" and (pair == pair.round()).all():
-        return int(pair[0]), int(pair[1])
-    raise FormError(show(answer), "a pair (stage, ranks that share), or None")
-
-
-def find_impossible(observed: Observed) -> Finding | None:
-    """That it is possible and fits, and is None where nothing does."""
-    answer, known = answered(observed), {(stage, group): seconds for stage, group, seconds in observed.case["plans"]}
-    if answer in known or (answer is None and not known):
-        return None
-    return Finding(show(observed.said[0]["answer"]), "a plan that fits" if known else "None", observed.words)
-
-
-def find_slow(observed: Observed) -> Finding | None:
-    """That another plan sends for a shorter time."""
-    answer, known = answered(observed), {(stage, group): seconds for stage, group, seconds in observed.case["plans"]}
-    seconds, least = known.get(answer, float("inf")) if answer else float("inf"), min(known.values())
-    if seconds <= least * (1 + 1e-6):
-        return None
-    told = f"{show(observed.said[0]['answer'])}, {seconds:.4g} s of sending"
-    return Finding(told, f"one with {least:.4g} s", observed.words)
-
-
-def agrees(observed: Observed, other: Any) -> bool:
-    return answered(observed) == (None if other is None else tuple(other))
-
-
-FITS = "the plan is possible and fits, and is None where none does"
-NONE = {"a plan where none fits": only_if("some")}
 EXERCISE = on_paper(
     "zero.8", "fastest_stage", "Which stage for this cluster?", draw,
-    order(3, "fits", FITS, find_impossible, wrong=NONE, kind="memory", agrees=agrees),
-    order(4, "shortest", "no plan that fits sends for a shorter time", find_slow, where="some", agrees=agrees),
+    *choice.plans(
+        "stage, ranks that share", "s of sending", checks=("fits", "shortest"),
+        words=(
+            "the plan is possible and fits, and is None where none does",
+            "no plan that fits sends for a shorter time",
+        ),
+    ),
 )  # fmt: skip
