@@ -44,12 +44,14 @@ def test_the_wire_carries_what_theory_says_to_half_a_percent(what, world_size, n
         assert wires[0].total_bytes == pytest.approx(expected, rel=0.005)
         assert sum(wire.sent_bytes for wire in wires) == wires[0].total_bytes
         assert sum(wire.received_bytes for wire in wires) == wires[0].total_bytes
+        assert all(sum(wire.sent_to) == wire.sent_bytes for wire in wires)
 
 
 def test_who_sent_and_who_received():
     wires = lab.run(traffic, 3, args=("send", MiB))
     assert [round(wire.sent_bytes / MiB) for wire in wires] == [1, 0, 0]
     assert [round(wire.received_bytes / MiB) for wire in wires] == [0, 1, 0]
+    assert [[round(each / MiB) for each in wire.sent_to] for wire in wires] == [[0, 1, 0], [0, 0, 0], [0, 0, 0]]
 
 
 def test_silence_weighs_nothing():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import socket
 import struct
@@ -9,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from dtlib.lab.launch import context
 from dtlib.lab.record import SendCounter
@@ -25,11 +28,14 @@ class Wire:
     TCP as the kernel counted it, connection by connection. It holds the small message headers of the communication
     library, but no header of TCP or IP, nothing twice, and no connection that is opened and closed within the block.
     `loopback_bytes` is the reading of the loopback device of the ranks' private network: all traffic, with headers,
-    acknowledgements and repeats (0 without such a network). `method` says how `total_bytes` was counted.
+    acknowledgements and repeats (0 without such a network). `sent_to` has what this rank sent to each rank, by the
+    connections that are open at the end (empty where the kernel does not tell). `method` says how `total_bytes` was
+    counted.
     """
 
     total_bytes: int = 0
     sent_bytes: int = 0
+    sent_to: tuple[int, ...] = ()
     received_bytes: int = 0
     loopback_bytes: int = 0
     method: str = ""
@@ -55,6 +61,7 @@ def wire() -> Iterator[Wire]:
         yield result
         rank.exchange(b"")
         after = counter.read()
+        result.sent_to = counter.sent_to()
     finally:
         counter.close()
     result.sent_bytes, result.received_bytes, result.loopback_bytes = (
@@ -72,30 +79,54 @@ class _Counter:
     def read(self) -> tuple[int, int, int]:
         raise NotImplementedError
 
+    def sent_to(self) -> tuple[int, ...]:
+        """What this rank has sent to each since the first reading; all ranks must ask."""
+        return ()
+
     def close(self) -> None:
         """Stop counting."""
+
+
+class _Connection(NamedTuple):
+    sent: int
+    received: int
+    here: tuple[Any, ...]
+    there: tuple[Any, ...]
 
 
 class _Kernel(_Counter):
     """The kernel's own counts: of each TCP connection of this process, and of the loopback device."""
 
     def __init__(self, rank: context.RankContext) -> None:
-        self.private = rank.private_network
+        self.private, self.exchange = rank.private_network, rank.exchange
         self.method = "the kernel's counts of the ranks' own TCP connections, " + (
             "in a private network"
             if rank.private_network
             else f"on the machine's network ({rank.why_not_private or 'as network=host asks'})"
         )
         self.closed = [0, 0]
-        self.last: dict[int, tuple[int, int]] = {}
+        self.first: dict[int, _Connection] | None = None
+        self.last: dict[int, _Connection] = {}
 
     def read(self) -> tuple[int, int, int]:
         connections = tcp_connections()
         for inode in set(self.last) - set(connections):
-            self.closed = [sum(pair) for pair in zip(self.closed, self.last.pop(inode), strict=True)]
+            gone = self.last.pop(inode)
+            self.closed = [self.closed[0] + gone.sent, self.closed[1] + gone.received]
         self.last = connections
-        sent, received = (sum(pair) for pair in zip(self.closed, *connections.values(), strict=True))
+        self.first = connections if self.first is None else self.first
+        sent = self.closed[0] + sum(each.sent for each in connections.values())
+        received = self.closed[1] + sum(each.received for each in connections.values())
         return sent, received, _loopback_bytes() if self.private else 0
+
+    def sent_to(self) -> tuple[int, ...]:
+        everyone = self.exchange(json.dumps([each.here for each in self.last.values()]).encode())
+        owners = {tuple(end): rank for rank, ends in enumerate(everyone) for end in json.loads(ends)}
+        found, first = [0] * len(everyone), self.first or {}
+        for inode, each in self.last.items():
+            if each.there in owners:
+                found[owners[each.there]] += each.sent - (first[inode].sent if inode in first else 0)
+        return tuple(found)
 
 
 class _SendCalls(_Counter):
@@ -125,8 +156,8 @@ def kernel_counts_connections() -> bool:
         return len(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 512)) >= _TCP_INFO_BYTES
 
 
-def tcp_connections() -> dict[int, tuple[int, int]]:
-    """For each TCP connection of this process, by inode: payload bytes sent and received since it was opened."""
+def tcp_connections() -> dict[int, _Connection]:
+    """Each TCP connection of this process, by inode: payload bytes sent and received since it was opened, its ends."""
     found = {}
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -139,7 +170,8 @@ def tcp_connections() -> dict[int, tuple[int, int]]:
             inode = os.fstat(fd).st_ino
             with socket.socket(fileno=os.dup(fd)) as sock:
                 if sock.family in (socket.AF_INET, socket.AF_INET6) and sock.type == socket.SOCK_STREAM:
-                    found[inode] = _sent_and_received(sock)
+                    with contextlib.suppress(OSError):  # one that listens, or is being closed, has no other end
+                        found[inode] = _Connection(*_sent_and_received(sock), sock.getsockname(), sock.getpeername())
         finally:
             os.close(fd)
     return found

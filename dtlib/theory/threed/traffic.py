@@ -1,0 +1,76 @@
+"""Bytes that a rank sends along each axis, in a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dtlib.theory import tp, zero
+from dtlib.theory.breakdown import Breakdown
+from dtlib.theory.cp import ring_elements
+from dtlib.theory.footprint import Setup, piece_layers, stage_parameters
+from dtlib.theory.formula import formula
+from dtlib.theory.models import Architecture, checked_model, kv_width_of_rank
+from dtlib.theory.valid import amount, whole
+
+
+@dataclass(frozen=True)
+class AxisBytes(Breakdown):
+    """Bytes that one rank sends in a step: among the ranks that split matrices (`tp`) or attention's tokens (`cp`), to
+    the stages in front and behind (`pp`), and among those that share a batch, cp's among them (`dp`)."""
+
+    tp: float = 0
+    cp: float = 0
+    pp: float = 0
+    dp: float = 0
+
+
+@formula(
+    "threed.sent_bytes",
+    source="derived here",
+    chapter="threed",
+    equation=(
+        r"\begin{aligned} \text{tp: } & 8\,\tfrac{t-1}{t}\,m\,\tfrac{l}{p}\,T h w &"
+        r"\text{cp: } & 6\,\tfrac{c-1}{c}\,m\,\tfrac{l}{p}\,\tfrac{b s g d}{t}\,w \\"
+        r" \text{pp: } & 2\,m\,T h w & \text{dp: } & 2\,\tfrac{N-1}{N}\,\tfrac{\Psi}{p\,t}\,w \end{aligned}"
+    ),
+)
+def sent_bytes(
+    model: Architecture | str, setup: Setup, *, cp: int = 1, stage: int = 0, element_bytes: float = 2
+) -> AxisBytes:
+    """Bytes that a rank sends in a step, by axis.
+
+    Of a rank of pipeline stage `stage`, where `cp` ranks share each sequence and `setup.dp` groups of them the batch.
+    The equation is that of an inner stage under ZeRO 0; the first and the last stage also add up embedding, loss and
+    the head's gradient over tp, and exchange the gradient of a tied embedding; with `setup.sequence_parallel` a message
+    between stages is cut into t, and norms, positions and biases behind a sum have their gradients summed over tp once
+    a micro-batch. Under ZeRO 2 and 3 each micro-batch reduces, under 3 it gathers twice. All numbers travel in
+    `element_bytes`. ``ValueError`` where the model cannot be cut like that.
+    """
+    model = checked_model(model)
+    setup.check(model)
+    w, c = amount("element_bytes", element_bytes, positive=True), whole("cp", cp, 1)
+    b, s, h, t, p, m = setup.micro_batch, setup.seq_of(model), model.hidden, setup.tp, setup.pp, setup.num_micro_batches
+    if s % c:
+        raise ValueError(f"cp must divide the {s} tokens of a sequence, and {c} does not")
+    first, last, v = stage == 0, stage == p - 1, setup.chunks
+    l = sum(piece_layers(model.num_layers, p, v)[stage])
+    mine = stage_parameters(model, t, p, stage, v)
+
+    outside = tp.outside_elements(b, s // c, h)
+    reduced = l * tp.layer_elements(b, s // c, h, recompute=setup.recompute)
+    reduced += first * outside.embedding + last * (outside.head + outside.loss)
+    if setup.sequence_parallel:
+        reduced += mine.norms + mine.positions + (2 * l * h if model.biases else 0)
+    kv_heads = kv_width_of_rank(model, t) // model.head_dim
+    cuts = (v - last) + (v - first) if p > 1 else 0
+    boundary = m * cuts * b * s // c * h / (t if setup.sequence_parallel else 1)
+    tied = mine.head if last else mine.embedding if first else 0
+    n = setup.dp * c
+    once = zero.traffic(mine.total * w, n, setup.zero)
+    again = (m - 1) * (once.reduce_scatter * (setup.zero > 1) + once.gather_forward + once.gather_backward)
+    return AxisBytes(
+        tp=2 * (t - 1) / t * m * reduced * w,
+        cp=m * l * ring_elements(b, s, kv_heads, model.head_dim, c) * w,
+        pp=(boundary + (tied if model.tied and p > 1 else 0)) * w,
+        dp=once.total + again,
+    )
