@@ -22,7 +22,7 @@ from dtlib import theory
 CHAPTERS = {
     "memory": "memory", "collectives": "collectives", "dp": "data parallelism", "zero": "ZeRO",
     "activations": "activations", "tp": "tensor parallelism", "sp": "sequence parallelism",
-    "cp": "context parallelism", "pp": "pipeline parallelism",
+    "cp": "context parallelism", "pp": "pipeline parallelism", "threed": "three dimensions",
 }  # fmt: skip
 """What the page on notation calls the chapters, by stem, in the order of the book."""
 _ROW = re.compile(r"^\* - (.+?)(?=^\* - |^```|\Z)", re.MULTILINE | re.DOTALL)

@@ -65,7 +65,7 @@ weight meets a part of the tokens, in the backward pass |
         recompute: bool = False,
     ) -> None:
         _refuse(model, mesh, schedule, zero)
-        mesh = Mesh({**dict.fromkeys(AXES, 1), **mesh.axes})
+        mesh = Mesh(mesh.axes | {axis: 1 for axis in AXES if axis not in mesh.axes})  # in the order that was asked for
         self.mesh, self.config = mesh, model.config
         self.batch_group, tensor_group = mesh.group("dp", "cp"), mesh.group("tp")
         tied = model.head.weight is model.token_embedding.weight
