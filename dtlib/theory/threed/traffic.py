@@ -53,8 +53,8 @@ def sent_bytes(
     if s % c:
         raise ValueError(f"cp must divide the {s} tokens of a sequence, and {c} does not")
     first, last, v = stage == 0, stage == p - 1, setup.chunks
-    l = sum(piece_layers(model.num_layers, p, v)[stage])
     mine = stage_parameters(model, t, p, stage, v)
+    l = sum(piece_layers(model.num_layers, p, v)[stage])
 
     outside = tp.outside_elements(b, s // c, h)
     reduced = l * tp.layer_elements(b, s // c, h, recompute=setup.recompute)
