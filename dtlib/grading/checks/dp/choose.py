@@ -1,4 +1,4 @@
-"""dp.7: workers, micro-batch and accumulation that fit, are in time, and take the fewest worker-seconds; on paper."""
+"""dp.7: ranks, micro-batch and accumulation that fit, are in time, and take the fewest rank-seconds; on paper."""
 
 from typing import Any
 
@@ -14,9 +14,9 @@ from dtlib.theory import collectives, dp
 
 Plan = tuple[int, int, int]
 
-#: Ranks a node, nodes, global batch, samples for which a worker has room, and those that take as much as its states;
+#: Ranks a node, nodes, global batch, samples for which a rank has room, and those that take as much as its states;
 #: how long a pass and sending a gradient inside a node take, both in times of a sample; how many times faster a node is
-#: inside; and the workers and micro-batch whose seconds, so many times, are the deadline.
+#: inside; and the ranks and micro-batch whose seconds, so many times, are the deadline.
 KINDS = (
     (8, 8, 240, 5, 2, 1, 5, 9, (24, 2), 1), (4, 4, 144, 4, 2, 3, 1, 20, (12, 1), 1),
     (4, 4, 192, 7, 20, 0.1, 50, 1, (16, 3), 1.02), (1, 6, 100, 4, 2, 10, 1, 4, (2, 2), 1.02),
@@ -26,7 +26,7 @@ KINDS = (
     (1, 6, 60, 4, 20, 0.1, 0.2, 1, (2, 2), 1.2), (5, 4, 240, 16, 20, 1, 50, 2, (10, 4), 1),
     (4, 4, 128, 5, 2, 0.1, 20, 2, (16, 4), 1.02), (8, 4, 128, 12, 20, 10, 20, 1, (8, 2), 1.2),
     (8, 2, 96, 6, 20, 0, 1, 4, (8, 2), 1.2), (6, 2, 72, 4, 5, 0, 5, 9, (6, 3), 1.02),  # passes for free
-    # nothing in time, workers that do not divide the batch, no room for a sample
+    # nothing in time, ranks that do not divide the batch, no room for a sample
     (4, 4, 96, 6, 5, 1, 1, 9, (16, 6), 0.9), (4, 4, 7, 7, 5, 1, 1, 4, (1, 7), 0.6), (8, 1, 8, 0, 5, 1, 1, 9, (8, 1), 2),
 )  # fmt: skip
 
@@ -50,9 +50,9 @@ def case(
     job["across"] = job["inside"] / faster
     job["deadline"] = seconds(job, (*plan, batch // plan[0] // plan[1])) * times * (1 + 1e-9)
     words = (
-        f"{batch} samples, {node} ranks in each of {nodes} nodes, room for {room} samples besides the states, "
-        f"{job['pass_seconds']:.4g} s a pass and {sample:.4g} s a sample, {job['gradient_bytes']:,} B of gradients, "
-        f"{job['inside']:.3g} and {job['across']:.3g} B/s, deadline {job['deadline']:.4g} s"
+        f"{batch} samples, {nodes} × {node} ranks, room for {room} samples, {job['pass_seconds']:.4g} s a pass and "
+        f"{sample:.4g} s a sample, {job['gradient_bytes']:.4g} B of gradients at {job['inside']:.4g} and "
+        f"{job['across']:.4g} B/s, deadline {job['deadline']:.6g} s"
     )
     found = possible(job)
     return call(words, [job], some=bool(found)) | {"plans": [[*each, cost] for each, cost in found.items()]}
@@ -60,22 +60,22 @@ def case(
 
 def seconds(job: dict[str, Any], plan: Plan) -> float:
     """The passes of an update, one after the other, and one all-reduce."""
-    workers, micro_batch, accumulation = plan
+    n, micro_batch, accumulation = plan
     sync = collectives.two_level_all_reduce_seconds(
-        job["gradient_bytes"], workers, 0.0, job["inside"],
-        ranks_per_node=min(workers, job["ranks_per_node"]), slow_link_bytes_per_s=job["across"],
+        job["gradient_bytes"], n, 0.0, job["inside"],
+        ranks_per_node=min(n, job["ranks_per_node"]), slow_link_bytes_per_s=job["across"],
     )  # fmt: skip
     return accumulation * float(job["pass_seconds"] + micro_batch * job["sample_seconds"]) + sync
 
 
 def possible(job: dict[str, Any]) -> dict[Plan, float]:
-    """The worker-seconds of every plan that is exact, fits and is in time."""
+    """The rank-seconds of every plan that is exact, fits and is in time."""
     node, batch, found = job["ranks_per_node"], job["global_batch"], {}
-    for workers in (w for w in range(1, node * job["num_nodes"] + 1) if node % w == 0 or w % node == 0):
+    for n in (k for k in range(1, node * job["num_nodes"] + 1) if node % k == 0 or k % node == 0):
         for micro_batch in range(1, (job["room"] - job["state_bytes"]) // job["sample_bytes"] + 1):
-            plan = workers, micro_batch, max(1, batch // workers // micro_batch)
-            if dp.effective_batch(micro_batch, workers, plan[2]) == batch and seconds(job, plan) <= job["deadline"]:
-                found[plan] = workers * seconds(job, plan)
+            plan = n, micro_batch, max(1, batch // n // micro_batch)
+            if dp.effective_batch(micro_batch, n, plan[2]) == batch and seconds(job, plan) <= job["deadline"]:
+                found[plan] = n * seconds(job, plan)
     return found
 
 
@@ -87,7 +87,7 @@ def answered(observed: Observed) -> Plan | None:
     three = np.asarray(answer if isinstance(answer, list | np.ndarray) else [answer])
     if three.shape == (3,) and three.dtype.kind in "iuf" and (three == three.round()).all():
         return int(three[0]), int(three[1]), int(three[2])
-    raise FormError(show(answer), "a triple (workers, micro-batch, accumulation), or None")
+    raise FormError(show(answer), "a triple (ranks, micro-batch, accumulation), or None")
 
 
 def find_impossible(observed: Observed) -> Finding | None:
@@ -99,10 +99,11 @@ def find_impossible(observed: Observed) -> Finding | None:
 
 def find_dear(observed: Observed) -> Finding | None:
     answer, known = answered(observed), {(w, b, a): cost for w, b, a, cost in observed.case["plans"]}
-    cost, least = known.get(answer, float("inf")) if answer else float("inf"), min(known.values())
-    if cost <= least * (1 + 1e-6):
+    cost, least = known.get(answer) if answer else None, min(known.values())
+    if cost and cost <= least * (1 + 1e-6):
         return None
-    return Finding(f"{show(observed.said[0]['answer'])}, {cost:.4g} worker-seconds", f"{least:.4g}", observed.words)
+    told = f"{cost:.4g} rank-seconds" if cost else "which will not do"
+    return Finding(f"{show(observed.said[0]['answer'])}, {told}", f"one of {least:.4g} rank-seconds", observed.words)
 
 
 def agrees(observed: Observed, other: Any) -> bool:
@@ -113,7 +114,7 @@ PLAN = "a plan that is exact, fits and is in time"
 POSSIBLE = "the plan is exact, fits and is in time, and is None where none is"
 NONE = {"a plan where none will do": only_if("some")}
 EXERCISE = on_paper(
-    "dp.7", "cheapest_plan", "How many workers, and how large a micro-batch?", draw,
+    "dp.7", "cheapest_plan", "How many ranks, and how large a micro-batch?", draw,
     order(3, "possible", POSSIBLE, find_impossible, wrong=NONE, kind="value", agrees=agrees),
-    order(4, "cheapest", "no other takes fewer worker-seconds", find_dear, where="some", agrees=agrees),
+    order(4, "cheapest", "no other takes fewer rank-seconds", find_dear, where="some", agrees=agrees),
 )  # fmt: skip
