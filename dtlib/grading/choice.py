@@ -127,7 +127,7 @@ def plans(
     A plan is a tuple of `parts`, as many as that text names: whole numbers, the first one of `names` where there are
     some. `unit` says what a cost is counted in. Cases have each possible plan with its cost under ``"plans"``,
     ``[*plan, cost]``, and say under ``"is"`` whether there are `some`; where there are none, the right answer is None,
-    and something else is the mistake "a plan where none fits".
+    and something else is the mistake "a plan where none will do".
     """
     length = len(parts.split(", "))
 
@@ -149,7 +149,7 @@ def plans(
         answer, known = answered(observed), costs(observed)
         if answer in known or (answer is None and not known):
             return None
-        return Finding(show(observed.said[0]["answer"]), "a plan that fits" if known else "None", observed.words)
+        return Finding(show(observed.said[0]["answer"]), "a plan that will do" if known else "None", observed.words)
 
     def find_dear(observed: Observed) -> Finding | None:
         answer, known = answered(observed), costs(observed)
@@ -162,7 +162,7 @@ def plans(
     def agrees(observed: Observed, other: Any) -> bool:
         return answered(observed) == (None if other is None else tuple(other))
 
-    wrong = {"a plan where none fits": only_if("some")}
+    wrong = {"a plan where none will do": only_if("some")}
     return (
         order(3, checks[0], words[0], find_impossible, wrong=wrong, kind="value", agrees=agrees),
         order(4, checks[1], words[1], find_dear, where="some", kind="value", agrees=agrees),

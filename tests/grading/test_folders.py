@@ -56,7 +56,7 @@ class TestFind:
             "no notebook dp.ipynb was handed in (no notebook (.ipynb) is in the folder)"
         )
         assert read(zoe).stems == {"collectives", "dp"}
-        assert functions(read(zoe), "dp")[0] == "sgd_step"
+        assert functions(read(zoe), "dp")[0] == "diagnose_backward"
 
     def test_a_file_a_learner(self, tmp_path):
         names = ["alice_collectives.ipynb", "dp-alice (1).ipynb", "bob.ipynb", "Dave.IPYNB", "eve_dp.ipynb.txt"]
@@ -291,7 +291,7 @@ class TestStrangeFolders:
     def test_learners_whose_names_look_alike_stay_apart(self, tmp_path):
         names = ["a\nb", "a b", "A B", "a  b", "a\x01b", "a\x02b", "e\u0301", "\u00e9", "ﬁ", "fi"]
         for number, name in enumerate(names):
-            write(tmp_path / name / "dp.ipynb", notebook(("dp-1", f"def sgd_step(): return {number}")))
+            write(tmp_path / name / "dp.ipynb", notebook(("dp-1", f"def diagnose_backward(): return {number}")))
         found = find(tmp_path)
         assert len({each.learner.casefold() for each in found}) == len(names)
         assert len({file_name(each.learner).casefold() for each in found}) == len(names)

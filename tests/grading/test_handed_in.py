@@ -19,10 +19,10 @@ from .submitted import BLANK_DP, COLLECTIVES, DP, cells_of, functions, notebook,
 
 class TestChapter:
     def test_by_ids_whatever_the_name(self, tmp_path):
-        assert functions(of(tmp_path, DP, "collectives.ipynb"), "dp")[0] == "sgd_step"
+        assert functions(of(tmp_path, DP, "collectives.ipynb"), "dp")[0] == "diagnose_backward"
 
     def test_by_functions_where_there_are_no_ids(self, tmp_path):
-        content = notebook("def helper():\n    pass", "async def sgd_step(): pass")
+        content = notebook("def helper():\n    pass", "async def diagnose_backward(): pass")
         assert problem_of(of(tmp_path, content, "homework.ipynb"), "dp") == ""
         content = notebook("accumulate = make()")
         assert problem_of(of(tmp_path, content, "homework.ipynb"), "dp") == ""
@@ -36,7 +36,7 @@ class TestChapter:
 
     @pytest.mark.parametrize("name", ["dp.ipynb", "homework.ipynb"])
     def test_another_course(self, tmp_path, name):
-        submission = of(tmp_path, notebook("import pandas", ("week-1", "def solve(): sgd_step()")), name)
+        submission = of(tmp_path, notebook("import pandas", ("week-1", "def solve(): diagnose_backward()")), name)
         assert problem_of(submission, "dp") == (
             f"{name} is of another course: it has no exercise of this one, such as"
             " `memory-1` with `fastest_cards` or `collectives-1` with `holds_after`"
@@ -55,17 +55,17 @@ class TestChapter:
         submission = only(tmp_path)
         assert "raise NotImplementedError" not in "".join(each.source for each in cells_of(submission, "dp"))
         assert tuple(submission.notes) == (
-            "dp.ipynb is another notebook of chapter dp; sub/dp-Copy1.ipynb counts (6 answers, against 0)",
+            "dp.ipynb is another notebook of chapter dp; sub/dp-Copy1.ipynb counts (7 answers, against 0)",
         )
 
     def test_of_equals_the_plain_name_counts_whatever_the_times(self, tmp_path):
         names = ["a/dp.ipynb", "dp.ipynb", "dp (1).ipynb", "a.ipynb"]
         for times in (range(4), reversed(range(4))):
             for name, time in zip(names, times, strict=True):
-                path = write(tmp_path / "alice" / name, notebook(("dp-1", f"def sgd_step(): return {name!r}")))
+                path = write(tmp_path / "alice" / name, notebook(("dp-1", f"def diagnose_backward(): return {name!r}")))
                 os.utime(path, (time, time))
             submission = only(tmp_path)
-            assert cells_of(submission, "dp")[0].source == "def sgd_step(): return 'dp.ipynb'"
+            assert cells_of(submission, "dp")[0].source == "def diagnose_backward(): return 'dp.ipynb'"
             assert len(submission.notes) == 3
 
     def test_a_broken_notebook_beside_a_good_one_is_told(self, tmp_path):
@@ -88,9 +88,14 @@ class TestCells:
         assert not {"dp-2", "setup"} & {each.id for each in cells_of(submission, "dp")}
 
     def test_duplicated_id(self, tmp_path):
-        submission = of(tmp_path, notebook(("dp-1", "def sgd_step(): 1"), ("dp-1", "def sgd_step(): 2")))
+        submission = of(
+            tmp_path, notebook(("dp-1", "def diagnose_backward(): 1"), ("dp-1", "def diagnose_backward(): 2"))
+        )
         assert tuple(submission.notes) == ("dp.ipynb: 2 cells have the id `dp-1`, and the last that answers counts",)
-        assert [each.source for each in cells_of(submission, "dp")] == ["def sgd_step(): 1", "def sgd_step(): 2"]
+        assert [each.source for each in cells_of(submission, "dp")] == [
+            "def diagnose_backward(): 1",
+            "def diagnose_backward(): 2",
+        ]
 
     def test_turned_into_text(self, tmp_path):
         told = json.loads(DP)
@@ -119,9 +124,9 @@ class TestCells:
             del each["id"]
             each["metadata"] = {}
         ids = [each.id for each in cells_of(of(tmp_path, told), "dp")]
-        assert ids == ["", "dp-1", "", "dp-2", "", "dp-3", "", "dp-4", "", "dp-5", "", "dp-6", ""]
-        two = "def accumulate(): 3\ndef sgd_step(): 4"
-        content = notebook(("dp-1", "def sgd_step(): 1"), "def sgd_step(): 2", two, "x = 1")
+        assert ids == ["", "dp-1", "", "dp-2", "", "dp-3", "", "dp-4", "", "dp-5", "", "dp-6", "", "dp-7", ""]
+        two = "def accumulate(): 3\ndef diagnose_backward(): 4"
+        content = notebook(("dp-1", "def diagnose_backward(): 1"), "def diagnose_backward(): 2", two, "x = 1")
         assert [each.id for each in cells_of(of(tmp_path, content), "dp")] == ["dp-1", "", "dp-5", ""]
 
     def test_ids_of_nbgrader_where_a_program_gave_new_ones(self, tmp_path):
@@ -143,13 +148,13 @@ class TestCells:
         assert cells_of(of(tmp_path, DP.decode().encode(encoding)), "dp") == cells_of(of(tmp_path, DP), "dp")
 
     def test_latin_1(self, tmp_path):
-        content = json.dumps(notebook(("dp-1", "def sgd_step(): 'é'")), ensure_ascii=False).encode("latin-1")
+        content = json.dumps(notebook(("dp-1", "def diagnose_backward(): 'é'")), ensure_ascii=False).encode("latin-1")
         submission = of(tmp_path, content)
-        assert cells_of(submission, "dp")[0].source == "def sgd_step(): 'é'"
+        assert cells_of(submission, "dp")[0].source == "def diagnose_backward(): 'é'"
 
     def test_lone_surrogates_can_be_written(self, tmp_path):
-        submission = of(tmp_path, notebook(("dp-1", "def sgd_step(): '\ud800 \U0001f98a'")))
-        assert cells_of(submission, "dp")[0].source == "def sgd_step(): '\ufffd \U0001f98a'"
+        submission = of(tmp_path, notebook(("dp-1", "def diagnose_backward(): '\ud800 \U0001f98a'")))
+        assert cells_of(submission, "dp")[0].source == "def diagnose_backward(): '\ufffd \U0001f98a'"
 
     def test_tags_and_metadata_change_nothing(self, tmp_path):
         told = json.loads(DP)

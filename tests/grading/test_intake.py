@@ -83,7 +83,7 @@ LEAVES = st.one_of(
     st.integers(),
     st.floats(),
     st.text(st.characters(), max_size=8),
-    st.sampled_from(["code", "markdown", "dp-1", "setup", "def sgd_step(): pass", "\ud800"]),
+    st.sampled_from(["code", "markdown", "dp-1", "setup", "def diagnose_backward(): pass", "\ud800"]),
 )
 JSON = st.recursive(
     LEAVES, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS | st.text(max_size=3), inner, max_size=6)

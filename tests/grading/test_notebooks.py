@@ -70,11 +70,11 @@ def test_numbers_of_ranks_in_the_text_are_those_that_are_drawn(name: str):
     exercise, text = all_exercises()[name], checked(name)
     cases = [case for seed in range(200) for case in exercise.cases(seed)]
     listed = re.search(r"with ([\d, and]+) ranks", text)
-    spanned = re.search(r"(\d+) to (\d+) (?:ranks|workers)", text)
+    spanned = re.search(r"(\d+) to (\d+) ranks", text)
     if "world_size" in cases[0]:
         assert {int(n) for n in re.findall(r"\d+", listed[1])} == {case["world_size"] for case in cases}
     elif spanned:
-        position = {"holds_after": 1, "sgd_step": 0, "ring_on_paper": 1}[exercise.function]
+        position = {"holds_after": 1, "ring_on_paper": 1}[exercise.function]
         drawn = [case["arguments"][position] for case in cases]
         sizes = [each if isinstance(each, int) else len(each) for each in drawn]
         assert (min(sizes), max(sizes)) == (int(spanned[1]), int(spanned[2]))
