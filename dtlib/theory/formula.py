@@ -22,7 +22,7 @@ class Formula:
     equation: str
     source: str
     chapter: str
-    threshold: bool = False
+    use: str = ""
 
     @property
     def title(self) -> str:
@@ -33,12 +33,12 @@ class Formula:
 _registry: dict[str, Formula] = {}
 
 
-def formula(name: str, *, source: str, chapter: str, equation: str = "", threshold: bool = False) -> Callable[[F], F]:
+def formula(name: str, *, source: str, chapter: str, equation: str = "", use: str = "") -> Callable[[F], F]:
     """Register a closed form under `name`, for example ``"collectives.ring_all_reduce_bytes"``.
 
     `equation` is its LaTeX without dollar signs, `source` a key of ``chapters/references.bib`` or the words
-    "derived here", `chapter` the stem of the chapter that teaches it. A `threshold` says up to when or from when on
-    something fits or pays: those come first on the cheat sheet. The function itself is returned unchanged.
+    "derived here", `chapter` the stem of the chapter that teaches it. `use` says in a sentence what it decides, of a
+    threshold or an optimum: those come first on the cheat sheet. The function itself is returned unchanged.
     Registering a name for a second function raises ``ValueError``; running the same definition again (a notebook
     cell, a reloaded module) replaces it.
     """
@@ -52,7 +52,7 @@ def formula(name: str, *, source: str, chapter: str, equation: str = "", thresho
         known = _registry.get(name)
         if known is not None and not _same_definition(known.function, function):
             raise ValueError(f"name {name!r} already belongs to {_where(known.function)}; choose another")
-        _registry[name] = Formula(name, function, equation, source, chapter, threshold)
+        _registry[name] = Formula(name, function, equation, source, chapter, use)
         return function
 
     return register

@@ -45,13 +45,30 @@ def test_every_formula_is_on_the_page_once(html):
     assert "*Letters*" not in page
 
 
-def test_titles_lead_to_a_measurement_of_their_formula(html):
-    """Each link has its place on the page to which it leads; thresholds are called so, and come first."""
+def test_every_formula_leads_to_its_measurement_and_to_where_it_is_derived(html):
+    """Each link has its place on the page to which it leads; formulas that decide something come first."""
     page = BeautifulSoup((html / "chapters" / "cheatsheet.html").read_text("utf-8"), "html.parser")
     for table in page.select("table.cheatsheet"):
-        firsts = [row.find("td") for row in table.select("tr")]
-        thresholds = ["Threshold." in first.text for first in firsts]
-        assert thresholds == sorted(thresholds, reverse=True)
-        for first in firsts:
-            file, _, target = first.find("a")["href"].partition("#")
-            assert f'id="{target}"' in (html / "chapters" / file).read_text("utf-8")
+        names = [row.select_one("code").text for row in table.select("tr")]
+        decides = [bool(theory.formulas()[name].use) for name in names]
+        assert decides == sorted(decides, reverse=True)
+        for row, name in zip(table.select("tr"), names, strict=True):
+            measured, derived = row.select("a")
+            for link in (measured, derived):
+                file, _, target = link["href"].partition("#")
+                assert f'id="{target}"' in (html / "chapters" / file).read_text("utf-8"), (name, target)
+            there = sheet.LABELS.get(name) or sheet.SECTIONS.get(name, "the-derivation")
+            assert derived["href"].partition("#")[2] in (there, f"equation-{there}"), name
+
+
+def test_what_is_derived_at_a_label_is_registered_and_stands_at_one_label_alone():
+    named = [name for names in sheet.DERIVED.values() for name in names.split()]
+    assert len(named) == len(set(named))
+    assert {*named, *sheet.SECTIONS} <= set(theory.formulas())
+
+
+def test_a_threshold_says_what_it_decides(html):
+    page = " ".join((html / "chapters" / "cheatsheet.html").read_text("utf-8").split())
+    uses = [known.use for known in theory.formulas().values() if known.use and "$" not in known.use]
+    assert len(uses) >= 10
+    assert [use for use in uses if use not in page] == []

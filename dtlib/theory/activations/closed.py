@@ -93,10 +93,10 @@ def checkpointed_bytes(num_layers: int, every: int, layer_bytes: float, input_by
 
 @formula(
     "activations.optimal_every",
-    threshold=True,
     equation=r"k^* \approx \sqrt{l\, i / A}",
     source="chen2016",
     chapter="activations",
+    use="Where it is below 1, a checkpoint before each layer has the smallest peak.",
 )
 def optimal_every(num_layers: int, layer_bytes: float, input_bytes: float) -> int:
     """The distance of checkpoints with the smallest peak.

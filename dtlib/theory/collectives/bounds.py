@@ -61,10 +61,10 @@ def all_reduce_lower_bound_seconds(full_bytes: float, n: int, alpha_seconds: flo
 
 @formula(
     "collectives.ring_tree_crossover_bytes",
-    threshold=True,
     source="derived here",
     chapter="collectives",
     equation=r"D^{*} = \alpha B\,\frac{N-1-\lceil\log_2 N\rceil}{\lceil\log_2 N\rceil - (N-1)/N}\quad(N > 1)",
+    use="Below it the tree is faster, above it the ring.",
 )
 def ring_tree_crossover_bytes(n: int, alpha_seconds: float, link_bytes_per_s: float) -> float:
     """Ring against tree, bytes at which both take equally long.

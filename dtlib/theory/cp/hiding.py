@@ -40,10 +40,10 @@ def forward_flops(micro_batch: int, num_scores: float, num_heads: int, head_dim:
 
 @formula(
     "cp.hiding_tokens",
-    threshold=True,
     source="derived here",
     chapter="cp",
     equation=r"\frac{s}{N} \ge \frac{g}{a}\,\frac{w F}{2 B}",
+    use="From here on the exchange hides behind attention; under a causal mask from twice as many.",
 )
 def hiding_tokens(
     num_heads: int,

@@ -174,10 +174,10 @@ def overlapped_step_seconds(
 
 @formula(
     "dp.optimal_num_buckets",
-    threshold=True,
     source="derived here",
     chapter="dp",
     equation=r"k^* = \max\Bigl(\frac{T_b - W}{A},\; \sqrt{T_b / A}\Bigr)",
+    use="With fewer or more buckets a longer part of the communication is exposed.",
 )
 def optimal_num_buckets(
     backward_seconds: float, grad_bytes: float, n: int, alpha_seconds: float, link_bytes_per_s: float

@@ -39,10 +39,10 @@ def strong_step_seconds(
 
 @formula(
     "dp.best_world_size",
-    threshold=True,
     source="derived here",
     chapter="dp",
     equation=r"N^* = \sqrt{\frac{T_1 - 2D/B}{2\alpha}}",
+    use="Further ranks make the step longer.",
 )
 def best_world_size(
     total_compute_seconds: float, grad_bytes: float, alpha_seconds: float, link_bytes_per_s: float
@@ -69,10 +69,10 @@ def best_world_size(
 
 @formula(
     "dp.break_even_tokens",
-    threshold=True,
     source="derived here",
     chapter="dp",
     equation=r"2\,\frac{N-1}{N}\cdot\frac{g}{f}\cdot\frac{F}{B}",
+    use="With fewer tokens a rank, communication takes longer than compute.",
 )
 def break_even_tokens(
     flops_per_s: float,

@@ -77,10 +77,10 @@ def rounding_error(significand_bits: int = SIGNIFICAND_BITS) -> float:
 
 @formula(
     "memory.lost_update",
-    threshold=True,
     source="derived here",
     chapter="memory",
     equation=r"\tfrac12\, 2^{\lfloor \log_2 |w| \rfloor - 7}",
+    use="A smaller update leaves the weight as it is.",
 )
 def lost_update(weight: float) -> float:
     """The largest update that a bf16 weight does not feel.

@@ -40,6 +40,7 @@ def ridge_intensity(peak_flop_per_s: float, memory_bytes_per_s: float) -> float:
     source="williams2009",
     chapter="memory",
     equation=r"\min(F,\; I \cdot B_{\text{mem}})",
+    use=r"Below the intensity $F/B_{\text{mem}}$ memory is the limit, above it arithmetic.",
 )
 def roofline_flop_per_s(intensity: float, peak_flop_per_s: float, memory_bytes_per_s: float) -> float:
     """The rate that an operation can reach.

@@ -37,10 +37,10 @@ def model_state_bytes(num_params: float, bytes_per_param: float = 16) -> float:
 
 @formula(
     "memory.largest_num_params",
-    threshold=True,
     source="derived here",
     chapter="memory",
     equation=r"\Psi_{\max} = \frac{M}{w + g + o}",
+    use="The states of a larger model do not fit on one device.",
 )
 def largest_num_params(memory_bytes: float, bytes_per_param: float) -> float:
     """The largest model whose states fit.

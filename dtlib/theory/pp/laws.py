@@ -44,10 +44,10 @@ def bubble_overhead(p: int, m: int, v: int = 1) -> float:
 
 @formula(
     "pp.micro_batches_for",
-    threshold=True,
     source="derived here",
     chapter="pp",
     equation=r"\left\lceil\frac{(p-1)(1-x)}{vx}\right\rceil",
+    use="With fewer, the bubble is a larger share than $x$.",
 )
 def micro_batches_for(p: int, fraction: float, v: int = 1) -> int:
     """Micro-batches that bring the bubble down.
@@ -148,7 +148,13 @@ def boundary_elements(p: int, m: int, micro_batch: int, seq: int, hidden: int, v
     return 2 * (p * whole("v", v, 1) - 1) * m * b * s * h if p > 1 else 0
 
 
-@formula("pp.hiding_width", threshold=True, source="derived here", chapter="pp", equation=r"\frac{wF}{24B}")
+@formula(
+    "pp.hiding_width",
+    source="derived here",
+    chapter="pp",
+    equation=r"\frac{wF}{24B}",
+    use="From here on a message takes no longer than a stage computes.",
+)
 def hiding_width(flop_per_s: float, link_bytes_per_s: float, *, element_bytes: float = 2) -> float:
     """Layers times width that hide a message.
 

@@ -8,10 +8,10 @@ from dtlib.theory.valid import whole
 
 @formula(
     "threed.tp_over_dp_tokens",
-    threshold=True,
     source="derived here",
     chapter="threed",
     equation=r"\frac{3 h}{t-1} \cdot \frac{N-1}{N}",
+    use="With more tokens a step, tensor parallelism sends more than data parallelism.",
 )
 def tp_over_dp_tokens(hidden: int, dp: int, tp: int) -> float:
     """Tokens from which tensor parallelism sends more than data parallelism.
@@ -26,10 +26,10 @@ def tp_over_dp_tokens(hidden: int, dp: int, tp: int) -> float:
 
 @formula(
     "threed.pp_over_dp_tokens",
-    threshold=True,
     source="derived here",
     chapter="threed",
     equation=r"\frac{12\, l\, h}{p\, t} \cdot \frac{N-1}{N}",
+    use="With more tokens a step, an inner stage sends more to its neighbours than to other copies.",
 )
 def pp_over_dp_tokens(hidden: int, dp: int, layers: int, tp: int = 1) -> float:
     """Tokens from which an inner stage sends more to its neighbours than in data parallelism.

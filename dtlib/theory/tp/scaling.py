@@ -15,10 +15,10 @@ def _passes(recompute: str) -> tuple[int, int]:
 
 @formula(
     "tp.break_even_ranks",
-    threshold=True,
     source="derived here",
     chapter="tp",
     equation=r"t^* = 1 + \frac{9h + \frac32 s}{w} \cdot \frac{B}{F}",
+    use="With more ranks a layer communicates for longer than it computes.",
 )
 def break_even_ranks(
     model: Architecture | str,

@@ -65,6 +65,7 @@ def bytes_per_param(n: int, stage: int, weights: float = 2, gradients: float = 2
         r"\lim_{N \to \infty} = \begin{cases} w + g + o & \text{stage } 0 \\ w + g & \text{stage } 1 \\"
         r" w & \text{stage } 2 \\ 0 & \text{stage } 3 \end{cases}"
     ),
+    use="A model that does not fit with so many bytes fits on no number of ranks.",
 )
 def limit_bytes_per_param(stage: int, weights: float = 2, gradients: float = 2, optimizer: float = 12) -> float:
     """Model states of a rank, the bytes a parameter that no number of ranks goes below.
