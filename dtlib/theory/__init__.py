@@ -1,6 +1,22 @@
 """What should happen: closed forms and simulations on numpy arrays. Nothing here imports torch."""
 
-from . import activations, cluster, collectives, cp, dp, footprint, hardware, memory, models, pp, sp, tp, units, zero
+from . import (
+    activations,
+    cluster,
+    collectives,
+    cp,
+    dp,
+    footprint,
+    hardware,
+    memory,
+    models,
+    planner,
+    pp,
+    sp,
+    tp,
+    units,
+    zero,
+)
 from .formula import Formula, formula, formulas
 
 __all__ = [
@@ -16,6 +32,7 @@ __all__ = [
     "hardware",
     "memory",
     "models",
+    "planner",
     "pp",
     "sp",
     "tp",
