@@ -11,21 +11,26 @@ from . import fitting, published
 from .constants import FITTED, MEANING, Constants
 from .memory import Fit, PlanMemory, fit, plan_memory
 from .plan import SCHEDULES, Machine, Plan
+from .search import Answer, Found, default_sequences, search
 from .time import StepTime, step_time
 
 __all__ = [
     "FITTED",
     "MEANING",
     "SCHEDULES",
+    "Answer",
     "Constants",
     "Fit",
+    "Found",
     "Machine",
     "Plan",
     "PlanMemory",
     "StepTime",
+    "default_sequences",
     "fit",
     "fitting",
     "plan_memory",
     "published",
+    "search",
     "step_time",
 ]

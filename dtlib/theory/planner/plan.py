@@ -64,7 +64,8 @@ class Plan:
     ranks share each sequence; the states of ZeRO's stage `zero` are shared by dp · cp ranks. All else as
     `footprint.Setup` has it. Three habits of libraries: with `keep_gathered` sequence parallelism keeps the inputs that
     it gathered, with `tp_overlap` tensor parallelism's messages travel behind the products in pieces, and with
-    `early_stop` a full recompute leaves out a layer's last product, which no gradient needs. ``ValueError`` for what `Setup` refuses, or an unknown schedule.
+    `early_stop` a full recompute leaves out a layer's last product, which no gradient needs. ``ValueError`` for what
+    `Setup` refuses, or an unknown schedule.
     """
 
     dp: int = 1

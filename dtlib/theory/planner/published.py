@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -56,7 +57,7 @@ def _machine(card: hardware.Accelerator, gpus: int) -> Machine:
     return Machine(accelerator=card, gpus=gpus, network=network)
 
 
-def _counts(row: Row, *names: str) -> dict[str, int]:
+def _counts(row: Row, *names: str) -> dict[str, Any]:
     return {name: int(row[name]) for name in names}
 
 

@@ -71,8 +71,8 @@ def step_terms(
 
     `choices` has a column of equal length for each. Nothing is checked: `step_time` and `search` do.
     """
-    c, k, s = SimpleNamespace(**choices), constants, mesh.seq_of(model)
-    layers, last, parameters = _stages(model, mesh.tp, mesh.pp)
+    c, k = SimpleNamespace(**choices), constants
+    layers, last, parameters = stage_sizes(model, mesh.tp, mesh.pp)
     full = c.recompute == "full"
     again = np.where(full, 1.0, 0.0)
     once = _layer(model, mesh, c.micro_batch, c.sequence_parallel, machine, k)
@@ -113,7 +113,7 @@ def step_terms(
 
 
 @lru_cache(maxsize=4096)
-def _stages(model: Architecture, tp: int, pp: int) -> tuple[int, int, int]:
+def stage_sizes(model: Architecture, tp: int, pp: int) -> tuple[int, int, int]:
     """Layers of the largest stage and of the last, and the most parameters of a rank."""
     layers = [sum(pieces) for pieces in piece_layers(model.num_layers, pp)]
     parameters = max(stage_parameters(model, tp, pp, stage).total for stage in {0, pp // 2, pp - 1})
@@ -121,10 +121,12 @@ def _stages(model: Architecture, tp: int, pp: int) -> tuple[int, int, int]:
 
 
 @lru_cache(maxsize=4096)
-def _kept(model: Architecture, seq: int, tp: int, split: bool, attention: Any, dropout: bool) -> float:
+def kept_bytes(
+    model: Architecture, seq: int, tp: int, split: bool, attention: Any, dropout: bool, recompute: str = "none"
+) -> float:
     """Bytes that a layer keeps of one sequence."""
     return layer_activations(
-        model, 1, seq=seq, tp=tp, sequence_parallel=split, attention=attention, dropout=dropout
+        model, 1, seq=seq, tp=tp, sequence_parallel=split, attention=attention, dropout=dropout, recompute=recompute
     ).total
 
 
@@ -154,7 +156,7 @@ def _layer(
     q, kv, f = model.query_width / t, max(model.kv_width / t, model.head_dim), model.ffn_hidden / t
     shapes = [(h, q + 2 * kv), (q, h), (h, f * (2 if model.gated else 1)), (f, h)]
     products = [_product(tokens, rows, columns, rate, operands) for rows, columns in shapes]
-    kept = {each: _kept(model, s, t, each, mesh.attention, mesh.dropout) for each in (False, True)}
+    kept = {each: kept_bytes(model, s, t, each, mesh.attention, mesh.dropout) for each in (False, True)}
     elementwise = b * np.where(split, kept[True], kept[False]) * k.kept_passes / memory
     # a rank of a context group has s queries of s · cp keys, of which a causal mask leaves half
     scores = cp.forward_flops(1, s * s * mesh.cp, model.num_heads, model.head_dim) / t * b
@@ -225,8 +227,9 @@ def _data_seconds(
 ) -> Column:  # fmt: skip
     """Seconds of weights and gradients between data-parallel ranks that nothing hides.
 
-    Gradients travel behind the backward pass of the last micro-batch, the weights of stages 1 and 2 behind the forward
-    pass of the first; a layer's worth is seen. Stage 3: each layer behind its neighbours, in every micro-batch.
+    Gradients travel behind the backward pass of the last micro-batch (stage 2: of each, since none keeps them whole),
+    the weights of stages 1 and 2 behind the forward pass of the first; a layer's worth is seen. Stage 3: each layer
+    behind its neighbours, in every micro-batch.
     """
     n, per_param = mesh.dp * mesh.cp, recipe(mesh.recipe).per_param
     if n == 1:
@@ -236,7 +239,7 @@ def _data_seconds(
     scatter = {u: _half(machine, n, mesh.tp, parameters * per_param.gradients, k, u) for u in (1, units)}
     hides = k.overlap_share * micro / 3
     reduce = np.where(zero == 0, 2 * scatter[1], scatter[1])
-    seen = np.maximum(reduce - 2 * hides, scatter[1] / units)
+    seen = np.where(zero == 2, m, 1) * np.maximum(reduce - 2 * hides, scatter[1] / units)
     seen = seen + np.where(zero > 0, np.maximum(gather[1] - hides, gather[1] / units), 0)
     streamed = np.maximum(2 * gather[units] + scatter[units] - 3 * hides, 0)
     first = _half(machine, n, mesh.tp, layer_of_rank(model, mesh.tp).total * per_param.weights, k)
