@@ -9,6 +9,7 @@ Arguments out of range raise ``ValueError``, which names the argument, its value
 
 from . import fitting, published
 from .constants import FITTED, MEANING, Constants
+from .cost import Training, training
 from .memory import Fit, PlanMemory, fit, plan_memory
 from .plan import SCHEDULES, Machine, Plan
 from .search import Answer, Found, default_sequences, search
@@ -26,6 +27,7 @@ __all__ = [
     "Plan",
     "PlanMemory",
     "StepTime",
+    "Training",
     "default_sequences",
     "fit",
     "fitting",
@@ -33,4 +35,5 @@ __all__ = [
     "published",
     "search",
     "step_time",
+    "training",
 ]

@@ -47,9 +47,9 @@ class Answer:
     """What a search found.
 
     `plans` are the best of each mesh, the fastest first. `looked_at` counts all plans that were timed. `too_large` is
-    the fastest that is faster than these and does not surely fit, or None. `buys` has for a tenth more of each resource
+    the fastest that a tenth more memory would let in, or None. `buys` has for a tenth more of each resource
     (memory, the card's rate, its memory's rate, both links) and for twice the cards the seconds that the best plan then
-    takes; for memory those of the plan that then becomes possible.
+    takes; for memory those of `too_large`.
     """
 
     model: Architecture
@@ -135,11 +135,11 @@ def search(
     if not timed:
         raise ValueError(f"sequences must be a multiple of a dp that gpus={machine.gpus} allows, not {sequences}")
     usable = machine.accelerator.memory_bytes / (1 + constants.margin)
-    plans, too_large, more_memory = _fastest(model, timed, machine, usable, keep, constants)
+    plans, too_large = _fastest(model, timed, machine, usable, keep, constants)
     if not plans:
         raise ValueError(_nothing(model, timed, machine, seq, sequences, recipe, constants))
     buys = _buys(model, plans[0], machine, constants)
-    buys["memory"] = min(more_memory, plans[0].time.total)
+    buys["memory"] = (too_large or plans[0]).time.total
     looked_at = sum(len(each.seconds) for each in timed)
     return Answer(model, machine, sequences, tuple(plans), looked_at, too_large, buys)
 
@@ -201,15 +201,15 @@ def _schedules(num_layers: int, pp: int, micro_batches: int) -> list[tuple[int, 
 
 def _fastest(
     model: Architecture, timed: list[_Timed], machine: Machine, usable: float, keep: int, k: Constants
-) -> tuple[list[Found], Found | None, float]:
-    """The best plans that fit, the fastest plan before them that does not, and the seconds with a tenth more memory."""
+) -> tuple[list[Found], Found | None]:
+    """The best plans that fit `usable` bytes, and the fastest before them that a tenth more would let in."""
     which = np.repeat(np.arange(len(timed)), [len(each.seconds) for each in timed])
     inside = np.concatenate([np.arange(len(each.seconds)) for each in timed])
     seconds = np.concatenate([each.seconds for each in timed])
     least = np.concatenate([each.least_bytes for each in timed])
     found: list[Found] = []
     seen: set[int] = set()
-    too_large, more_memory = None, float("inf")
+    too_large = None
     order = np.argsort(seconds, kind="stable")
     for index in order[least[order] <= 1.1 * usable]:
         mesh = int(which[index])
@@ -217,17 +217,15 @@ def _fastest(
             continue
         plan = timed[mesh].plan(int(inside[index]))
         memory = plan_memory(model, plan, k)
-        if memory.total <= 1.1 * usable:
-            more_memory = min(more_memory, float(seconds[index]))
         if memory.total > usable:
-            if too_large is None and not found:
+            if too_large is None and not found and memory.total <= 1.1 * usable:
                 too_large = _found(model, plan, memory, machine, k)
             continue
         seen.add(mesh)
         found.append(_found(model, plan, memory, machine, k))
         if len(found) == keep:
             break
-    return found, too_large, more_memory
+    return found, too_large
 
 
 def _found(model: Architecture, plan: Plan, memory: PlanMemory, machine: Machine, k: Constants) -> Found:
@@ -278,7 +276,7 @@ def _nothing(
         if (more.gpus % more.node) or not (meshes := list(_meshes(model, more, seq, sequences, recipe))):
             continue
         wider = [_timed(model, mesh, sequences, more, k) for mesh in meshes]
-        plans, _, _ = _fastest(model, wider, more, machine.accelerator.memory_bytes / (1 + k.margin), 1, k)
+        plans, _ = _fastest(model, wider, more, machine.accelerator.memory_bytes / (1 + k.margin), 1, k)
         if plans:
             p = plans[0].plan
             return said + f"; {gpus} do (dp {p.dp}, tp {p.tp}, pp {p.pp}, cp {p.cp}, ZeRO {p.zero})"
