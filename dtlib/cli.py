@@ -1,4 +1,4 @@
-"""The command line: ``dtlib doctor``, ``dtlib ledger``, ``dtlib memory``, ``dtlib release``, ``dtlib grade``."""
+"""The command line: ``dtlib doctor | grade | ledger | memory | plan | release``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dtlib.cli_memory import memory
+from dtlib.cli_plan import plan
 from dtlib.grading.command import grade
 
 if TYPE_CHECKING:
@@ -165,6 +166,7 @@ def _console() -> Console:
 
 
 main.add_command(memory)
+main.add_command(plan)
 main.add_command(grade)
 
 if __name__ == "__main__":

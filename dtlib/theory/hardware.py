@@ -136,6 +136,14 @@ ACCELERATORS: Mapping[str, Accelerator] = _by_name(
 )  # fmt: skip
 """The accelerators that `accelerator` finds, by name. Their memory is the total that CUDA reports for them."""
 
+POWER_WATTS: Mapping[str, float] = MappingProxyType(
+    {
+        "V100-32GB-SXM": 300, "A100-40GB-SXM": 400, "A100-80GB-SXM": 400, "H100-80GB-PCIe": 350, "H100-80GB-SXM": 700,
+        "H200-141GB-SXM": 700, "B200-180GB": 1000, "RTX-4090-24GB": 450, "RTX-5090-32GB": 575,
+    }
+)  # fmt: skip
+"""The design power of each accelerator, which it draws at most, from its data sheet; hosts and cooling are apart."""
+
 _MEANT = {"A100": "A100-80GB-SXM", "H100": "H100-80GB-SXM"}
 """Which of several a bare name means."""
 

@@ -328,3 +328,42 @@ def test_builders_and_closed_forms_refuse_heads_that_do_not_fit():
         models.llama_num_params(1, 64, 5, 1, 128, 8)
     with pytest.raises(ValueError, match="vocab must be at least 1, not 0"):
         models.gpt_num_params(1, 64, 0, 8)
+
+
+LLAMA_CONFIG = {
+    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 8192,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+GPT2_CONFIG = {
+    "model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024,
+    "n_inner": None,
+}  # fmt: skip
+QWEN2_CONFIG = {
+    "model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
+    "num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151936, "max_position_embeddings": 32768,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [(LLAMA_CONFIG, "llama3-8b"), (GPT2_CONFIG, "gpt2-124m"), (QWEN2_CONFIG, "qwen2.5-0.5b")],
+)
+def test_a_hubs_hyperparameters_give_the_published_model(config, name):
+    published = models.model(name)
+    assert dataclasses.replace(models.from_config(config, name), source=published.source) == published
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "mamba"}, r"model_type must be one of llama, .* not 'mamba'"),
+        ({"num_experts": 8}, r"num_experts must be absent, .* not 8"),
+        ({"hidden_size": None}, r"config must have hidden_size or n_embd"),
+        ({"num_attention_heads": 33}, r"hidden must be a multiple of num_heads=33, not 4096"),
+    ],
+)
+def test_a_hubs_hyperparameters_are_refused_where_they_cannot_be_counted(changes, message):
+    with pytest.raises(ValueError, match=message):
+        models.from_config({**LLAMA_CONFIG, **changes})

@@ -7,6 +7,7 @@ Arguments out of range raise ``ValueError``, which names the argument, its value
 """
 
 from .architecture import Architecture, Norm, gpt, llama
+from .hub import from_config
 from .parameters import (
     LayerParameters,
     ModelParameters,
@@ -29,6 +30,7 @@ __all__ = [
     "Norm",
     "checked_model",
     "checked_tp",
+    "from_config",
     "gpt",
     "gpt_num_params",
     "kv_width_of_rank",

@@ -1,0 +1,272 @@
+"""``dtlib plan``: the best way to train a model on a number of cards, and why not otherwise."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from dtlib.theory.hardware import Accelerator, Link
+    from dtlib.theory.models import Architecture
+    from dtlib.theory.planner import Answer, Found, Plan, Training
+
+# numpy, rich and dtlib.theory are imported by the functions that need them: --help answers at once.
+
+_SIZES = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
+
+
+def _sizes(command: Any) -> Any:
+    """The flags of a model's sizes, the last first, since decorators are applied from the inside out."""
+    for name in reversed(_SIZES):
+        command = click.option(f"--{name.replace('_', '-')}", type=int, help=f"Change the model: its {name}.")(command)
+    return command
+
+
+@click.command()
+@click.argument("model")
+@click.option("--gpus", type=int, required=True, help="Cards in all.")
+@click.option("--card", default="H100", show_default=True, help="A known card, for example A100 or B200.")
+@click.option("--node", type=int, default=8, show_default=True, help="Cards that their own link joins.")
+@click.option("--network", default="InfiniBand NDR", show_default=True, help="The link of each card to other nodes.")
+@click.option("--seq", type=int, help="Tokens of a sequence.  [default: the model's]")
+@click.option("--batch", type=int, help="Sequences of a step.  [default: 4 million tokens, or 1024 a card]")
+@click.option("--recipe", default="18-byte", show_default=True, help="Bytes a parameter: 12, 16, 18, 20, fp32, 8bit.")
+@click.option("--keep", type=int, default=5, show_default=True, help="Plans to show.")
+@click.option("--tokens", type=float, help="Tokens of the whole run: days, energy and cost are told.")
+@click.option("--price", type=float, help="Price of a card for an hour.")
+@click.option("--watts", type=float, help="Power of a card.  [default: its design power]")
+@click.option("--card-memory", type=float, metavar="GiB", help="Change the card: what programs see of its memory.")
+@click.option("--card-rate", type=float, metavar="TFLOP/s", help="Change the card: dense products in 16 bits.")
+@click.option("--card-memory-rate", type=float, metavar="TB/s", help="Change the card: the rate of its memory.")
+@click.option("--card-link", type=float, metavar="GB/s", help="Change the card: its link in one direction.")
+@click.option("--network-rate", type=float, metavar="GB/s", help="Change the network: a card's port, one direction.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, in bytes and seconds.")
+@_sizes
+def plan(
+    model: str, tokens: float | None, price: float | None, watts: float | None, as_json: bool, **given: Any
+) -> None:
+    """Find the fastest plans for MODEL on so many cards.
+
+    MODEL is a published model (dtlib memory --list) or a file of hyperparameters as model hubs publish it
+    (config.json). Every degree, ZeRO stage, micro-batch, schedule and recompute is timed, and the fastest that fit are
+    shown, each with the margin of its memory. Times come from formulas and a few constants that were fitted to
+    published runs: expect 10 % of error, and more on machines unlike theirs.
+
+    Exit code 0, or 2 for what is not possible.
+    """
+    from dtlib.theory import planner
+
+    try:
+        if tokens is None and (price is not None or watts is not None):
+            raise ValueError("tokens must be given where --price or --watts is")
+        architecture = _model(model, given)
+        machine = planner.Machine(
+            accelerator=_card(given), gpus=given["gpus"], node=given["node"], network=_network(given)
+        )
+        answer = planner.search(
+            architecture,
+            machine,
+            sequences=given["batch"],
+            seq=given["seq"],
+            recipe=given["recipe"],
+            keep=given["keep"],
+        )
+        run = None
+        if tokens is not None:
+            run = planner.training(answer, tokens, price_per_card_hour=price, watts=watts)
+    except ValueError as error:
+        raise click.UsageError(_with_flags(str(error))) from error
+    if as_json:
+        click.echo(json.dumps(_as_dict(answer, run), indent=2, ensure_ascii=False))
+    else:
+        _print(answer, run)
+
+
+def _with_flags(message: str) -> str:
+    """What the theory says about its arguments, said about the options of the command."""
+    message = re.sub(r"^name (.+?) of accelerator\b", r"--card \1", message)
+    message = re.sub(r"^name (.+?) of link\b", r"--network \1", message)
+    message = re.sub(r"^name (.+?) of (model|recipe)\b", r"\2 \1", message)
+    message = re.sub(r"^sequences\b", "--batch", message)
+    message = re.sub(r"^price_per_card_hour\b", "--price", message)
+    options = "|".join(
+        sorted((each.name for each in plan.params if each.name and each.name != "model"), key=len, reverse=True)
+    )
+    flag = re.compile(rf"(?:^|(?<=multiple of )|(?<=fits ))({options})\b(?=[ =])")
+    return flag.sub(lambda found: "--" + found[1].replace("_", "-"), message)
+
+
+def _model(name: str, given: dict[str, Any]) -> Architecture:
+    """The model by its name or its file, with the sizes that flags change."""
+    from dtlib.theory import models
+
+    path = Path(name)
+    if path.suffix == ".json":
+        try:
+            config = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"MODEL {name} cannot be read as JSON: {error}") from error
+        found = models.from_config(config, path.stem)
+    else:
+        found = models.model(name)
+    ours = dict(zip(_SIZES, ("num_layers", "hidden", "num_heads", "num_kv_heads", "ffn_hidden", "vocab"), strict=True))
+    changes = {ours[size]: given[size] for size in _SIZES if given[size] is not None}
+    if not changes:
+        return found
+    heads, hidden = changes.get("num_heads", found.num_heads), changes.get("hidden", found.hidden)
+    if "num_heads" in changes and found.num_kv_heads == found.num_heads:
+        changes.setdefault("num_kv_heads", heads)
+    if {"num_heads", "hidden"} & set(changes):
+        if heads < 1 or hidden % heads:
+            raise ValueError(f"hidden must be a multiple of heads={heads}, not {hidden}")
+        changes["head_dim"] = hidden // heads
+    if "hidden" in changes and not found.gated:
+        changes.setdefault("ffn_hidden", 4 * hidden)
+    return replace(found, name=f"{found.name}, changed", **changes)
+
+
+def _card(given: dict[str, Any]) -> Accelerator:
+    from dtlib.theory import hardware
+    from dtlib.theory.units import GB, TB, TFLOP, GiB
+    from dtlib.theory.valid import amount
+
+    card = hardware.accelerator(given["card"])
+    fields = {
+        "card_memory": ("memory_bytes", GiB),
+        "card_rate": ("half_flop_per_s", TFLOP),
+        "card_memory_rate": ("memory_bytes_per_s", TB),
+    }
+    changes: dict[str, Any] = {}
+    for flag, (field, unit) in fields.items():
+        if given[flag] is not None:
+            changes[field] = amount(flag, given[flag], positive=True) * unit
+    if "half_flop_per_s" in changes:
+        changes["measured_half_flop_per_s"] = None
+    if given["card_link"] is not None:
+        rate = amount("card_link", given["card_link"], positive=True) * GB
+        changes["link"] = replace(card.link, link_bytes_per_s=rate)
+    return replace(card, name=f"{card.name}, changed", **changes) if changes else card
+
+
+def _network(given: dict[str, Any]) -> Link:
+    from dtlib.theory import hardware
+    from dtlib.theory.units import GB
+    from dtlib.theory.valid import amount
+
+    found = hardware.link(given["network"])
+    if given["network_rate"] is None:
+        return found
+    rate = amount("network_rate", given["network_rate"], positive=True) * GB
+    return replace(found, name=f"{found.name}, changed", link_bytes_per_s=rate)
+
+
+def _as_dict(answer: Answer, run: Training | None) -> dict[str, Any]:
+    def found(each: Found) -> dict[str, Any]:
+        return {
+            "plan": asdict(each.plan),
+            "seconds": {**each.time.parts, "total": each.time.total},
+            "bytes": {**each.memory.parts, "total": each.memory.total},
+            "fit": {**asdict(each.fit), "free_bytes": each.fit.free_bytes, "verdict": each.fit.verdict},
+            "mfu": answer.mfu(each),
+            "bottleneck": each.bottleneck,
+        }
+
+    second = answer.plans[1] if len(answer.plans) > 1 else None
+    return {
+        "model": asdict(answer.model),
+        "machine": asdict(answer.machine),
+        "sequences": answer.sequences,
+        "tokens_per_step": answer.tokens,
+        "looked_at": answer.looked_at,
+        "plans": [found(each) for each in answer.plans],
+        "second_lost_seconds": answer.lost_to(second) if second else None,
+        "too_large": found(answer.too_large) if answer.too_large else None,
+        "buys_seconds": answer.buys,
+        "training": asdict(run) if run else None,
+    }
+
+
+def _print(answer: Answer, run: Training | None) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from dtlib.theory.models import model_parameters
+    from dtlib.theory.units import GiB, format_bytes, format_seconds
+
+    console = Console(highlight=False)
+    psi, best = model_parameters(answer.model).total, answer.best
+    seq = best.plan.seq_of(answer.model)
+    console.print(f"{answer.model.name}: {psi:,} parameters", soft_wrap=True)
+    console.print(f"{answer.machine.gpus:,} × {answer.machine.accelerator.name}, {answer.machine.node} a node")
+    console.print(f"a step: {answer.sequences:,} sequences of {seq:,} tokens; {answer.looked_at:,} plans timed\n")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("dp", "tp", "pp", "cp", "ZeRO", "batch", "schedule", "again", "GiB", "step", "MFU"):
+        table.add_column(column, justify="left" if column in ("schedule", "again") else "right", no_wrap=True)
+    for each in answer.plans:
+        p, need = each.plan, each.memory.total / GiB
+        table.add_row(
+            str(p.dp), f"{p.tp}{'+sp' if p.sequence_parallel else ''}", str(p.pp), str(p.cp), str(p.zero),
+            f"{p.micro_batch}×{p.micro_batches}", _schedule(p), p.recompute,
+            f"{need:.0f}±{each.fit.margin_bytes / GiB:.0f}", format_seconds(each.time.total), f"{answer.mfu(each):.1%}",
+        )  # fmt: skip
+    console.print(table)
+    console.print("\n[bold]the first plan[/]")
+    terms = Table(box=None, pad_edge=False, show_header=False)
+    for justify in ("left", "right", "right", "left", "right"):
+        terms.add_column(justify=justify)  # type: ignore[arg-type]
+    times, parts = best.time.table(), best.memory.table()
+    for index in range(max(len(times), len(parts))):
+        left, right = times[index : index + 1], parts[index : index + 1]
+        row = [(each.name, format_seconds(each.value), f"{each.share:.1%}") for each in left] or [("", "", "")]
+        row_right = [("  " + each.name, format_bytes(each.value)) for each in right] or [("", "")]
+        terms.add_row(*row[0], *row_right[0])
+    console.print(terms)
+    card = format_bytes(answer.machine.accelerator.memory_bytes, digits=3)
+    margin = format_bytes(best.fit.margin_bytes, digits=3)
+    console.print(f"\nIt needs {format_bytes(best.memory.total, digits=3)} ± {margin} of {card}.")
+    console.print(f"Most of the rest of its time is {best.bottleneck.replace('_', ' ')}.")
+    _print_why(console, answer)
+    if run is not None:
+        _print_run(console, run)
+
+
+def _schedule(p: Plan) -> str:
+    if p.pp == 1:
+        return "–"
+    return f"{p.chunks} chunks" if p.chunks > 1 else p.schedule
+
+
+def _print_why(console: Any, answer: Answer) -> None:
+    from dtlib.theory.units import format_bytes, format_seconds
+
+    if len(answer.plans) > 1:
+        worse = [(name, more) for name, more in answer.lost_to(answer.plans[1]).items() if more > 0][:2]
+        terms = " and ".join(f"{format_seconds(more)} more of {name.replace('_', ' ')}" for name, more in worse)
+        console.print(f"The second has {terms}." if terms else "The second takes exactly as long.")
+    if answer.too_large is not None:
+        p, more = answer.too_large.plan, answer.too_large
+        needed = format_bytes(more.memory.total + more.fit.margin_bytes, digits=3)
+        console.print(
+            f"dp {p.dp}, tp {p.tp}, pp {p.pp}, cp {p.cp}, ZeRO {p.zero} would take {format_seconds(more.time.total)}, "
+            f"but may need {needed}."
+        )
+    seconds = answer.best.time.total
+    gains = {name: 1 - value / seconds for name, value in answer.buys.items() if name != "twice the cards"}
+    told = ", ".join(f"{name} {gain:.1%}" for name, gain in sorted(gains.items(), key=lambda each: -each[1]))
+    console.print(f"A tenth more of each shortens the step by: {told}.")
+    if "twice the cards" in answer.buys:
+        console.print(f"Twice the cards: {format_seconds(answer.buys['twice the cards'])} a step.")
+
+
+def _print_run(console: Any, run: Training) -> None:
+    said = f"The run: {run.steps:,.0f} steps, {run.seconds / 86400:,.1f} days"
+    if run.energy_joules is not None:
+        said += f", {run.energy_joules / 3.6e9:,.1f} MWh of the cards at most"
+    if run.cost is not None:
+        said += f", a price of {run.cost:,.0f}"
+    console.print(said + ".")

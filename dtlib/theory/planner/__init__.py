@@ -1,0 +1,39 @@
+"""Which degrees, how fast, and why not otherwise: memory and time of a plan, and the search over all plans.
+
+``plan_memory`` and ``step_time`` say what one plan needs and takes, part by part; ``search`` looks at every plan of a
+model on a machine. Both put together what the other rooms of `theory` know; what no data sheet has stands in
+`FITTED`. `published` holds the planner to runs that others measured, `fitting` says how the constants were found.
+
+Arguments out of range raise ``ValueError``, which names the argument, its value and the rule.
+"""
+
+from . import fitting, published
+from .constants import FITTED, MEANING, Constants
+from .cost import Training, training
+from .memory import Fit, PlanMemory, fit, plan_memory
+from .plan import SCHEDULES, Machine, Plan
+from .search import Answer, Found, default_sequences, search
+from .time import StepTime, step_time
+
+__all__ = [
+    "FITTED",
+    "MEANING",
+    "SCHEDULES",
+    "Answer",
+    "Constants",
+    "Fit",
+    "Found",
+    "Machine",
+    "Plan",
+    "PlanMemory",
+    "StepTime",
+    "Training",
+    "default_sequences",
+    "fit",
+    "fitting",
+    "plan_memory",
+    "published",
+    "search",
+    "step_time",
+    "training",
+]

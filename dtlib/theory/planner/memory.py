@@ -1,0 +1,96 @@
+"""The memory of a plan's fullest rank: what `footprint` counts, and what it leaves to a margin."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dtlib.theory import pp, sp
+from dtlib.theory.breakdown import Breakdown
+from dtlib.theory.footprint import RankMemory, chunks_in_flight, piece_layers, rank_memory
+from dtlib.theory.models import Architecture, checked_model
+
+from .constants import FITTED, Constants
+from .plan import Machine, Plan
+
+
+@dataclass(frozen=True)
+class PlanMemory(Breakdown):
+    """Bytes of the fullest rank: model `states`, `activations`, `logits` with their gradient, the `gathered` units,
+    `pipeline_buffers` (a micro-batch's input and gradient, each received while another is worked on), and what the
+    runtime, the communication library and the allocator take (`fixed`)."""
+
+    states: float
+    activations: float
+    logits: float
+    gathered: float
+    pipeline_buffers: float
+    fixed: float
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How a need compares with a card: `needed_bytes` and `usable_bytes`, and the error that is left to `margin_bytes`.
+
+    `free_bytes` is what remains, negative where the plan needs too much. `verdict` is ``"yes"`` where the need plus the
+    margin stays below the card, ``"no"`` where the need minus the margin is above it, ``"unsure"`` in between.
+    """
+
+    needed_bytes: float
+    usable_bytes: float
+    margin_bytes: float
+
+    @property
+    def free_bytes(self) -> float:
+        """Usable minus needed."""
+        return self.usable_bytes - self.needed_bytes
+
+    @property
+    def verdict(self) -> str:
+        """``"yes"``, ``"no"`` or ``"unsure"``."""
+        if abs(self.free_bytes) < self.margin_bytes:
+            return "unsure"
+        return "yes" if self.free_bytes > 0 else "no"
+
+
+def plan_memory(model: Architecture | str, plan: Plan, constants: Constants = FITTED) -> PlanMemory:
+    """Bytes of the fullest rank under `plan`, part by part; ``ValueError`` where the model cannot be cut like this."""
+    model = checked_model(model)
+    setup = plan.setup(model)
+    stages = sorted({0, min(1, plan.pp - 1), plan.pp - 1})  # the first, one without ends, the last
+    by_stage = [_of_stage(model, plan, rank_memory(model, setup, stage), stage, constants) for stage in stages]
+    return max(by_stage, key=lambda memory: memory.total)
+
+
+def fit(memory: PlanMemory, machine: Machine, constants: Constants = FITTED) -> Fit:
+    """`memory` against a card of `machine`, with the constants' margin for the error of the estimate."""
+    return Fit(memory.total, machine.accelerator.memory_bytes, constants.margin * memory.total)
+
+
+def _of_stage(model: Architecture, plan: Plan, found: RankMemory, stage: int, constants: Constants) -> PlanMemory:
+    layers = found.layer_activations
+    if plan.schedule == "ZB-H1":  # a late stage keeps as much as the first
+        held = [pp.most_in_flight(each, plan.pp, plan.micro_batches, stage) for each in ("ZB-H1", "1F1B")]
+        layers *= held[0] / held[1]
+    layers += _kept_gathered(model, plan, stage)
+    logits = found.logits + found.logits_gradient
+    boundary = (
+        plan.micro_batch * plan.seq_of(model) / plan.cp * model.hidden / (plan.tp if plan.sequence_parallel else 1)
+    )
+    return PlanMemory(
+        states=found.states,
+        activations=constants.activation_factor * (found.activations - found.logits - found.layer_activations + layers),
+        logits=constants.logit_factor * logits,
+        gathered=found.gathered_weights + found.unsharded_gradients,
+        pipeline_buffers=2 * 2 * 2 * boundary if plan.pp > 1 else 0,
+        fixed=constants.runtime_bytes,
+    )
+
+
+def _kept_gathered(model: Architecture, plan: Plan, stage: int) -> float:
+    """Bytes of the gathered inputs, where sequence parallelism keeps them, above its own plan."""
+    if not (plan.keep_gathered and plan.sequence_parallel) or plan.recompute == "full":
+        return 0
+    sizes = (plan.seq_of(model) // plan.cp, plan.micro_batch, model.hidden, model.num_heads, plan.tp)
+    more = sp.kept_bytes(*sizes, "keep", core=False) - sp.kept_bytes(*sizes, "again", core=False)
+    layers = max(piece_layers(model.num_layers, plan.pp, plan.chunks)[stage])
+    return more * layers * chunks_in_flight(plan.pp, stage, plan.micro_batches, plan.chunks)

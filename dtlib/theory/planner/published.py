@@ -1,0 +1,188 @@
+"""The planner held to runs that others measured: what each row was, the errors, and the fit.
+
+Rows are dictionaries of text, as ``csv.DictReader`` gives them. Where a row does not say the micro-batch, the planner's
+own choice stands in for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from dtlib.theory import hardware, models
+from dtlib.theory.memory import paper_flops_per_step, training_flops_per_token
+from dtlib.theory.models import Architecture
+from dtlib.theory.units import TFLOP, GiB
+
+from .constants import FITTED, Constants
+from .memory import fit, plan_memory
+from .plan import Machine, Plan
+from .time import step_time
+
+Row = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A published run: one plan, or those that fit among which the planner chooses; its step's seconds, its memory."""
+
+    model: Architecture
+    plans: tuple[Plan, ...]
+    machine: Machine
+    seconds: float
+    memory_bytes: float | None = None
+
+    def planned(self, constants: Constants = FITTED) -> Plan:
+        """The plan of the run, or the planner's own choice: the fastest."""
+        if len(self.plans) == 1:
+            return self.plans[0]
+        return min(self.plans, key=lambda plan: step_time(self.model, plan, self.machine, constants).total)
+
+    def log_error(self, constants: Constants = FITTED) -> float:
+        """ln of the predicted seconds over the published ones."""
+        seconds = step_time(self.model, self.planned(constants), self.machine, constants).total
+        return float(np.log(seconds / self.seconds))
+
+
+_A100, _H100 = hardware.accelerator("A100"), hardware.accelerator("H100")
+_HDR = hardware.link("InfiniBand HDR")
+
+
+def _machine(card: hardware.Accelerator, gpus: int) -> Machine:
+    network = _HDR if card is _A100 else hardware.link("InfiniBand NDR")
+    return Machine(accelerator=card, gpus=gpus, network=network)
+
+
+def _counts(row: Row, *names: str) -> dict[str, Any]:
+    return {name: int(row[name]) for name in names}
+
+
+def _sc21(row: Row) -> list[Run]:
+    """Attention as a matrix, dropout, everything computed again; the published rate counts that."""
+    model = models.model(f"sc21-{row['params_B']}b")
+    plan = Plan(
+        **_counts(row, "tp", "pp", "dp"), micro_batch=int(row["mbs"]), micro_batches=int(row["microbatches"]),
+        chunks=int(row["v"]), schedule="interleaved" if int(row["v"]) > 1 else "1F1B", recompute="full",
+        attention="matrix", dropout=True, seq=int(row["seq"]), recipe="16-byte",
+    )  # fmt: skip
+    flops = paper_flops_per_step(
+        int(row["gbs"]), model.num_layers, model.hidden, int(row["seq"]), model.vocab, full_recompute=True
+    )
+    gpus = int(row["gpus"])
+    return [Run(model, (plan,), _machine(_A100, gpus), flops / gpus / float(row["tflops_per_gpu"]) / TFLOP)]
+
+
+def _korthikanti(row: Row) -> list[Run]:
+    """Two measurements a row: everything computed again, and sequence parallelism with attention's core again."""
+    model, gpus = models.model(f"korthikanti-{row['model']}"), int(row["gpus"])
+    tp, stages = int(row["tp"]), int(row["pp"])
+    v = int(row["interleave_m"])
+    dp = gpus // tp // stages
+    plan = Plan(
+        tp=tp, pp=stages, dp=dp, micro_batch=int(row["mbs"]), micro_batches=int(row["gbs"]) // int(row["mbs"]) // dp,
+        chunks=v, schedule="interleaved" if v > 1 else "1F1B", recompute="full", attention="matrix", dropout=True,
+        seq=int(row["seq"]), recipe="18-byte",
+    )  # fmt: skip
+    machine = _machine(_A100, gpus)
+    split = plan.changed(recompute="selective", sequence_parallel=True)
+    return [
+        Run(model, (plan,), machine, float(row["iter_full_recompute_s"])),
+        Run(model, (split,), machine, float(row["iter_sp_selective_s"])),
+    ]
+
+
+def _llama3(row: Row) -> list[Run]:
+    """405B; the published rate is taken to count 6 operations a parameter and attention behind its causal mask."""
+    model, gpus = models.model("llama3-405b"), int(row["gpus"])
+    dp, stages, m, seq = int(row["dp"]), int(row["pp"]), int(row["bs_per_dp"]), int(row["seq"])
+    plans = tuple(
+        Plan(
+            **_counts(row, "tp", "cp", "pp", "dp"), micro_batches=m, seq=seq, chunks=v, schedule="interleaved", zero=1,
+            sequence_parallel=True,
+        )
+        for v in (2, 4, 8)
+        if m % stages == 0
+    )  # fmt: skip
+    num_params = models.model_parameters(model).total
+    flops = training_flops_per_token(num_params, model.num_layers, model.hidden, seq, causal=True).model
+    seconds = flops * dp * m * seq / gpus / float(row["tflops_per_gpu"]) / TFLOP
+    return [Run(model, plans, _machine(_H100, gpus), seconds)]
+
+
+def _megatron_h100(row: Row) -> list[Run]:
+    """Micro-batch and chunks are not published: the planner's own choice. ZeRO stage 1, sequence parallelism."""
+    model, gpus = models.model(f"megatron-h100-{row['model'].lower()}"), int(row["gpus"])
+    dp, stages = int(row["dp"]), int(row["pp"])
+    per_rank = int(row["gbs"]) // dp
+    plans = tuple(
+        Plan(
+            **_counts(row, "tp", "pp", "dp"), zero=1, sequence_parallel=int(row["tp"]) > 1, micro_batch=b,
+            micro_batches=per_rank // b, chunks=v, schedule="interleaved" if v > 1 else "1F1B", seq=int(row["seq"]),
+            tp_overlap=True,
+        )
+        for b in (1, 2, 4, 8)
+        if per_rank % b == 0
+        for v in ((1,) if stages == 1 else (1, 2, 3, 6))
+        if v == 1 or per_rank // b % stages == 0
+    )  # fmt: skip
+    flops = paper_flops_per_step(int(row["gbs"]), model.num_layers, model.hidden, int(row["seq"]), model.vocab)
+    return [Run(model, plans, _machine(_H100, gpus), flops / gpus / float(row["tflops_per_gpu"]) / TFLOP)]
+
+
+def _mpt(row: Row) -> list[Run]:
+    """Full sharding, flash attention, no dropout."""
+    gpus, seq = int(row["gpus"]), int(row["seq"])
+    model = replace(models.model(f"mpt-{row['model']}"), seq=seq)
+    plan = Plan(
+        dp=gpus, zero=3, micro_batch=int(row["mbs"]), micro_batches=int(row["grad_accum"]), seq=seq,
+        recompute="full" if row["act_ckpt"] == "True" else "none", early_stop=True, recipe="16-byte",
+    )  # fmt: skip
+    return [Run(model, (plan,), _machine(_A100, gpus), plan.sequences * seq / gpus / float(row["tok_s_gpu"]))]
+
+
+def ultrascale(row: Row) -> Run:
+    """A run of the sweep, with its memory: nanotron's tensor parallelism splits tokens as well."""
+    model, gpus = models.model(f"ultrascale-{row['model']}"), int(row["gpus"])
+    tp = int(row["tp"])
+    plan = Plan(
+        **_counts(row, "dp", "tp", "pp", "zero"), micro_batch=int(row["mbs"]), micro_batches=int(row["grad_acc"]),
+        sequence_parallel=tp > 1, keep_gathered=True, seq=int(row["seq"]),
+    )  # fmt: skip
+    seconds = plan.sequences * int(row["seq"]) / gpus / float(row["tok_s_gpu"])
+    return Run(model, (plan,), _machine(_H100, gpus), seconds, float(row["mem_GiB"]) * GiB)
+
+
+TABLES: Mapping[str, Callable[[Row], list[Run]]] = MappingProxyType(
+    {
+        "sc21_table1": _sc21,
+        "korthikanti_table3_5": _korthikanti,
+        "llama3_table4": _llama3,
+        "megatron_h100_model_table": _megatron_h100,
+        "llmfoundry_mpt_a100": _mpt,
+    }
+)
+"""The tables whose step times the planner is held to; a row of each is one run or two."""
+
+
+def runs(table: str, rows: Iterable[Row]) -> list[Run]:
+    """The runs that `rows` of `table` describe; ``ValueError`` for a table that is not in `TABLES`."""
+    if table not in TABLES:
+        raise ValueError(f"table must be one of {', '.join(TABLES)}, not {table!r}")
+    return [_fitting(run) for row in rows for run in TABLES[table](row)]
+
+
+def _fitting(run: Run) -> Run:
+    """The run without those of several plans that need more memory than there is."""
+    if len(run.plans) == 1:
+        return run
+    kept = (plan for plan in run.plans if fit(plan_memory(run.model, plan), run.machine).free_bytes > 0)
+    return replace(run, plans=tuple(kept) or run.plans)
+
+
+def mean_error(of: Sequence[Run], constants: Constants = FITTED) -> float:
+    """Mean absolute relative error of the predicted step time."""
+    return float(np.mean([abs(np.expm1(run.log_error(constants))) for run in of]))

@@ -1,0 +1,283 @@
+"""The search: every plan of a model on a machine, timed mesh by mesh, and the best of those that fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dtlib.theory.footprint import stage_parameters
+from dtlib.theory.memory import training_flops_per_token
+from dtlib.theory.models import Architecture, checked_model, model_parameters, tp_degrees
+from dtlib.theory.units import format_bytes
+from dtlib.theory.valid import whole
+from dtlib.theory.zero import states
+
+from .constants import FITTED, Constants
+from .memory import Fit, PlanMemory, fit, plan_memory
+from .plan import Machine, Plan
+from .time import CHOICES, StepTime, kept_bytes, stage_sizes, step_terms, step_time
+
+LEAST_TOKENS = 512
+"""Fewer tokens of a sequence on a rank of a context group are not looked at: they fill no product."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A plan with its seconds and bytes, term by term."""
+
+    plan: Plan
+    time: StepTime
+    memory: PlanMemory
+    fit: Fit
+
+    @property
+    def bottleneck(self) -> str:
+        """What takes the most time, apart from the products of matrices, which the model needs."""
+        parts = {name: value for name, value in self.time.parts.items() if name != "matmuls"}
+        return max(parts, key=lambda name: parts[name])
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a search found.
+
+    `plans` are the best of each mesh, the fastest first. `looked_at` counts all plans that were timed. `too_large` is
+    the fastest that a tenth more memory would let in, or None. `buys` has for a tenth more of each resource
+    (memory, the card's rate, its memory's rate, both links) and for twice the cards the seconds that the best plan then
+    takes; for memory those of `too_large`.
+    """
+
+    model: Architecture
+    machine: Machine
+    sequences: int
+    plans: tuple[Found, ...]
+    looked_at: int
+    too_large: Found | None
+    buys: dict[str, float]
+
+    @property
+    def best(self) -> Found:
+        """The fastest plan that fits."""
+        return self.plans[0]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a step."""
+        return self.sequences * self.best.plan.seq_of(self.model)
+
+    def mfu(self, found: Found) -> float:
+        """Model FLOPs utilisation of a plan, 0 to 1: 6Ψ + 12 l h s operations a token."""
+        model, seq = self.model, found.plan.seq_of(self.model)
+        flops = training_flops_per_token(model_parameters(model).total, model.num_layers, model.hidden, seq).model
+        peak = self.machine.accelerator.half_flop_per_s * self.machine.gpus
+        return flops * self.tokens / found.time.total / peak
+
+    def lost_to(self, found: Found) -> dict[str, float]:
+        """Seconds that `found` takes more than the best plan in each term (negative: less), the largest first."""
+        best = self.best.time.parts
+        more = {name: value - best[name] for name, value in found.time.parts.items()}
+        return dict(sorted(more.items(), key=lambda each: -each[1]))
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """The plans of one mesh: a column of each choice, their seconds, and a bound from below of their bytes."""
+
+    mesh: Plan
+    choices: dict[str, NDArray[Any]]
+    seconds: NDArray[np.float64]
+    least_bytes: NDArray[np.float64]
+
+    def plan(self, index: int) -> Plan:
+        return self.mesh.changed(**{name: column[index].item() for name, column in self.choices.items()})
+
+
+def default_sequences(gpus: int, seq: int) -> int:
+    """Sequences of a step where nobody says: four million tokens, or 1024 a card if that is more.
+
+    Rounded up to a multiple of the cards, or of their odd part where there are more cards than sequences.
+    """
+    number = max(1, max(2**22, 1024 * gpus) // seq)
+    unit = gpus if number >= gpus else gpus // (gpus & -gpus)
+    return -(-number // unit) * unit
+
+
+def search(
+    model: Architecture | str,
+    machine: Machine,
+    *,
+    sequences: int | None = None,
+    seq: int | None = None,
+    recipe: str = "18-byte",
+    keep: int = 5,
+    constants: Constants = FITTED,
+) -> Answer:
+    """The fastest plans of `model` on all cards of `machine`, of `sequences` sequences of `seq` tokens a step.
+
+    Every degree that the model divides by, every ZeRO stage, sequence parallelism, micro-batch, schedule, number of
+    equal chunks and recompute is timed; flash attention, no dropout. A plan is taken where its memory fits with the
+    margin added: ``fit.verdict`` is ``"yes"``. ``ValueError`` for arguments out of range and where nothing fits: it
+    says what is missing and from how many cards on a plan fits.
+    """
+    model = checked_model(model)
+    seq = model.seq if seq is None else whole("seq", seq, 1)
+    number = default_sequences(machine.gpus, seq)
+    sequences = number if sequences is None else whole("sequences", sequences, 1)
+    keep = whole("keep", keep, 1)
+    timed = [
+        _timed(model, mesh, sequences, machine, constants) for mesh in _meshes(model, machine, seq, sequences, recipe)
+    ]
+    if not timed:
+        raise ValueError(f"sequences must be a multiple of a dp that gpus={machine.gpus} allows, not {sequences}")
+    usable = machine.accelerator.memory_bytes / (1 + constants.margin)
+    plans, too_large = _fastest(model, timed, machine, usable, keep, constants)
+    if not plans:
+        raise ValueError(_nothing(model, timed, machine, seq, sequences, recipe, constants))
+    buys = _buys(model, plans[0], machine, constants)
+    buys["memory"] = (too_large or plans[0]).time.total
+    looked_at = sum(len(each.seconds) for each in timed)
+    return Answer(model, machine, sequences, tuple(plans), looked_at, too_large, buys)
+
+
+def _meshes(model: Architecture, machine: Machine, seq: int, sequences: int, recipe: str) -> Iterator[Plan]:
+    """All (dp, tp, pp, cp) of the cards that divide the model and the batch."""
+    gpus = machine.gpus
+    for tp, pp in product(tp_degrees(model), range(1, model.num_layers + 1)):
+        if gpus % (tp * pp):
+            continue
+        for cp in range(1, seq // LEAST_TOKENS + 1 if seq >= LEAST_TOKENS else 2):
+            if gpus % (tp * pp * cp) or (cp > 1 and seq % (2 * cp)):
+                continue
+            dp = gpus // (tp * pp * cp)
+            if sequences % dp == 0:
+                yield Plan(dp=dp, tp=tp, pp=pp, cp=cp, seq=seq, recipe=recipe)
+
+
+def _timed(model: Architecture, mesh: Plan, sequences: int, machine: Machine, k: Constants) -> _Timed:
+    per_rank, pp, seq = sequences // mesh.dp, mesh.pp, mesh.seq_of(model) // mesh.cp
+    batches = [b for b in range(1, per_rank + 1) if per_rank % b == 0]
+    pieces = [(b, v, name) for b in batches for v, name in _schedules(model.num_layers, pp, per_rank // b)]
+    splits = (False, True) if mesh.tp > 1 and seq % mesh.tp == 0 else (False,)
+    stages = (0, 1, 2, 3) if mesh.dp * mesh.cp > 1 else (0,)
+    rows = [(*piece, *rest) for piece in pieces for rest in product(splits, stages, ("none", "full"))]
+    b, v, name, split, zero, recompute = (np.array(column) for column in zip(*rows, strict=True))
+    choices = dict(zip(CHOICES, (zero, split, b, per_rank // b, v, name, recompute), strict=True))
+    terms = step_terms(model, mesh, choices, machine, k)
+    # a bound from below: the first stage's states, the layers that are surely in flight, the one computed again
+    layers, last, _ = stage_sizes(model, mesh.tp, pp)
+    parameters = stage_parameters(model, mesh.tp, pp, 0).total
+    by_stage = np.array([states(parameters, mesh.dp * mesh.cp, each, mesh.recipe).total for each in range(4)])
+    kept = {(each, word): kept_bytes(model, seq, mesh.tp, each, "flash", False, word)
+            for each in splits for word in ("none", "full")}  # fmt: skip
+    a_layer = np.array([kept[key] for key in zip(split.tolist(), recompute.tolist(), strict=True)])
+    in_flight = np.minimum(pp, per_rank // b)
+    entries = b * a_layer * min(layers, last) * in_flight
+    entries = entries + b * np.where(
+        recompute == "full", [kept[each, "none"] - kept[each, "full"] for each in split.tolist()], 0
+    )
+    least = by_stage[zero] + k.activation_factor * entries + k.runtime_bytes
+    if pp == 1:  # the same rank has the logits
+        least = least + k.logit_factor * 8 * b * seq * (model.vocab // mesh.tp)
+    return _Timed(mesh, choices, np.sum([*terms.values()], axis=0), least)
+
+
+def _schedules(num_layers: int, pp: int, micro_batches: int) -> list[tuple[int, str]]:
+    """Chunks and schedule: chunks of equal size, the ends of which may be without a layer."""
+    if pp == 1:
+        return [(1, "1F1B")]
+    found = [(1, "1F1B")] + [(1, "ZB-H1")] * (micro_batches >= pp)
+    if micro_batches % pp == 0:
+        most = (num_layers + 2) // pp
+        found += [
+            (v, "interleaved") for v in range(2, most + 1) if 0 in (num_layers % (pp * v), (num_layers + 2) % (pp * v))
+        ]
+    return found
+
+
+def _fastest(
+    model: Architecture, timed: list[_Timed], machine: Machine, usable: float, keep: int, k: Constants
+) -> tuple[list[Found], Found | None]:
+    """The best plans that fit `usable` bytes, and the fastest before them that a tenth more would let in."""
+    which = np.repeat(np.arange(len(timed)), [len(each.seconds) for each in timed])
+    inside = np.concatenate([np.arange(len(each.seconds)) for each in timed])
+    seconds = np.concatenate([each.seconds for each in timed])
+    least = np.concatenate([each.least_bytes for each in timed])
+    found: list[Found] = []
+    seen: set[int] = set()
+    too_large = None
+    order = np.argsort(seconds, kind="stable")
+    for index in order[least[order] <= 1.1 * usable]:
+        mesh = int(which[index])
+        if mesh in seen:
+            continue
+        plan = timed[mesh].plan(int(inside[index]))
+        memory = plan_memory(model, plan, k)
+        if memory.total > usable:
+            if too_large is None and not found and memory.total <= 1.1 * usable:
+                too_large = _found(model, plan, memory, machine, k)
+            continue
+        seen.add(mesh)
+        found.append(_found(model, plan, memory, machine, k))
+        if len(found) == keep:
+            break
+    return found, too_large
+
+
+def _found(model: Architecture, plan: Plan, memory: PlanMemory, machine: Machine, k: Constants) -> Found:
+    return Found(plan, step_time(model, plan, machine, k), memory, fit(memory, machine, k))
+
+
+def _buys(model: Architecture, best: Found, machine: Machine, k: Constants) -> dict[str, float]:
+    """Seconds of the best plan with a tenth more of each resource, and with twice the cards in dp."""
+    card = machine.accelerator
+    measured = card.measured_half_flop_per_s
+    faster = replace(
+        card, half_flop_per_s=1.1 * card.half_flop_per_s, measured_half_flop_per_s=measured and 1.1 * measured
+    )
+
+    def link(of: Any) -> Any:
+        return replace(of, link_bytes_per_s=1.1 * of.link_bytes_per_s)
+
+    tried = {
+        "matmul rate": replace(machine, accelerator=faster),
+        "memory rate": replace(machine, accelerator=replace(card, memory_bytes_per_s=1.1 * card.memory_bytes_per_s)),
+        "link inside": replace(machine, accelerator=replace(card, link=link(card.link))),
+        "link across": replace(machine, network=link(machine.network)),
+    }
+    seconds = {name: step_time(model, best.plan, each, k).total for name, each in tried.items()}
+    m = best.plan.micro_batches
+    if m % 2 == 0 and machine.gpus % machine.node == 0 and (m // 2 % best.plan.pp == 0 or best.plan.chunks == 1):
+        wider = best.plan.changed(dp=2 * best.plan.dp, micro_batches=m // 2)
+        seconds["twice the cards"] = step_time(model, wider, replace(machine, gpus=2 * machine.gpus), k).total
+    return seconds
+
+
+def _nothing(
+    model: Architecture, timed: list[_Timed], machine: Machine, seq: int, sequences: int, recipe: str, k: Constants
+) -> str:
+    """What to say where nothing fits: the plan that needs the least, and the nearest machine on which one fits."""
+    smallest = min(timed, key=lambda each: float(each.least_bytes.min()))
+    plan = smallest.plan(int(smallest.least_bytes.argmin()))
+    needed = plan_memory(model, plan, k).total * (1 + k.margin)
+    has, name = format_bytes(machine.accelerator.memory_bytes, digits=3), machine.accelerator.name
+    said = (
+        f"no plan of {model.name} fits gpus={machine.gpus} of {name}, which have {has} each: the least is "
+        f"{format_bytes(needed, digits=3)} with a margin of {k.margin:.0%} (dp {plan.dp}, tp {plan.tp}, pp {plan.pp}, "
+        f"cp {plan.cp}, ZeRO {plan.zero}, recompute {plan.recompute})"
+    )
+    for doublings in range(1, 11):
+        gpus = machine.gpus * 2**doublings
+        more = replace(machine, gpus=gpus, node=gpus if gpus <= 8 else machine.node)
+        if (more.gpus % more.node) or not (meshes := list(_meshes(model, more, seq, sequences, recipe))):
+            continue
+        wider = [_timed(model, mesh, sequences, more, k) for mesh in meshes]
+        plans, _ = _fastest(model, wider, more, machine.accelerator.memory_bytes / (1 + k.margin), 1, k)
+        if plans:
+            p = plans[0].plan
+            return said + f"; {gpus} do (dp {p.dp}, tp {p.tp}, pp {p.pp}, cp {p.cp}, ZeRO {p.zero})"
+    return said

@@ -1,0 +1,258 @@
+"""The seconds of a step, term by term, of one plan or of many that share a mesh.
+
+Letters: T tokens of a micro-batch on a rank, F operations and B bytes a second of a card. A product of (M, K) and (K,
+N) takes 2MKN/F + c·2(MK + KN + MN)/B: its operations at the rate of large matrices, and its operands c times through
+memory, since tiles are read more than once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dtlib.theory import cluster, cp, pp, sp, tp
+from dtlib.theory.activations import layer_activations
+from dtlib.theory.breakdown import Breakdown
+from dtlib.theory.footprint import piece_layers, stage_parameters
+from dtlib.theory.memory import recipe
+from dtlib.theory.models import Architecture, checked_model, layer_of_rank
+
+from .constants import FITTED, Constants
+from .plan import Machine, Plan
+
+Column = NDArray[Any]
+CHOICES = ("zero", "sequence_parallel", "micro_batch", "micro_batches", "chunks", "schedule", "recompute")
+"""What may differ between plans of one mesh."""
+
+
+@dataclass(frozen=True)
+class StepTime(Breakdown):
+    """Seconds of one step, of the slowest stage.
+
+    What is computed: products of matrices, the core of attention, what is bound by memory, what is computed again, the
+    update. What is waited for: kernels that the host has not launched yet, messages of each axis that nothing hides,
+    and the pipeline's bubble.
+    """
+
+    matmuls: float
+    attention: float
+    elementwise: float
+    recompute: float
+    head: float
+    optimizer: float
+    host: float
+    tensor_parallel: float
+    context_parallel: float
+    pipeline_messages: float
+    data_parallel: float
+    bubble: float
+
+
+def step_time(model: Architecture | str, plan: Plan, machine: Machine, constants: Constants = FITTED) -> StepTime:
+    """Seconds of a step of `plan`, term by term. ``ValueError`` where model, plan and machine do not go together."""
+    model = checked_model(model)
+    plan.setup(model)
+    if plan.world_size != machine.gpus:
+        raise ValueError(f"dp·tp·pp·cp must be gpus={machine.gpus}, not {plan.world_size}")
+    found = step_terms(model, plan, {each: np.array([getattr(plan, each)]) for each in CHOICES}, machine, constants)
+    return StepTime(**{name: float(column[0]) for name, column in found.items()})
+
+
+def step_terms(
+    model: Architecture, mesh: Plan, choices: Mapping[str, Column], machine: Machine, constants: Constants
+) -> dict[str, Column]:
+    """The terms of `StepTime` in seconds, one entry a choice: plans on the mesh of `mesh` that differ in `CHOICES`.
+
+    `choices` has a column of equal length for each. Nothing is checked: `step_time` and `search` do.
+    """
+    c, k = SimpleNamespace(**choices), constants
+    layers, last, parameters = stage_sizes(model, mesh.tp, mesh.pp)
+    full = c.recompute == "full"
+    again = np.where(full, 1.0, 0.0)
+    once = _layer(model, mesh, c.micro_batch, c.sequence_parallel, machine, k)
+    matmuls, attention, elementwise = once["matmuls"], once["attention"], once["elementwise"]
+    core_again = np.where(c.recompute == "none", 0.0, attention)
+    forward = matmuls + attention + elementwise
+    recomputed = np.where(full, forward - (once["last"] if mesh.early_stop else 0), core_again)
+    tensor = _tensor_seconds(model, mesh, c.micro_batch, c.sequence_parallel, full, machine, k)
+    context = _context_seconds(model, mesh, c.micro_batch, attention, machine, k) * (1 + again / 3)
+    if mesh.tp_overlap:  # pieces of a product travel while others are computed; the last of eight is seen
+        tensor = np.maximum(tensor - k.overlap_share * matmuls * (3 + again), tensor / 8)
+    busy = matmuls * 3 + attention * 3.5 + elementwise * 3 + recomputed + tensor + context
+    host = np.maximum(0, k.layer_host_seconds * (1 + again / 3) - busy)
+    head = _head(model, mesh, c.micro_batch, machine, k) * 3
+    # the last stage has the head, and fewer layers where they do not divide
+    is_last = last * (busy + host) + head > layers * (busy + host)
+    slow = np.where(is_last, last, layers)
+    m = c.micro_batches
+    micro = slow * (busy + host) + head * is_last
+    messages = _pipeline_seconds(model, mesh, c, machine, k) if mesh.pp > 1 else 0 * m
+    per_param = recipe(mesh.recipe)
+    owned = parameters / np.where(c.zero > 0, mesh.dp * mesh.cp, 1)
+    seconds = {
+        "matmuls": m * slow * matmuls * 3,
+        "attention": m * slow * attention * 3.5,
+        "elementwise": m * slow * elementwise * 3,
+        "recompute": m * slow * recomputed,
+        "head": m * head * is_last,
+        "optimizer": owned * 2 * per_param.bytes_per_param / machine.accelerator.memory_bytes_per_s,
+        "host": m * slow * host,
+        "tensor_parallel": m * slow * tensor,
+        "context_parallel": m * slow * context,
+        "pipeline_messages": m * messages,
+        "data_parallel": _data_seconds(model, mesh, c.zero, m, micro, parameters, machine, k),
+        "bubble": _bubble_units(mesh.pp, c) * (micro + messages),
+    }
+    return {name: np.broadcast_to(np.asarray(value, float), m.shape) for name, value in seconds.items()}
+
+
+@lru_cache(maxsize=4096)
+def stage_sizes(model: Architecture, tp: int, pp: int) -> tuple[int, int, int]:
+    """Layers of the largest stage and of the last, and the most parameters of a rank."""
+    layers = [sum(pieces) for pieces in piece_layers(model.num_layers, pp)]
+    parameters = max(stage_parameters(model, tp, pp, stage).total for stage in {0, pp // 2, pp - 1})
+    return max(layers), layers[-1], parameters
+
+
+@lru_cache(maxsize=4096)
+def kept_bytes(
+    model: Architecture, seq: int, tp: int, split: bool, attention: Any, dropout: bool, recompute: str = "none"
+) -> float:
+    """Bytes that a layer keeps of one sequence."""
+    return layer_activations(
+        model, 1, seq=seq, tp=tp, sequence_parallel=split, attention=attention, dropout=dropout, recompute=recompute
+    ).total
+
+
+def _rates(machine: Machine, k: Constants) -> tuple[float, float]:
+    """Operations a second of large products, and bytes a second of memory.
+
+    Where nobody has measured a card's products, 0.8 of its peak stands in, as on an H100.
+    """
+    card = machine.accelerator
+    measured = card.measured_half_flop_per_s or 0.8 * card.half_flop_per_s
+    return measured * k.matmul_share, card.memory_bytes_per_s
+
+
+def _product(m: Any, k: float, n: float, flop_per_s: float, bytes_per_s: float) -> Any:
+    """Seconds of a product of (m, k) and (k, n) in 16 bits."""
+    return 2 * m * k * n / flop_per_s + 2 * (m * k + k * n + m * n) / bytes_per_s
+
+
+def _layer(
+    model: Architecture, mesh: Plan, b: Column, split: Column, machine: Machine, k: Constants
+) -> dict[str, Column]:
+    """Seconds of one layer's forward pass on a rank."""
+    rate, memory = _rates(machine, k)
+    operands = memory / k.operand_passes
+    s, t, h = mesh.seq_of(model) // mesh.cp, mesh.tp, model.hidden
+    tokens = b * s
+    q, kv, f = model.query_width / t, max(model.kv_width / t, model.head_dim), model.ffn_hidden / t
+    shapes = [(h, q + 2 * kv), (q, h), (h, f * (2 if model.gated else 1)), (f, h)]
+    products = [_product(tokens, rows, columns, rate, operands) for rows, columns in shapes]
+    kept = {each: kept_bytes(model, s, t, each, mesh.attention, mesh.dropout) for each in (False, True)}
+    elementwise = b * np.where(split, kept[True], kept[False]) * k.kept_passes / memory
+    # a rank of a context group has s queries of s · cp keys, of which a causal mask leaves half
+    scores = cp.forward_flops(1, s * s * mesh.cp, model.num_heads, model.head_dim) / t * b
+    if mesh.attention == "flash":
+        attention = scores / 2 / (_rates(machine, k)[0] / k.matmul_share * k.attention_share)
+    else:
+        attention = b * model.num_heads / t * 2 * _product(s, model.head_dim, s, rate, operands)
+    return {"matmuls": sum(products), "last": products[-1], "attention": attention, "elementwise": elementwise}
+
+
+def _head(model: Architecture, mesh: Plan, b: Column, machine: Machine, k: Constants) -> Column:
+    """Seconds of the head and the loss, forward: the logits are written and read in fp32 as well."""
+    rate, memory = _rates(machine, k)
+    tokens, columns = b * (mesh.seq_of(model) // mesh.cp), model.vocab / mesh.tp
+    product = _product(tokens, model.hidden, columns, rate, memory / k.operand_passes)
+    return np.asarray(product + 8 * tokens * columns * k.kept_passes / memory)
+
+
+def _shares(k: Constants) -> tuple[float, float, float]:
+    return k.inside_share, k.across_share, k.across_alpha_seconds
+
+
+def _half(machine: Machine, size: int, stride: int, full_bytes: Any, k: Constants, messages: int = 1) -> Any:
+    """Seconds of half an all-reduce of `full_bytes` in so many equal messages, over an axis of ranks."""
+    if size == 1:
+        return 0 * full_bytes
+    return messages * cluster.two_level(machine.axis(size, stride, _shares(k)), full_bytes / messages, 1)
+
+
+def _tensor_seconds(
+    model: Architecture, mesh: Plan, b: Column, split: Column, full: Column, machine: Machine, k: Constants
+) -> Column:
+    """Seconds of a layer's messages between tensor ranks for a micro-batch, forward and backward."""
+    if mesh.tp == 1:
+        return 0.0 * b
+    elements = b * tp.layer_elements(1, mesh.seq_of(model) // mesh.cp, model.hidden) / 4
+    phases = np.where(split, sp.phases("keep" if mesh.keep_gathered else "again"), sp.phases("none")) + np.where(
+        full, 4, 0
+    )
+    return np.asarray(phases * _half(machine, mesh.tp, 1, 2 * elements, k))
+
+
+def _context_seconds(
+    model: Architecture, mesh: Plan, b: Column, attention: Column, machine: Machine, k: Constants
+) -> Column:
+    """Seconds of a layer's keys and values on their way round that attention does not hide."""
+    if mesh.cp == 1:
+        return 0.0 * b
+    sent = 2 * cp.ring_elements(1, mesh.seq_of(model), max(model.num_kv_heads // mesh.tp, 1), model.head_dim, mesh.cp)
+    axis = machine.axis(mesh.cp, mesh.tp, _shares(k))
+    rate = axis.inside_bytes_per_s if axis.num_nodes == 1 else axis.across_bytes_per_s
+    travel = b * sent / rate + 3 * (mesh.cp - 1) * axis.slowest_alpha_seconds
+    return np.maximum(0, travel - k.overlap_share * 3.5 * attention)
+
+
+def _pipeline_seconds(model: Architecture, mesh: Plan, c: Any, machine: Machine, k: Constants) -> Column:
+    """Seconds of a micro-batch's messages between stages on one rank: each tensor rank sends its part."""
+    entries = c.micro_batch * mesh.seq_of(model) / mesh.cp * model.hidden / mesh.tp
+    near = mesh.tp * mesh.cp * mesh.dp * mesh.pp <= machine.node
+    link = machine.accelerator.link if near else machine.network
+    rate = link.link_bytes_per_s * (k.inside_share if near else k.across_share)
+    return np.asarray(2 * c.chunks * (2 * entries / rate + k.across_alpha_seconds))
+
+
+def _data_seconds(
+    model: Architecture, mesh: Plan, zero: Column, m: Column, micro: Column, parameters: int, machine: Machine,
+    k: Constants,
+) -> Column:  # fmt: skip
+    """Seconds of weights and gradients between data-parallel ranks that nothing hides.
+
+    Gradients travel behind the backward pass of the last micro-batch (stage 2: of each, since none keeps them whole),
+    the weights of stages 1 and 2 behind the forward pass of the first; a layer's worth is seen. Stage 3: each layer
+    behind its neighbours, in every micro-batch.
+    """
+    n, per_param = mesh.dp * mesh.cp, recipe(mesh.recipe).per_param
+    if n == 1:
+        return 0.0 * micro
+    units = -(-model.num_layers // mesh.pp)
+    gather = {u: _half(machine, n, mesh.tp, parameters * per_param.weights, k, u) for u in (1, units)}
+    scatter = {u: _half(machine, n, mesh.tp, parameters * per_param.gradients, k, u) for u in (1, units)}
+    hides = k.overlap_share * micro / 3
+    reduce = np.where(zero == 0, 2 * scatter[1], scatter[1])
+    seen = np.where(zero == 2, m, 1) * np.maximum(reduce - 2 * hides, scatter[1] / units)
+    seen = seen + np.where(zero > 0, np.maximum(gather[1] - hides, gather[1] / units), 0)
+    streamed = np.maximum(2 * gather[units] + scatter[units] - 3 * hides, 0)
+    first = _half(machine, n, mesh.tp, layer_of_rank(model, mesh.tp).total * per_param.weights, k)
+    return np.where(zero == 3, m * streamed + 2 * first, seen)
+
+
+def _bubble_units(p: int, c: Any) -> Column:
+    """Idle time of a rank in micro-batches, forward and backward."""
+
+    def units(schedule: str, v: int, recompute: str) -> float:
+        backward = 2.0 if recompute == "full" else 1.0
+        return pp.idle_seconds(schedule, p, 1.0, backward, 1.0, v) / (2 + backward)
+
+    keys = list(zip(c.schedule.tolist(), c.chunks.tolist(), c.recompute.tolist(), strict=True))
+    known = {key: units(*key) for key in set(keys)}
+    return np.array([known[key] for key in keys])

@@ -1,0 +1,124 @@
+"""``dtlib plan``: what it prints is what the planner says, and what is impossible says what is possible."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from dtlib.cli import main
+from dtlib.cli_plan import plan
+from dtlib.theory import hardware, planner
+from dtlib.theory.units import GB, GiB, format_seconds
+
+SMALL = {
+    "model_type": "llama",
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": True,
+}
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(plan, [str(argument) for argument in arguments], env={"COLUMNS": "80"})
+
+
+def told(*arguments):
+    result = invoke(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.output)
+
+
+def answer(model="llama3-8b", gpus=16, **given):
+    machine = planner.Machine(accelerator=hardware.accelerator("H100"), gpus=gpus)
+    return planner.search(model, machine, **given)
+
+
+def test_it_is_a_command_of_dtlib():
+    assert main.commands["plan"] is plan
+    result = CliRunner().invoke(main, ["plan", "-h"])
+    assert result.exit_code == 0
+    assert "--tokens" in result.output
+
+
+def test_the_table_has_the_best_plans_and_fits_80_columns():
+    result = invoke("llama3-8b", "--gpus", 16, "--batch", 64, "--tokens", 1e12, "--price", 2)
+    assert result.exit_code == 0, result.output
+    found = answer(sequences=64)
+    lines = result.output.splitlines()
+    assert max(len(line) for line in lines) <= 80
+    for each in found.plans:
+        row = f"{each.plan.micro_batch}×{each.plan.micro_batches}"
+        assert any(row in line and format_seconds(each.time.total) in line for line in lines)
+    for term in found.best.time.table():
+        assert any(line.startswith(term.name) and format_seconds(term.value) in line for line in lines)
+    assert "±" in result.output
+    assert "days" in result.output
+    assert "MWh" in result.output
+
+
+def test_json_is_the_answer():
+    found = answer(sequences=64, keep=3)
+    said = told("llama3-8b", "--gpus", 16, "--batch", 64, "--keep", 3, "--tokens", 1e12, "--price", 2)
+    assert [each["seconds"]["total"] for each in said["plans"]] == [each.time.total for each in found.plans]
+    assert said["plans"][0]["bytes"] == {**found.best.memory.parts, "total": found.best.memory.total}
+    assert said["plans"][0]["fit"]["verdict"] == "yes"
+    assert said["buys_seconds"] == found.buys
+    # money, time and energy by hand
+    steps = 1e12 / (64 * 8192)
+    seconds = steps * found.best.time.total
+    assert said["training"]["steps"] == pytest.approx(steps)
+    assert said["training"]["seconds"] == pytest.approx(seconds)
+    assert said["training"]["cost"] == pytest.approx(2 * 16 * seconds / 3600)
+    assert said["training"]["energy_joules"] == pytest.approx(700 * 16 * seconds)
+
+
+def test_a_model_by_its_file(tmp_path):
+    file = tmp_path / "small.json"
+    file.write_text(json.dumps(SMALL), encoding="utf-8")
+    said = told(file, "--gpus", 2)
+    assert (said["model"]["name"], said["model"]["num_layers"], said["model"]["tied"]) == ("small", 16, True)
+    assert told(file, "--gpus", 2, "--layers", 8)["plans"][0]["seconds"]["total"] < said["plans"][0]["seconds"]["total"]
+
+
+def test_a_card_and_a_network_of_ones_own():
+    base = told("llama3-8b", "--gpus", 16, "--batch", 64)
+    own = told(
+        "llama3-8b", "--gpus", 16, "--batch", 64, "--card-memory", 40, "--card-link", 100, "--network-rate", 10,
+        "--card-rate", 400, "--card-memory-rate", 1.5,
+    )  # fmt: skip
+    card = own["machine"]["accelerator"]
+    assert card["memory_bytes"] == 40 * GiB
+    assert card["link"]["link_bytes_per_s"] == 100 * GB
+    assert own["machine"]["network"]["link_bytes_per_s"] == 10 * GB
+    assert own["plans"][0]["bytes"]["total"] <= 40 * GiB < base["plans"][0]["bytes"]["total"]
+    assert own["plans"][0]["seconds"]["total"] > base["plans"][0]["seconds"]["total"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["llama3-71b", "--gpus", 8], "did you mean"),
+        (["llama3-8b", "--gpus", 0], "--gpus must be at least 1, not 0"),
+        (["llama3-8b", "--gpus", 12], "--gpus must be a multiple of --node=8, not 12"),
+        (["llama3-8b", "--gpus", 8, "--card", "H1000"], "--card 'H1000' is unknown"),
+        (["llama3-8b", "--gpus", 8, "--network", "string"], "--network 'string' is unknown"),
+        (["llama3-8b", "--gpus", 8, "--recipe", "13"], "recipe '13' is unknown"),
+        (["llama3-8b", "--gpus", 8, "--batch", 0], "--batch must be at least 1, not 0"),
+        (["llama3-8b", "--gpus", 8, "--price", 2], "--tokens must be given where --price or --watts is"),
+        (["llama3-8b", "--gpus", 8, "--tokens", 0], "--tokens must be finite and positive, not 0"),
+        (["llama3-8b", "--gpus", 8, "--card-memory", -1], "--card-memory must be finite and positive, not -1"),
+        (["llama3-8b", "--gpus", 8, "--heads", 3], "--hidden must be a multiple of --heads=3, not 4096"),
+        (["gpt2-124m", "--gpus", 2, "--seq", 2048], "learned positions"),
+        (["none.json", "--gpus", 8], "MODEL none.json cannot be read as JSON"),
+        (["llama3-70b", "--gpus", 8], "no plan of llama3-70b fits --gpus=8"),
+    ],
+)
+def test_what_is_not_possible_is_refused_with_what_is(arguments, message):
+    result = invoke(*arguments)
+    assert result.exit_code == 2, result.output
+    assert message in result.output
