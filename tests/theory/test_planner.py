@@ -27,11 +27,11 @@ SWEEP = [published.ultrascale(row) for row in rows("ultrascale_small")]
 
 # the errors that were reached, with one set of constants, and a small margin
 REACHED = {
-    "sc21_table1": 0.03,
-    "korthikanti_table3_5": 0.03,
+    "sc21_table1": 0.02,
+    "korthikanti_table3_5": 0.02,
     "llama3_table4": 0.08,
-    "megatron_h100_model_table": 0.10,
-    "llmfoundry_mpt_a100": 0.05,
+    "megatron_h100_model_table": 0.09,
+    "llmfoundry_mpt_a100": 0.06,
 }
 
 
@@ -77,6 +77,19 @@ def test_a_fit_moves_constants_towards_a_table_and_leaves_others():
     assert all(getattr(found, name) == getattr(start, name) for name in kept)
 
 
+def test_the_constants_are_what_a_fit_would_keep():
+    """A tenth more or less of any of them gains less than half a percent of the mean error."""
+
+    def loss(constants):
+        return np.mean([published.mean_error(runs, constants) for runs in TABLES.values()])
+
+    here = loss(FITTED)
+    for name in fitting.TIME_CONSTANTS:
+        for factor in (0.9, 1.1):
+            moved = replace(FITTED, **{name: factor * getattr(FITTED, name)})
+            assert loss(moved) > here - 0.005, name
+
+
 def test_the_constants_cannot_fit_anything():
     """A table whose times are ten times as long is not reached by any share below 1."""
     slow = [replace(run, seconds=run.seconds / 10) for run in TABLES["korthikanti_table3_5"]]
@@ -109,8 +122,8 @@ def test_the_bubble_is_the_laws():
     machine = eight(gpus=8)
     plan = Plan(pp=8, micro_batches=16)
     time = planner.step_time("llama3-8b", plan, machine)
-    # all that the pipeline repeats, over its micro-batches
-    repeated = time.total - time.bubble - time.optimizer - time.data_parallel
+    # what each stage repeats: the head makes the last one slower, and the others' work is what it waits for
+    repeated = time.total - time.bubble - time.optimizer - time.data_parallel - time.head
     assert time.bubble / repeated == pytest.approx(pp.bubble_overhead(8, 16))
     zero_bubble = planner.step_time("llama3-8b", plan.changed(schedule="ZB-H1"), machine)
     assert zero_bubble.bubble == pytest.approx(time.bubble / 3)

@@ -107,7 +107,7 @@ def step_terms(
         "context_parallel": m * slow * context,
         "pipeline_messages": m * messages,
         "data_parallel": _data_seconds(model, mesh, c.zero, m, micro, parameters, machine, k),
-        "bubble": _bubble_units(mesh.pp, c) * (micro + messages),
+        "bubble": _bubble_units(mesh.pp, c) * (layers * (busy + host) + messages),  # the other stages' micro-batches
     }
     return {name: np.broadcast_to(np.asarray(value, float), m.shape) for name, value in seconds.items()}
 
