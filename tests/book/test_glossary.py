@@ -54,7 +54,7 @@ def said(page: BeautifulSoup) -> dict[str, str]:
 def test_each_term_is_linked_once_where_it_is_running_text(html, stem):
     links = soup(html / "chapters" / f"{stem}.html").select("a.term")
     targets = [link["href"].removeprefix("glossary.html#") for link in links]
-    assert len(links) >= 8
+    assert len(links) >= 5
     assert len(set(targets)) == len(targets)
     entries = said(soup(html / "chapters" / "glossary.html"))
     for link, target in zip(links, targets, strict=True):
