@@ -8,6 +8,8 @@ import numpy as np
 from dtlib.grading.inputs import Array, Case, Cases, Rng, call
 from dtlib.grading.kinds import on_paper, values
 
+from .groups import place
+
 #: Rows and columns, the axes of the mesh that saved it and of the one that reads it, the farthest ranks first.
 KINDS = (
     ((4, 6), (("dp", 2), ("tp", 2)), (("dp", 3), ("tp", 2))), ((5, 8), (("dp", 3), ("tp", 4)), (("dp", 2), ("tp", 4))),
@@ -25,7 +27,7 @@ def draw(rng: Rng) -> Cases:
         n = int(np.prod([size for _, size in new]))
         ranks = {0, min(1, n - 1), n - 1, int(rng.integers(n))}
         cases += [case(rng, shape, dict(old), dict(new), rank) for rank in sorted(ranks)]
-    return [cases[place] for place in rng.permutation(len(cases))]
+    return [cases[number] for number in rng.permutation(len(cases))]
 
 
 def case(rng: Rng, shape: tuple[int, int], old: dict[str, int], new: dict[str, int], rank: int) -> dict[str, Any]:
@@ -39,10 +41,9 @@ def case(rng: Rng, shape: tuple[int, int], old: dict[str, int], new: dict[str, i
 
 def piece(whole: Array, axes: dict[str, int], rank: int) -> Array:
     """What a rank has: its columns, row after row, and of these its part."""
-    (first, _), (second, size) = axes.items()
-    place = dict(zip((first, second), divmod(rank, size), strict=True))
-    columns = np.split(whole, axes["tp"], axis=1)[place["tp"]]
-    return np.array_split(columns.reshape(-1), axes["dp"])[place["dp"]].copy()
+    at = place(axes, rank)
+    columns = np.split(whole, axes["tp"], axis=1)[at["tp"]]
+    return np.array_split(columns.reshape(-1), axes["dp"])[at["dp"]].copy()
 
 
 def right(case: Case) -> Array:
