@@ -10,9 +10,10 @@ Arguments out of range raise ``ValueError``, which names the argument, its value
 from . import fitting, published
 from .constants import FITTED, MEANING, Constants
 from .cost import Training, training
-from .memory import Fit, PlanMemory, fit, plan_memory
+from .memory import Fit, PlanMemory, fit, least_cards, plan_memory
 from .plan import SCHEDULES, Machine, Plan
-from .search import Answer, Found, default_sequences, search
+from .products import cuts_for, product_share
+from .search import Answer, Found, Timed, default_sequences, every_plan, search
 from .time import StepTime, step_time
 
 __all__ = [
@@ -27,11 +28,16 @@ __all__ = [
     "Plan",
     "PlanMemory",
     "StepTime",
+    "Timed",
     "Training",
+    "cuts_for",
     "default_sequences",
+    "every_plan",
     "fit",
     "fitting",
+    "least_cards",
     "plan_memory",
+    "product_share",
     "published",
     "search",
     "step_time",

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from dtlib.theory import pp, sp
 from dtlib.theory.breakdown import Breakdown
 from dtlib.theory.footprint import RankMemory, chunks_in_flight, piece_layers, rank_memory
-from dtlib.theory.models import Architecture, checked_model
+from dtlib.theory.formula import formula
+from dtlib.theory.hardware import Accelerator
+from dtlib.theory.memory import Recipe
+from dtlib.theory.memory import recipe as as_recipe
+from dtlib.theory.models import Architecture, checked_model, model_parameters
 
 from .constants import FITTED, Constants
 from .plan import Machine, Plan
@@ -52,6 +57,13 @@ class Fit:
         return "yes" if self.free_bytes > 0 else "no"
 
 
+@formula(
+    "planner.plan_memory",
+    source="derived here",
+    chapter="planner",
+    equation=r"M_\text{rank} = M_\text{states} + \gamma_a M_\text{activations} + \gamma_z M_\text{logits} "
+    r"+ M_\text{gathered} + M_\text{buffers} + R",
+)
 def plan_memory(model: Architecture | str, plan: Plan, constants: Constants = FITTED) -> PlanMemory:
     """Bytes of the fullest rank under `plan`, part by part; ``ValueError`` where the model cannot be cut like this."""
     model = checked_model(model)
@@ -64,6 +76,29 @@ def plan_memory(model: Architecture | str, plan: Plan, constants: Constants = FI
 def fit(memory: PlanMemory, machine: Machine, constants: Constants = FITTED) -> Fit:
     """`memory` against a card of `machine`, with the constants' margin for the error of the estimate."""
     return Fit(memory.total, machine.accelerator.memory_bytes, constants.margin * memory.total)
+
+
+@formula(
+    "planner.least_cards",
+    source="derived here",
+    chapter="planner",
+    equation=r"N \ge \frac{k\,\Psi}{M/(1+\mu) - R}",
+    use="With fewer cards no plan fits, whatever its degrees.",
+)
+def least_cards(
+    model: Architecture | str, accelerator: Accelerator, recipe: str | Recipe = "18-byte", constants: Constants = FITTED
+) -> int:
+    """Cards below which no plan fits a model.
+
+    The states of all Ψ parameters, k bytes each, exist at least once, so some card has k Ψ/N of them; beside them it
+    has what the runtime takes (R), and a margin μ is left. Activations are not counted, so more may be needed.
+    ``ValueError`` where a card has no room beside the runtime.
+    """
+    psi, per_param = model_parameters(checked_model(model)).total, as_recipe(recipe).bytes_per_param
+    room = accelerator.memory_bytes / (1 + constants.margin) - constants.runtime_bytes
+    if room <= 0:
+        raise ValueError(f"accelerator must have room beside the runtime's {constants.runtime_bytes:.0f} bytes")
+    return math.ceil(per_param * psi / room)
 
 
 def _of_stage(model: Architecture, plan: Plan, found: RankMemory, stage: int, constants: Constants) -> PlanMemory:

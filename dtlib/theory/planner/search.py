@@ -85,7 +85,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class _Timed:
+class Timed:
     """The plans of one mesh: a column of each choice, their seconds, and a bound from below of their bytes."""
 
     mesh: Plan
@@ -94,6 +94,7 @@ class _Timed:
     least_bytes: NDArray[np.float64]
 
     def plan(self, index: int) -> Plan:
+        """The plan in row `index`."""
         return self.mesh.changed(**{name: column[index].item() for name, column in self.choices.items()})
 
 
@@ -129,11 +130,7 @@ def search(
     number = default_sequences(machine.gpus, seq)
     sequences = number if sequences is None else whole("sequences", sequences, 1)
     keep = whole("keep", keep, 1)
-    timed = [
-        _timed(model, mesh, sequences, machine, constants) for mesh in _meshes(model, machine, seq, sequences, recipe)
-    ]
-    if not timed:
-        raise ValueError(f"sequences must be a multiple of a dp that gpus={machine.gpus} allows, not {sequences}")
+    timed = every_plan(model, machine, sequences=sequences, seq=seq, recipe=recipe, constants=constants)
     usable = machine.accelerator.memory_bytes / (1 + constants.margin)
     plans, too_large = _fastest(model, timed, machine, usable, keep, constants)
     if not plans:
@@ -142,6 +139,23 @@ def search(
     buys["memory"] = (too_large or plans[0]).time.total
     looked_at = sum(len(each.seconds) for each in timed)
     return Answer(model, machine, sequences, tuple(plans), looked_at, too_large, buys)
+
+
+def every_plan(
+    model: Architecture | str,
+    machine: Machine,
+    *,
+    sequences: int,
+    seq: int,
+    recipe: str = "18-byte",
+    constants: Constants = FITTED,
+) -> list[Timed]:
+    """All plans that `search` looks at, timed, mesh by mesh, whether they fit or not; ``ValueError`` for none."""
+    model = checked_model(model)
+    meshes = _meshes(model, machine, seq, sequences, recipe)
+    if timed := [_timed(model, mesh, sequences, machine, constants) for mesh in meshes]:
+        return timed
+    raise ValueError(f"sequences must be a multiple of a dp that gpus={machine.gpus} allows, not {sequences}")
 
 
 def _meshes(model: Architecture, machine: Machine, seq: int, sequences: int, recipe: str) -> Iterator[Plan]:
@@ -158,7 +172,7 @@ def _meshes(model: Architecture, machine: Machine, seq: int, sequences: int, rec
                 yield Plan(dp=dp, tp=tp, pp=pp, cp=cp, seq=seq, recipe=recipe)
 
 
-def _timed(model: Architecture, mesh: Plan, sequences: int, machine: Machine, k: Constants) -> _Timed:
+def _timed(model: Architecture, mesh: Plan, sequences: int, machine: Machine, k: Constants) -> Timed:
     per_rank, pp, seq = sequences // mesh.dp, mesh.pp, mesh.seq_of(model) // mesh.cp
     batches = [b for b in range(1, per_rank + 1) if per_rank % b == 0]
     pieces = [(b, v, name) for b in batches for v, name in _schedules(model.num_layers, pp, per_rank // b)]
@@ -183,7 +197,7 @@ def _timed(model: Architecture, mesh: Plan, sequences: int, machine: Machine, k:
     least = by_stage[zero] + k.activation_factor * entries + k.runtime_bytes
     if pp == 1:  # the same rank has the logits
         least = least + k.logit_factor * 8 * b * seq * (model.vocab // mesh.tp)
-    return _Timed(mesh, choices, np.sum([*terms.values()], axis=0), least)
+    return Timed(mesh, choices, np.sum([*terms.values()], axis=0), least)
 
 
 def _schedules(num_layers: int, pp: int, micro_batches: int) -> list[tuple[int, str]]:
@@ -200,7 +214,7 @@ def _schedules(num_layers: int, pp: int, micro_batches: int) -> list[tuple[int, 
 
 
 def _fastest(
-    model: Architecture, timed: list[_Timed], machine: Machine, usable: float, keep: int, k: Constants
+    model: Architecture, timed: list[Timed], machine: Machine, usable: float, keep: int, k: Constants
 ) -> tuple[list[Found], Found | None]:
     """The best plans that fit `usable` bytes, and the fastest before them that a tenth more would let in."""
     which = np.repeat(np.arange(len(timed)), [len(each.seconds) for each in timed])
@@ -258,7 +272,7 @@ def _buys(model: Architecture, best: Found, machine: Machine, k: Constants) -> d
 
 
 def _nothing(
-    model: Architecture, timed: list[_Timed], machine: Machine, seq: int, sequences: int, recipe: str, k: Constants
+    model: Architecture, timed: list[Timed], machine: Machine, seq: int, sequences: int, recipe: str, k: Constants
 ) -> str:
     """What to say where nothing fits: the plan that needs the least, and the nearest machine on which one fits."""
     smallest = min(timed, key=lambda each: float(each.least_bytes.min()))

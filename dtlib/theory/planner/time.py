@@ -20,11 +20,13 @@ from dtlib.theory import cluster, cp, pp, sp, tp
 from dtlib.theory.activations import layer_activations
 from dtlib.theory.breakdown import Breakdown
 from dtlib.theory.footprint import piece_layers, stage_parameters
+from dtlib.theory.formula import formula
 from dtlib.theory.memory import recipe
 from dtlib.theory.models import Architecture, checked_model, layer_of_rank
 
 from .constants import FITTED, Constants
 from .plan import Machine, Plan
+from .products import product_seconds
 
 Column = NDArray[Any]
 CHOICES = ("zero", "sequence_parallel", "micro_batch", "micro_batches", "chunks", "schedule", "recompute")
@@ -54,6 +56,13 @@ class StepTime(Breakdown):
     bubble: float
 
 
+@formula(
+    "planner.step_time",
+    source="derived here",
+    chapter="planner",
+    equation=r"T = \left(m + \mu_p\right)\frac{l}{p}\left(T_\text{computed} + T_\text{tp} + T_\text{cp}\right) "
+    r"+ m\,T_\text{pp} + T_\text{dp} + T_\text{update}",
+)
 def step_time(model: Architecture | str, plan: Plan, machine: Machine, constants: Constants = FITTED) -> StepTime:
     """Seconds of a step of `plan`, term by term. ``ValueError`` where model, plan and machine do not go together."""
     model = checked_model(model)
@@ -140,11 +149,6 @@ def _rates(machine: Machine, k: Constants) -> tuple[float, float]:
     return measured * k.matmul_share, card.memory_bytes_per_s
 
 
-def _product(m: Any, k: float, n: float, flop_per_s: float, bytes_per_s: float) -> Any:
-    """Seconds of a product of (m, k) and (k, n) in 16 bits."""
-    return 2 * m * k * n / flop_per_s + 2 * (m * k + k * n + m * n) / bytes_per_s
-
-
 def _layer(
     model: Architecture, mesh: Plan, b: Column, split: Column, machine: Machine, k: Constants
 ) -> dict[str, Column]:
@@ -155,7 +159,7 @@ def _layer(
     tokens = b * s
     q, kv, f = model.query_width / t, max(model.kv_width / t, model.head_dim), model.ffn_hidden / t
     shapes = [(h, q + 2 * kv), (q, h), (h, f * (2 if model.gated else 1)), (f, h)]
-    products = [_product(tokens, rows, columns, rate, operands) for rows, columns in shapes]
+    products = [product_seconds(tokens, rows, columns, rate, operands) for rows, columns in shapes]
     kept = {each: kept_bytes(model, s, t, each, mesh.attention, mesh.dropout) for each in (False, True)}
     elementwise = b * np.where(split, kept[True], kept[False]) * k.kept_passes / memory
     # a rank of a context group has s queries of s · cp keys, of which a causal mask leaves half
@@ -163,7 +167,7 @@ def _layer(
     if mesh.attention == "flash":
         attention = scores / 2 / (_rates(machine, k)[0] / k.matmul_share * k.attention_share)
     else:
-        attention = b * model.num_heads / t * 2 * _product(s, model.head_dim, s, rate, operands)
+        attention = b * model.num_heads / t * 2 * product_seconds(s, model.head_dim, s, rate, operands)
     return {"matmuls": sum(products), "last": products[-1], "attention": attention, "elementwise": elementwise}
 
 
@@ -171,7 +175,7 @@ def _head(model: Architecture, mesh: Plan, b: Column, machine: Machine, k: Const
     """Seconds of the head and the loss, forward: the logits are written and read in fp32 as well."""
     rate, memory = _rates(machine, k)
     tokens, columns = b * (mesh.seq_of(model) // mesh.cp), model.vocab / mesh.tp
-    product = _product(tokens, model.hidden, columns, rate, memory / k.operand_passes)
+    product = product_seconds(tokens, model.hidden, columns, rate, memory / k.operand_passes)
     return np.asarray(product + 8 * tokens * columns * k.kept_passes / memory)
 
 
