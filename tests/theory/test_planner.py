@@ -204,9 +204,70 @@ def test_what_does_not_fit_is_told_with_the_nearest_that_does():
         planner.search("llama3-70b", eight())
 
 
+def test_degrees_may_be_held_fixed():
+    asked = {"dp": 4, "tp": 8, "pp": 4}
+    machine = eight(gpus=128)
+    found = planner.search("llama3-70b", machine, degrees=asked)
+    assert {(each.plan.dp, each.plan.tp, each.plan.pp, each.plan.cp) for each in found.plans} == {(4, 8, 4, 1)}
+    free = planner.search("llama3-70b", machine)
+    assert free.best.time.total <= found.best.time.total
+    assert found.looked_at < free.looked_at
+    one = planner.search("llama3-70b", machine, degrees={"tp": free.best.plan.tp})
+    assert one.best.plan == free.best.plan
+
+
+def test_fixed_degrees_that_do_not_fit_are_told_with_others_that_do():
+    with pytest.raises(ValueError, match=r"no plan of llama3-70b .*tp 1, .*cp 1, .*; other degrees do \(dp"):
+        planner.search("llama3-70b", eight(gpus=128), degrees={"tp": 1, "cp": 1}, seq=2**17, sequences=128)
+
+
+def test_every_plan_has_the_seconds_of_step_time():
+    machine, random = eight(gpus=16), np.random.default_rng(0)
+    timed = planner.every_plan("llama3-8b", machine, sequences=64, seq=8192)
+    for each in timed:
+        row = int(random.integers(len(each.seconds)))
+        plan = each.plan(row)
+        assert each.seconds[row] == pytest.approx(planner.step_time("llama3-8b", plan, machine).total)
+        assert each.least_bytes[row] <= planner.plan_memory("llama3-8b", plan).total * 1.0001
+
+
+def test_a_product_takes_its_operations_and_its_operands():
+    share = planner.product_share(64, 128, 256, 1e12, 1e9)
+    operations, operands = 2 * 64 * 128 * 256 / 1e12, 2 * (64 * 128 + 128 * 256 + 64 * 256) / 1e9
+    assert share == pytest.approx(operations / (operations + operands))
+    assert planner.product_share(64, 128, 256, 1e12, 1e9, element_bytes=4) < share
+    assert list(planner.product_share([64, 64], 128, 256, 1e12, 1e9)) == [share, share]
+
+
+@pytest.mark.parametrize("share", [0.5, 0.8, 0.95])
+def test_cut_so_often_a_product_has_the_share(share):
+    sides, rates = (8192, 4096, 14336), (600e12, 4e12)
+    cuts = planner.cuts_for(share, *sides, *rates)
+    if cuts == 0:
+        assert planner.product_share(*sides, *rates) < share
+    else:
+        assert planner.product_share(*sides[:2], sides[2] / cuts, *rates) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("recipe", ["12-byte", "18-byte"])
+def test_no_search_finds_a_plan_below_the_least_number_of_cards(recipe):
+    for name in ("llama3-8b", "llama2-13b", "qwen2.5-32b"):
+        least = planner.least_cards(name, hardware.accelerator("H100"), recipe)
+        gpus = 2 ** int(np.ceil(np.log2(least)))
+        assert gpus // 2 < least
+        if gpus > 1:
+            with pytest.raises(ValueError, match="no plan of"):
+                planner.search(name, eight(gpus=gpus // 2, node=min(8, gpus // 2)), recipe=recipe)
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [
+        (lambda: planner.search("llama3-8b", eight(), degrees={"tp": 3}), r"tp must be one of 1, 2, 4, 8 with gpus=8"),
+        (lambda: planner.search("llama3-8b", eight(), degrees={"tp": 4, "pp": 4}), r"tp=4 and pp=4 do not go together"),
+        (lambda: planner.search("llama3-8b", eight(), degrees={"ep": 4}), r"degrees must be some of dp, .* not ep"),
+        (lambda: planner.cuts_for(1.0, 8, 8, 8, 1, 1), r"share must be between 0 and 1, not 1.0"),
+        (lambda: planner.product_share(0, 8, 8, 1, 1), r"m must be finite and positive, not 0"),
         (lambda: eight(gpus=12), r"gpus must be a multiple of node=8, not 12"),
         (lambda: eight(gpus=0), r"gpus must be at least 1, not 0"),
         (lambda: Plan(schedule="GPipe"), r"schedule must be one of 1F1B, interleaved, ZB-H1, not 'GPipe'"),

@@ -8,12 +8,13 @@ Arguments out of range raise ``ValueError``, which names the argument, its value
 """
 
 from . import fitting, published
+from .answer import Answer, Found
 from .constants import FITTED, MEANING, Constants
 from .cost import Training, training
 from .memory import Fit, PlanMemory, fit, least_cards, plan_memory
 from .plan import SCHEDULES, Machine, Plan
 from .products import cuts_for, product_share
-from .search import Answer, Found, Timed, default_sequences, every_plan, search
+from .search import Timed, default_sequences, every_plan, search
 from .time import StepTime, step_time
 
 __all__ = [

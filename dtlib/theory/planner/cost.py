@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from dtlib.theory.hardware import POWER_WATTS, Accelerator
 from dtlib.theory.valid import amount
 
-from .search import Answer
+from .answer import Answer
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,10 @@ class Fit:
     r"+ M_\text{gathered} + M_\text{buffers} + R",
 )
 def plan_memory(model: Architecture | str, plan: Plan, constants: Constants = FITTED) -> PlanMemory:
-    """Bytes of the fullest rank under `plan`, part by part; ``ValueError`` where the model cannot be cut like this."""
+    """Bytes of the fullest rank, part by part.
+
+    What `footprint` counts for `plan`, times what libraries add. ``ValueError`` where the model is not cut like this.
+    """
     model = checked_model(model)
     setup = plan.setup(model)
     stages = sorted({0, min(1, plan.pp - 1), plan.pp - 1})  # the first, one without ends, the last

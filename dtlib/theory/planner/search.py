@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -11,77 +11,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtlib.theory.footprint import stage_parameters
-from dtlib.theory.memory import training_flops_per_token
-from dtlib.theory.models import Architecture, checked_model, model_parameters, tp_degrees
+from dtlib.theory.models import Architecture, checked_model, tp_degrees
 from dtlib.theory.units import format_bytes
 from dtlib.theory.valid import whole
 from dtlib.theory.zero import states
 
+from .answer import Answer, Found, what_buys
 from .constants import FITTED, Constants
-from .memory import Fit, PlanMemory, fit, plan_memory
+from .memory import PlanMemory, fit, plan_memory
 from .plan import Machine, Plan
-from .time import CHOICES, StepTime, kept_bytes, stage_sizes, step_terms, step_time
+from .time import CHOICES, kept_bytes, stage_sizes, step_terms, step_time
 
 LEAST_TOKENS = 512
 """Fewer tokens of a sequence on a rank of a context group are not looked at: they fill no product."""
-
-
-@dataclass(frozen=True)
-class Found:
-    """A plan with its seconds and bytes, term by term."""
-
-    plan: Plan
-    time: StepTime
-    memory: PlanMemory
-    fit: Fit
-
-    @property
-    def bottleneck(self) -> str:
-        """What takes the most time, apart from the products of matrices, which the model needs."""
-        parts = {name: value for name, value in self.time.parts.items() if name != "matmuls"}
-        return max(parts, key=lambda name: parts[name])
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a search found.
-
-    `plans` are the best of each mesh, the fastest first. `looked_at` counts all plans that were timed. `too_large` is
-    the fastest that a tenth more memory would let in, or None. `buys` has for a tenth more of each resource
-    (memory, the card's rate, its memory's rate, both links) and for twice the cards the seconds that the best plan then
-    takes; for memory those of `too_large`.
-    """
-
-    model: Architecture
-    machine: Machine
-    sequences: int
-    plans: tuple[Found, ...]
-    looked_at: int
-    too_large: Found | None
-    buys: dict[str, float]
-
-    @property
-    def best(self) -> Found:
-        """The fastest plan that fits."""
-        return self.plans[0]
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of a step."""
-        return self.sequences * self.best.plan.seq_of(self.model)
-
-    def mfu(self, found: Found) -> float:
-        """Model FLOPs utilisation of a plan, 0 to 1: 6Ψ + 12 l h s operations a token."""
-        model, seq = self.model, found.plan.seq_of(self.model)
-        flops = training_flops_per_token(model_parameters(model).total, model.num_layers, model.hidden, seq).model
-        peak = self.machine.accelerator.half_flop_per_s * self.machine.gpus
-        return flops * self.tokens / found.time.total / peak
-
-    def lost_to(self, found: Found) -> dict[str, float]:
-        """Seconds that `found` takes more than the best plan in each term (negative: less), the largest first."""
-        best = self.best.time.parts
-        more = {name: value - best[name] for name, value in found.time.parts.items()}
-        return dict(sorted(more.items(), key=lambda each: -each[1]))
 
 
 @dataclass(frozen=True)
@@ -116,26 +58,30 @@ def search(
     seq: int | None = None,
     recipe: str = "18-byte",
     keep: int = 5,
+    degrees: Mapping[str, int] | None = None,
     constants: Constants = FITTED,
 ) -> Answer:
     """The fastest plans of `model` on all cards of `machine`, of `sequences` sequences of `seq` tokens a step.
 
     Every degree that the model divides by, every ZeRO stage, sequence parallelism, micro-batch, schedule, number of
-    equal chunks and recompute is timed; flash attention, no dropout. A plan is taken where its memory fits with the
-    margin added: ``fit.verdict`` is ``"yes"``. ``ValueError`` for arguments out of range and where nothing fits: it
-    says what is missing and from how many cards on a plan fits.
+    equal chunks and recompute is timed; flash attention, no dropout. `degrees` holds some of dp, tp, pp and cp fixed.
+    A plan is taken where its memory fits with the margin added: ``fit.verdict`` is ``"yes"``. ``ValueError`` for
+    arguments out of range and where nothing fits: it says what is missing, and the nearest plan that fits, with other
+    degrees or on more cards.
     """
     model = checked_model(model)
     seq = model.seq if seq is None else whole("seq", seq, 1)
     number = default_sequences(machine.gpus, seq)
     sequences = number if sequences is None else whole("sequences", sequences, 1)
     keep = whole("keep", keep, 1)
-    timed = every_plan(model, machine, sequences=sequences, seq=seq, recipe=recipe, constants=constants)
+    timed = every_plan(
+        model, machine, sequences=sequences, seq=seq, recipe=recipe, degrees=degrees, constants=constants
+    )
     usable = machine.accelerator.memory_bytes / (1 + constants.margin)
     plans, too_large = _fastest(model, timed, machine, usable, keep, constants)
     if not plans:
-        raise ValueError(_nothing(model, timed, machine, seq, sequences, recipe, constants))
-    buys = _buys(model, plans[0], machine, constants)
+        raise ValueError(_nothing(model, timed, machine, seq, sequences, recipe, 0 if degrees else 1, constants))
+    buys = what_buys(model, plans[0], machine, constants)
     buys["memory"] = (too_large or plans[0]).time.total
     looked_at = sum(len(each.seconds) for each in timed)
     return Answer(model, machine, sequences, tuple(plans), looked_at, too_large, buys)
@@ -148,14 +94,30 @@ def every_plan(
     sequences: int,
     seq: int,
     recipe: str = "18-byte",
+    degrees: Mapping[str, int] | None = None,
     constants: Constants = FITTED,
 ) -> list[Timed]:
     """All plans that `search` looks at, timed, mesh by mesh, whether they fit or not; ``ValueError`` for none."""
-    model = checked_model(model)
-    meshes = _meshes(model, machine, seq, sequences, recipe)
-    if timed := [_timed(model, mesh, sequences, machine, constants) for mesh in meshes]:
-        return timed
-    raise ValueError(f"sequences must be a multiple of a dp that gpus={machine.gpus} allows, not {sequences}")
+    model, fixed = checked_model(model), {name: whole(name, size, 1) for name, size in (degrees or {}).items()}
+    if set(fixed) - {"dp", "tp", "pp", "cp"}:
+        raise ValueError(f"degrees must be some of dp, tp, pp and cp, not {', '.join(fixed)}")
+    meshes = list(_meshes(model, machine, seq, sequences, recipe))
+    if not meshes:
+        raise ValueError(f"sequences must be a multiple of a dp that gpus={machine.gpus} allows, not {sequences}")
+    chosen = [mesh for mesh in meshes if all(getattr(mesh, name) == size for name, size in fixed.items())]
+    if not chosen:
+        raise ValueError(_impossible(fixed, meshes, machine.gpus))
+    return [_timed(model, mesh, sequences, machine, constants) for mesh in chosen]
+
+
+def _impossible(fixed: Mapping[str, int], meshes: Sequence[Plan], gpus: int) -> str:
+    """What to say where no mesh has these degrees: which ones each axis may have, or that they do not go together."""
+    for name, size in fixed.items():
+        possible = sorted({getattr(mesh, name) for mesh in meshes})
+        if size not in possible:
+            return f"{name} must be one of {', '.join(map(str, possible))} with gpus={gpus}, not {size}"
+    said = " and ".join(f"{name}={size}" for name, size in fixed.items())
+    return f"{said} do not go together with gpus={gpus}, the model's sizes and the batch"
 
 
 def _meshes(model: Architecture, machine: Machine, seq: int, sequences: int, recipe: str) -> Iterator[Plan]:
@@ -246,35 +208,14 @@ def _found(model: Architecture, plan: Plan, memory: PlanMemory, machine: Machine
     return Found(plan, step_time(model, plan, machine, k), memory, fit(memory, machine, k))
 
 
-def _buys(model: Architecture, best: Found, machine: Machine, k: Constants) -> dict[str, float]:
-    """Seconds of the best plan with a tenth more of each resource, and with twice the cards in dp."""
-    card = machine.accelerator
-    measured = card.measured_half_flop_per_s
-    faster = replace(
-        card, half_flop_per_s=1.1 * card.half_flop_per_s, measured_half_flop_per_s=measured and 1.1 * measured
-    )
-
-    def link(of: Any) -> Any:
-        return replace(of, link_bytes_per_s=1.1 * of.link_bytes_per_s)
-
-    tried = {
-        "matmul rate": replace(machine, accelerator=faster),
-        "memory rate": replace(machine, accelerator=replace(card, memory_bytes_per_s=1.1 * card.memory_bytes_per_s)),
-        "link inside": replace(machine, accelerator=replace(card, link=link(card.link))),
-        "link across": replace(machine, network=link(machine.network)),
-    }
-    seconds = {name: step_time(model, best.plan, each, k).total for name, each in tried.items()}
-    m = best.plan.micro_batches
-    if m % 2 == 0 and machine.gpus % machine.node == 0 and (m // 2 % best.plan.pp == 0 or best.plan.chunks == 1):
-        wider = best.plan.changed(dp=2 * best.plan.dp, micro_batches=m // 2)
-        seconds["twice the cards"] = step_time(model, wider, replace(machine, gpus=2 * machine.gpus), k).total
-    return seconds
-
-
 def _nothing(
-    model: Architecture, timed: list[Timed], machine: Machine, seq: int, sequences: int, recipe: str, k: Constants
-) -> str:
-    """What to say where nothing fits: the plan that needs the least, and the nearest machine on which one fits."""
+    model: Architecture, timed: list[Timed], machine: Machine, seq: int, sequences: int, recipe: str, first: int,
+    k: Constants,
+) -> str:  # fmt: skip
+    """What to say where nothing fits: the plan that needs the least, and the nearest machine on which one fits.
+
+    The cards are doubled, `first` times at first: 0 where other degrees may do.
+    """
     smallest = min(timed, key=lambda each: float(each.least_bytes.min()))
     plan = smallest.plan(int(smallest.least_bytes.argmin()))
     needed = plan_memory(model, plan, k).total * (1 + k.margin)
@@ -284,7 +225,7 @@ def _nothing(
         f"{format_bytes(needed, digits=3)} with a margin of {k.margin:.0%} (dp {plan.dp}, tp {plan.tp}, pp {plan.pp}, "
         f"cp {plan.cp}, ZeRO {plan.zero}, recompute {plan.recompute})"
     )
-    for doublings in range(1, 11):
+    for doublings in range(first, 11):
         gpus = machine.gpus * 2**doublings
         more = replace(machine, gpus=gpus, node=gpus if gpus <= 8 else machine.node)
         if (more.gpus % more.node) or not (meshes := list(_meshes(model, more, seq, sequences, recipe))):
@@ -293,5 +234,6 @@ def _nothing(
         plans, _ = _fastest(model, wider, more, machine.accelerator.memory_bytes / (1 + k.margin), 1, k)
         if plans:
             p = plans[0].plan
-            return said + f"; {gpus} do (dp {p.dp}, tp {p.tp}, pp {p.pp}, cp {p.cp}, ZeRO {p.zero})"
+            which = f"{gpus}" if doublings else "other degrees"
+            return said + f"; {which} do (dp {p.dp}, tp {p.tp}, pp {p.pp}, cp {p.cp}, ZeRO {p.zero})"
     return said

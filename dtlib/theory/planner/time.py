@@ -64,7 +64,11 @@ class StepTime(Breakdown):
     r"+ m\,T_\text{pp} + T_\text{dp} + T_\text{update}",
 )
 def step_time(model: Architecture | str, plan: Plan, machine: Machine, constants: Constants = FITTED) -> StepTime:
-    """Seconds of a step of `plan`, term by term. ``ValueError`` where model, plan and machine do not go together."""
+    """Seconds of a step, term by term.
+
+    Of the slowest stage under `plan`, as the module explains. ``ValueError`` where model, plan and machine do not go
+    together.
+    """
     model = checked_model(model)
     plan.setup(model)
     if plan.world_size != machine.gpus:

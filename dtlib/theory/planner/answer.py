@@ -1,0 +1,97 @@
+"""What a search answers: the best plans, why the others lost, and what more of each resource would buy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dtlib.theory.memory import training_flops_per_token
+from dtlib.theory.models import Architecture, model_parameters
+
+from .constants import Constants
+from .memory import Fit, PlanMemory
+from .plan import Machine, Plan
+from .time import StepTime, step_time
+
+
+@dataclass(frozen=True)
+class Found:
+    """A plan with its seconds and bytes, term by term."""
+
+    plan: Plan
+    time: StepTime
+    memory: PlanMemory
+    fit: Fit
+
+    @property
+    def bottleneck(self) -> str:
+        """What takes the most time, apart from the products of matrices, which the model needs."""
+        parts = {name: value for name, value in self.time.parts.items() if name != "matmuls"}
+        return max(parts, key=lambda name: parts[name])
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a search found.
+
+    `plans` are the best of each mesh, the fastest first. `looked_at` counts all plans that were timed. `too_large` is
+    the fastest that a tenth more memory would let in, or None. `buys` has for a tenth more of each resource
+    (memory, the card's rate, its memory's rate, both links) and for twice the cards the seconds that the best plan then
+    takes; for memory those of `too_large`.
+    """
+
+    model: Architecture
+    machine: Machine
+    sequences: int
+    plans: tuple[Found, ...]
+    looked_at: int
+    too_large: Found | None
+    buys: dict[str, float]
+
+    @property
+    def best(self) -> Found:
+        """The fastest plan that fits."""
+        return self.plans[0]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a step."""
+        return self.sequences * self.best.plan.seq_of(self.model)
+
+    def mfu(self, found: Found) -> float:
+        """Model FLOPs utilisation of a plan, 0 to 1: 6Ψ + 12 l h s operations a token."""
+        model, seq = self.model, found.plan.seq_of(self.model)
+        flops = training_flops_per_token(model_parameters(model).total, model.num_layers, model.hidden, seq).model
+        peak = self.machine.accelerator.half_flop_per_s * self.machine.gpus
+        return flops * self.tokens / found.time.total / peak
+
+    def lost_to(self, found: Found) -> dict[str, float]:
+        """Seconds that `found` takes more than the best plan in each term (negative: less), the largest first."""
+        best = self.best.time.parts
+        more = {name: value - best[name] for name, value in found.time.parts.items()}
+        return dict(sorted(more.items(), key=lambda each: -each[1]))
+
+
+def what_buys(model: Architecture, best: Found, machine: Machine, k: Constants) -> dict[str, float]:
+    """Seconds of the best plan with a tenth more of each resource, and with twice the cards in dp."""
+    card = machine.accelerator
+    measured = card.measured_half_flop_per_s
+    faster = replace(
+        card, half_flop_per_s=1.1 * card.half_flop_per_s, measured_half_flop_per_s=measured and 1.1 * measured
+    )
+
+    def link(of: Any) -> Any:
+        return replace(of, link_bytes_per_s=1.1 * of.link_bytes_per_s)
+
+    tried = {
+        "matmul rate": replace(machine, accelerator=faster),
+        "memory rate": replace(machine, accelerator=replace(card, memory_bytes_per_s=1.1 * card.memory_bytes_per_s)),
+        "link inside": replace(machine, accelerator=replace(card, link=link(card.link))),
+        "link across": replace(machine, network=link(machine.network)),
+    }
+    seconds = {name: step_time(model, best.plan, each, k).total for name, each in tried.items()}
+    m = best.plan.micro_batches
+    if m % 2 == 0 and machine.gpus % machine.node == 0 and (m // 2 % best.plan.pp == 0 or best.plan.chunks == 1):
+        wider = best.plan.changed(dp=2 * best.plan.dp, micro_batches=m // 2)
+        seconds["twice the cards"] = step_time(model, wider, replace(machine, gpus=2 * machine.gpus), k).total
+    return seconds
