@@ -22,7 +22,7 @@ from dtlib import theory
 CHAPTERS = {
     "memory": "memory", "collectives": "collectives", "dp": "data parallelism", "zero": "ZeRO",
     "activations": "activations", "tp": "tensor parallelism", "sp": "sequence parallelism",
-    "cp": "context parallelism", "pp": "pipeline parallelism", "threed": "three dimensions",
+    "cp": "context parallelism", "pp": "pipeline parallelism", "threed": "three dimensions", "planner": "the planner",
 }  # fmt: skip
 """What the page on notation calls the chapters, by stem, in the order of the book."""
 DERIVED = {
@@ -80,6 +80,10 @@ DERIVED = {
     "eq-pp-sent": "pp.boundary_elements",
     "eq-pp-hide": "pp.hiding_width",
     "thm-threed-crossing": "threed.tp_over_dp_tokens threed.pp_over_dp_tokens",
+    "thm-planner-least": "planner.least_cards",
+    "thm-planner-share": "planner.product_share planner.cuts_for",
+    "eq-planner-step": "planner.step_time",
+    "eq-planner-memory": "planner.plan_memory",
 }
 """What is derived in or at each theorem and equation, by label."""
 SECTIONS = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import TypeVar
 
 Preset = TypeVar("Preset")
@@ -16,7 +17,7 @@ def find(what: str, name: str, known: Mapping[str, Preset]) -> Preset:
     Otherwise ``ValueError``: it lists the names that fit, or those that look like `name`, or all of them. `what` says
     what they are names of.
     """
-    wanted = _words(name) if isinstance(name, str) else []
+    wanted = _words(name) if isinstance(name, str) else ()
     exact = [each for each in known if _words(each) == wanted]
     some = [each for each in known if wanted and _contains(_words(each), wanted)]
     found = exact or some
@@ -30,12 +31,13 @@ def find(what: str, name: str, known: Mapping[str, Preset]) -> Preset:
     raise ValueError(f"name {name!r} of {what} is unknown; {hint}")
 
 
-def _words(name: str) -> list[str]:
+@lru_cache(maxsize=1024)
+def _words(name: str) -> tuple[str, ...]:
     """Runs of letters and runs of digits: ``"NVLink4"`` and ``"nvlink 4"`` are the same two words."""
-    return re.findall(r"[a-z]+|\d+", name.lower())
+    return tuple(re.findall(r"[a-z]+|\d+", name.lower()))
 
 
-def _contains(words: list[str], wanted: list[str]) -> bool:
+def _contains(words: tuple[str, ...], wanted: tuple[str, ...]) -> bool:
     """Whether `wanted` are among `words`, in this order."""
     rest = iter(words)
     return all(word in rest for word in wanted)

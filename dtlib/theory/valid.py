@@ -48,8 +48,13 @@ def ranks(n: Any) -> int:
     return whole("n", n, 1)
 
 
+_SAFE = 2**1000  # every int up to here is a finite double
+
+
 def amount(name: str, value: Any, *, positive: bool = False) -> Any:
     """`value`, a number or an array or list of them; ``ValueError`` unless it is finite and not negative."""
+    if type(value) in (int, float) and (0 < value < _SAFE or (value == 0 and not positive)):
+        return value  # most are, and a search asks a million times
     rule = "positive" if positive else "zero or more"
     try:
         if isinstance(value, (bool, np.bool_, str, bytes)):

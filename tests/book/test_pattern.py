@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-LESSONS = ("threed", "tp", "sp", "cp", "pp", "dp", "collectives", "activations", "memory", "zero")
+LESSONS = ("planner", "threed", "tp", "sp", "cp", "pp", "dp", "collectives", "activations", "memory", "zero")
 """The chapters that are written as lessons."""
 MOST = {"cells": 60, "words": 3500, "visible lines": 250, "lines in the median cell": 6}
 FEWEST_FIGURES = 8
