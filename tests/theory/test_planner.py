@@ -1,6 +1,7 @@
 """The planner against runs that others measured, and against the rooms of theory that it puts together."""
 
 import csv
+import json
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 from dtlib.theory import footprint, hardware, models, planner, pp
 from dtlib.theory.planner import FITTED, Machine, Plan, fitting, published
 
-DATA = Path(__file__).parents[2] / "chapters" / "data"
+ROOT = Path(__file__).parents[2]
+DATA, RESULTS = ROOT / "chapters" / "data", ROOT / "benchmarks" / "results"
 
 
 def rows(table):
@@ -88,6 +90,13 @@ def test_the_constants_are_what_a_fit_would_keep():
         for factor in (0.9, 1.1):
             moved = replace(FITTED, **{name: factor * getattr(FITTED, name)})
             assert loss(moved) > here - 0.005, name
+
+
+@pytest.mark.soak
+def test_the_committed_errors_are_those_of_a_fit_without_each_table():
+    committed = json.loads((RESULTS / "planner-cpu-2-cores.json").read_text("utf-8"))
+    assert committed["with"] == pytest.approx({name: published.mean_error(runs) for name, runs in TABLES.items()})
+    assert committed["left_out"] == pytest.approx(fitting.left_out_errors(TABLES), rel=1e-3)
 
 
 def test_the_constants_cannot_fit_anything():
