@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 # numpy, rich and dtlib.theory are imported by the functions that need them: --help answers at once.
 
+_DEGREES = ("dp", "tp", "pp", "cp")
 _SIZES = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
 
 
@@ -24,6 +25,13 @@ def _sizes(command: Any) -> Any:
     """The flags of a model's sizes, the last first, since decorators are applied from the inside out."""
     for name in reversed(_SIZES):
         command = click.option(f"--{name.replace('_', '-')}", type=int, help=f"Change the model: its {name}.")(command)
+    return command
+
+
+def _degrees(command: Any) -> Any:
+    """A flag for each degree that may be held fixed."""
+    for name in reversed(_DEGREES):
+        command = click.option(f"--{name}", type=int, help=f"Look only at plans with this {name}.")(command)
     return command
 
 
@@ -46,6 +54,7 @@ def _sizes(command: Any) -> Any:
 @click.option("--card-link", type=float, metavar="GB/s", help="Change the card: its link in one direction.")
 @click.option("--network-rate", type=float, metavar="GB/s", help="Change the network: a card's port, one direction.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, in bytes and seconds.")
+@_degrees
 @_sizes
 def plan(
     model: str, tokens: float | None, price: float | None, watts: float | None, as_json: bool, **given: Any
@@ -75,6 +84,7 @@ def plan(
             seq=given["seq"],
             recipe=given["recipe"],
             keep=given["keep"],
+            degrees={name: given[name] for name in _DEGREES if given[name] is not None},
         )
         run = None
         if tokens is not None:
@@ -97,7 +107,7 @@ def _with_flags(message: str) -> str:
     options = "|".join(
         sorted((each.name for each in plan.params if each.name and each.name != "model"), key=len, reverse=True)
     )
-    flag = re.compile(rf"(?:^|(?<=multiple of )|(?<=fits ))({options})\b(?=[ =])")
+    flag = re.compile(rf"(?:^|(?<=multiple of )|(?<=fits )|(?<=with )|(?<= and ))({options})\b(?=[ =])")
     return flag.sub(lambda found: "--" + found[1].replace("_", "-"), message)
 
 

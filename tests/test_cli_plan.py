@@ -45,6 +45,18 @@ def test_it_is_a_command_of_dtlib():
     assert "--tokens" in result.output
 
 
+def test_a_degree_can_be_held_fixed():
+    found = told("llama3-8b", "--gpus", 16, "--batch", 64, "--tp", 2, "--pp", 2)
+    assert {(each["plan"]["tp"], each["plan"]["pp"]) for each in found["plans"]} == {(2, 2)}
+    best = answer(sequences=64, degrees={"tp": 2, "pp": 2}).best
+    assert found["plans"][0]["seconds"]["total"] == best.time.total
+    result = invoke("llama3-8b", "--gpus", 16, "--tp", 3)
+    assert result.exit_code == 2
+    assert "--tp must be one of 1, 2, 4, 8, 16 with --gpus=16, not 3" in result.output
+    result = invoke("llama3-8b", "--gpus", 16, "--tp", 8, "--pp", 4)
+    assert "--tp=8 and --pp=4 do not go together with --gpus=16" in result.output
+
+
 def test_the_table_has_the_best_plans_and_fits_80_columns():
     result = invoke("llama3-8b", "--gpus", 16, "--batch", 64, "--tokens", 1e12, "--price", 2)
     assert result.exit_code == 0, result.output
