@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import asdict, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ import click
 if TYPE_CHECKING:
     from dtlib.theory.hardware import Accelerator, Link
     from dtlib.theory.models import Architecture
-    from dtlib.theory.planner import Answer, Found, Plan, Training
+    from dtlib.theory.planner import Answer, Found, Training
 
 # numpy, rich and dtlib.theory are imported by the functions that need them: --help answers at once.
 
@@ -206,71 +207,31 @@ def _print(answer: Answer, run: Training | None) -> None:
     from rich.table import Table
 
     from dtlib.theory.models import model_parameters
-    from dtlib.theory.units import GiB, format_bytes, format_seconds
+    from dtlib.theory.planner import told
 
     console = Console(highlight=False)
-    psi, best = model_parameters(answer.model).total, answer.best
-    seq = best.plan.seq_of(answer.model)
-    console.print(f"{answer.model.name}: {psi:,} parameters", soft_wrap=True)
+    console.print(f"{answer.model.name}: {model_parameters(answer.model).total:,} parameters", soft_wrap=True)
     console.print(f"{answer.machine.gpus:,} × {answer.machine.accelerator.name}, {answer.machine.node} a node")
-    console.print(f"a step: {answer.sequences:,} sequences of {seq:,} tokens; {answer.looked_at:,} plans timed\n")
+    console.print(f"{told.head(answer)}\n")
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("dp", "tp", "pp", "cp", "ZeRO", "batch", "schedule", "again", "GiB", "step", "MFU"):
+    for column in told.COLUMNS:
         table.add_column(column, justify="left" if column in ("schedule", "again") else "right", no_wrap=True)
     for each in answer.plans:
-        p, need = each.plan, each.memory.total / GiB
-        table.add_row(
-            str(p.dp), f"{p.tp}{'+sp' if p.sequence_parallel else ''}", str(p.pp), str(p.cp), str(p.zero),
-            f"{p.micro_batch}×{p.micro_batches}", _schedule(p), p.recompute,
-            f"{need:.0f}±{each.fit.margin_bytes / GiB:.0f}", format_seconds(each.time.total), f"{answer.mfu(each):.1%}",
-        )  # fmt: skip
+        table.add_row(*told.row(answer, each))
     console.print(table)
     console.print("\n[bold]the first plan[/]")
     terms = Table(box=None, pad_edge=False, show_header=False)
     for justify in ("left", "right", "right", "left", "right"):
         terms.add_column(justify=justify)  # type: ignore[arg-type]
-    times, parts = best.time.table(), best.memory.table()
-    for index in range(max(len(times), len(parts))):
-        left, right = times[index : index + 1], parts[index : index + 1]
-        row = [(each.name, format_seconds(each.value), f"{each.share:.1%}") for each in left] or [("", "", "")]
-        row_right = [("  " + each.name, format_bytes(each.value)) for each in right] or [("", "")]
-        terms.add_row(*row[0], *row_right[0])
+    for time, memory in zip_longest(*told.terms(answer.best)):
+        left = (time[0], time[1], f"{time[2]:.1%}") if time else ("", "", "")
+        terms.add_row(*left, *(("  " + memory[0], memory[1]) if memory else ("", "")))
     console.print(terms)
-    card = format_bytes(answer.machine.accelerator.memory_bytes, digits=3)
-    margin = format_bytes(best.fit.margin_bytes, digits=3)
-    console.print(f"\nIt needs {format_bytes(best.memory.total, digits=3)} ± {margin} of {card}.")
-    console.print(f"Most of the rest of its time is {best.bottleneck.replace('_', ' ')}.")
-    _print_why(console, answer)
+    console.print()
+    for sentence in told.sentences(answer):
+        console.print(sentence)
     if run is not None:
         _print_run(console, run)
-
-
-def _schedule(p: Plan) -> str:
-    if p.pp == 1:
-        return "–"
-    return f"{p.chunks} chunks" if p.chunks > 1 else p.schedule
-
-
-def _print_why(console: Any, answer: Answer) -> None:
-    from dtlib.theory.units import format_bytes, format_seconds
-
-    if len(answer.plans) > 1:
-        worse = [(name, more) for name, more in answer.lost_to(answer.plans[1]).items() if more > 0][:2]
-        terms = " and ".join(f"{format_seconds(more)} more of {name.replace('_', ' ')}" for name, more in worse)
-        console.print(f"The second has {terms}." if terms else "The second takes exactly as long.")
-    if answer.too_large is not None:
-        p, more = answer.too_large.plan, answer.too_large
-        needed = format_bytes(more.memory.total + more.fit.margin_bytes, digits=3)
-        console.print(
-            f"dp {p.dp}, tp {p.tp}, pp {p.pp}, cp {p.cp}, ZeRO {p.zero} would take {format_seconds(more.time.total)}, "
-            f"but may need {needed}."
-        )
-    seconds = answer.best.time.total
-    gains = {name: 1 - value / seconds for name, value in answer.buys.items() if name != "twice the cards"}
-    told = ", ".join(f"{name} {gain:.1%}" for name, gain in sorted(gains.items(), key=lambda each: -each[1]))
-    console.print(f"A tenth more of each shortens the step by: {told}.")
-    if "twice the cards" in answer.buys:
-        console.print(f"Twice the cards: {format_seconds(answer.buys['twice the cards'])} a step.")
 
 
 def _print_run(console: Any, run: Training) -> None:

@@ -7,6 +7,7 @@ from .knowledge import knowledge
 from .memory import memory_timeline
 from .owners import ADDENDS, EVERY, NOBODY, owners
 from .pipeline import Pipeline, pipeline
+from .planner import Planner, planner
 from .slider import Slider, slider
 from .timeline import Bar, timeline
 
@@ -17,6 +18,7 @@ __all__ = [
     "Bar",
     "Calculator",
     "Pipeline",
+    "Planner",
     "Slider",
     "breakdown_bars",
     "calculator",
@@ -25,6 +27,7 @@ __all__ = [
     "owners",
     "part_look",
     "pipeline",
+    "planner",
     "slider",
     "style",
     "timeline",

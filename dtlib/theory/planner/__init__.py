@@ -7,7 +7,7 @@ model on a machine. Both put together what the other rooms of `theory` know; wha
 Arguments out of range raise ``ValueError``, which names the argument, its value and the rule.
 """
 
-from . import fitting, published
+from . import fitting, published, told
 from .answer import Answer, Found
 from .constants import FITTED, MEANING, Constants
 from .cost import Training, training
@@ -42,5 +42,6 @@ __all__ = [
     "published",
     "search",
     "step_time",
+    "told",
     "training",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 from typing import Any
 
@@ -18,7 +19,7 @@ from dtlib.theory.zero import states
 
 from .answer import Answer, Found, what_buys
 from .constants import FITTED, Constants
-from .memory import PlanMemory, fit, plan_memory
+from .memory import PlanMemory, fit, least_cards, plan_memory
 from .plan import Machine, Plan
 from .time import CHOICES, kept_bytes, stage_sizes, step_terms, step_time
 
@@ -135,6 +136,19 @@ def _meshes(model: Architecture, machine: Machine, seq: int, sequences: int, rec
 
 
 def _timed(model: Architecture, mesh: Plan, sequences: int, machine: Machine, k: Constants) -> Timed:
+    choices, least = _choices(model, mesh, sequences, k)
+    terms = step_terms(model, mesh, choices, machine, k)
+    return Timed(mesh, choices, np.sum([*terms.values()], axis=0), least)
+
+
+@lru_cache(maxsize=2048)
+def _choices(
+    model: Architecture, mesh: Plan, sequences: int, k: Constants
+) -> tuple[dict[str, NDArray[Any]], NDArray[np.float64]]:
+    """The plans of a mesh, a column each choice, and a bound from below of their bytes: the same on every card.
+
+    The bound: the first stage's states, the layers that are surely in flight, the one computed again.
+    """
     per_rank, pp, seq = sequences // mesh.dp, mesh.pp, mesh.seq_of(model) // mesh.cp
     batches = [b for b in range(1, per_rank + 1) if per_rank % b == 0]
     pieces = [(b, v, name) for b in batches for v, name in _schedules(model.num_layers, pp, per_rank // b)]
@@ -143,8 +157,6 @@ def _timed(model: Architecture, mesh: Plan, sequences: int, machine: Machine, k:
     rows = [(*piece, *rest) for piece in pieces for rest in product(splits, stages, ("none", "full"))]
     b, v, name, split, zero, recompute = (np.array(column) for column in zip(*rows, strict=True))
     choices = dict(zip(CHOICES, (zero, split, b, per_rank // b, v, name, recompute), strict=True))
-    terms = step_terms(model, mesh, choices, machine, k)
-    # a bound from below: the first stage's states, the layers that are surely in flight, the one computed again
     layers, last, _ = stage_sizes(model, mesh.tp, pp)
     parameters = stage_parameters(model, mesh.tp, pp, 0).total
     by_stage = np.array([states(parameters, mesh.dp * mesh.cp, each, mesh.recipe).total for each in range(4)])
@@ -159,7 +171,7 @@ def _timed(model: Architecture, mesh: Plan, sequences: int, machine: Machine, k:
     least = by_stage[zero] + k.activation_factor * entries + k.runtime_bytes
     if pp == 1:  # the same rank has the logits
         least = least + k.logit_factor * 8 * b * seq * (model.vocab // mesh.tp)
-    return Timed(mesh, choices, np.sum([*terms.values()], axis=0), least)
+    return choices, least
 
 
 def _schedules(num_layers: int, pp: int, micro_batches: int) -> list[tuple[int, str]]:
@@ -225,8 +237,10 @@ def _nothing(
         f"{format_bytes(needed, digits=3)} with a margin of {k.margin:.0%} (dp {plan.dp}, tp {plan.tp}, pp {plan.pp}, "
         f"cp {plan.cp}, ZeRO {plan.zero}, recompute {plan.recompute})"
     )
+    least = least_cards(model, machine.accelerator, recipe, k)
     for doublings in range(first, 11):
-        gpus = machine.gpus * 2**doublings
+        if (gpus := machine.gpus * 2**doublings) < least:
+            continue
         more = replace(machine, gpus=gpus, node=gpus if gpus <= 8 else machine.node)
         if (more.gpus % more.node) or not (meshes := list(_meshes(model, more, seq, sequences, recipe))):
             continue

@@ -1,0 +1,60 @@
+"""The planner on a page says what the planner answers, in the words of the command."""
+
+from __future__ import annotations
+
+import json
+import re
+from html import unescape
+
+import pytest
+
+from dtlib import figures
+from dtlib.theory import hardware, planner
+
+
+def ask(name, card, gpus):
+    try:
+        return planner.search(name, planner.Machine(accelerator=hardware.accelerator(card), gpus=gpus), keep=3)
+    except ValueError as error:
+        return str(error)
+
+
+CHOICES = [(name, card, gpus) for name in ("gpt2-1.5b", "llama3-70b") for card in ("A100", "H100") for gpus in (8, 64)]
+ANSWERS = {choice: ask(*choice) for choice in CHOICES}
+
+
+def test_the_page_holds_every_answer_in_the_order_of_its_controls():
+    page = figures.planner(ANSWERS, start=CHOICES[1]).html()
+    held = json.loads(re.search(r'<script type="application/json">(.*?)</script>', page)[1].replace("<\\/", "</"))
+    assert re.findall(r'<option value="([^"]+)"', page) == ["gpt2-1.5b", "llama3-70b", "A100", "H100", "8", "64"]
+    assert len(held) == len(CHOICES)
+    for answer, fragment in zip(ANSWERS.values(), held, strict=True):
+        text = unescape(fragment)
+        if isinstance(answer, str):
+            assert answer in text
+            assert "do (dp" in text
+            continue
+        for sentence in planner.told.sentences(answer):
+            assert f"<li>{sentence}</li>" in text
+        for each in answer.plans:
+            assert "".join(f"<td>{cell}</td>" for cell in planner.told.row(answer, each)) in text
+        for name, amount, _ in (*planner.told.terms(answer.best)[0], *planner.told.terms(answer.best)[1]):
+            assert f">{name}</th><td>{amount}</td>" in text
+    assert any(isinstance(answer, str) for answer in ANSWERS.values())
+
+
+def test_the_first_choice_is_there_without_a_script():
+    page = figures.planner(ANSWERS, start=CHOICES[1], caption="a < b").html()
+    before = page[: page.index("<script")]
+    assert "a &lt; b" in before
+    assert planner.told.sentences(ANSWERS[CHOICES[1]])[0] in before
+    assert re.findall(r"<option value=\"([^\"]+)\" selected>", page) == ["gpt2-1.5b", "A100", "64"]
+
+
+def test_a_missing_combination_and_an_unknown_start_are_refused():
+    with pytest.raises(
+        ValueError, match=r"answers must have every combination .*\('gpt2-1.5b', 'A100', 8\) is missing"
+    ):
+        figures.planner({choice: each for choice, each in ANSWERS.items() if choice != CHOICES[0]}, start=CHOICES[1])
+    with pytest.raises(ValueError, match=r"start must be one of answers, not \('tiny', 'A100', 8\)"):
+        figures.planner(ANSWERS, start=("tiny", "A100", 8))
