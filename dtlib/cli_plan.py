@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import json
-import re
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import zip_longest
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from dtlib.cli_options import card_memory_option, chosen_card, chosen_model, chosen_network, size_options, with_flags
+
 if TYPE_CHECKING:
-    from dtlib.theory.hardware import Accelerator, Link
-    from dtlib.theory.models import Architecture
     from dtlib.theory.planner import Answer, Found, Training
 
 # numpy, rich and dtlib.theory are imported by the functions that need them: --help answers at once.
 
 _DEGREES = ("dp", "tp", "pp", "cp")
-_SIZES = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
-
-
-def _sizes(command: Any) -> Any:
-    """The flags of a model's sizes, the last first, since decorators are applied from the inside out."""
-    for name in reversed(_SIZES):
-        command = click.option(f"--{name.replace('_', '-')}", type=int, help=f"Change the model: its {name}.")(command)
-    return command
 
 
 def _degrees(command: Any) -> Any:
@@ -49,14 +39,14 @@ def _degrees(command: Any) -> Any:
 @click.option("--tokens", type=float, help="Tokens of the whole run: days, energy and cost are told.")
 @click.option("--price", type=float, help="Price of a card for an hour.")
 @click.option("--watts", type=float, help="Power of a card.  [default: its design power]")
-@click.option("--card-memory", type=float, metavar="GiB", help="Change the card: what programs see of its memory.")
+@card_memory_option
 @click.option("--card-rate", type=float, metavar="TFLOP/s", help="Change the card: dense products in 16 bits.")
 @click.option("--card-memory-rate", type=float, metavar="TB/s", help="Change the card: the rate of its memory.")
 @click.option("--card-link", type=float, metavar="GB/s", help="Change the card: its link in one direction.")
 @click.option("--network-rate", type=float, metavar="GB/s", help="Change the network: a card's port, one direction.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, in bytes and seconds.")
 @_degrees
-@_sizes
+@size_options
 def plan(
     model: str, tokens: float | None, price: float | None, watts: float | None, as_json: bool, **given: Any
 ) -> None:
@@ -74,9 +64,12 @@ def plan(
     try:
         if tokens is None and (price is not None or watts is not None):
             raise ValueError("tokens must be given where --price or --watts is")
-        architecture = _model(model, given)
+        architecture = chosen_model(model, given)
         machine = planner.Machine(
-            accelerator=_card(given), gpus=given["gpus"], node=given["node"], network=_network(given)
+            accelerator=chosen_card(given["card"], given),
+            gpus=given["gpus"],
+            node=given["node"],
+            network=chosen_network(given),
         )
         answer = planner.search(
             architecture,
@@ -91,89 +84,11 @@ def plan(
         if tokens is not None:
             run = planner.training(answer, tokens, price_per_card_hour=price, watts=watts)
     except ValueError as error:
-        raise click.UsageError(_with_flags(str(error))) from error
+        raise click.UsageError(with_flags(str(error), plan)) from error
     if as_json:
         click.echo(json.dumps(_as_dict(answer, run), indent=2, ensure_ascii=False))
     else:
         _print(answer, run)
-
-
-def _with_flags(message: str) -> str:
-    """What the theory says about its arguments, said about the options of the command."""
-    message = re.sub(r"^name (.+?) of accelerator\b", r"--card \1", message)
-    message = re.sub(r"^name (.+?) of link\b", r"--network \1", message)
-    message = re.sub(r"^name (.+?) of (model|recipe)\b", r"\2 \1", message)
-    message = re.sub(r"^sequences\b", "--batch", message)
-    message = re.sub(r"^price_per_card_hour\b", "--price", message)
-    options = "|".join(
-        sorted((each.name for each in plan.params if each.name and each.name != "model"), key=len, reverse=True)
-    )
-    flag = re.compile(rf"(?:^|(?<=multiple of )|(?<=fits )|(?<=with )|(?<= and ))({options})\b(?=[ =])")
-    return flag.sub(lambda found: "--" + found[1].replace("_", "-"), message)
-
-
-def _model(name: str, given: dict[str, Any]) -> Architecture:
-    """The model by its name or its file, with the sizes that flags change."""
-    from dtlib.theory import models
-
-    path = Path(name)
-    if path.suffix == ".json":
-        try:
-            config = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ValueError(f"MODEL {name} cannot be read as JSON: {error}") from error
-        found = models.from_config(config, path.stem)
-    else:
-        found = models.model(name)
-    ours = dict(zip(_SIZES, ("num_layers", "hidden", "num_heads", "num_kv_heads", "ffn_hidden", "vocab"), strict=True))
-    changes = {ours[size]: given[size] for size in _SIZES if given[size] is not None}
-    if not changes:
-        return found
-    heads, hidden = changes.get("num_heads", found.num_heads), changes.get("hidden", found.hidden)
-    if "num_heads" in changes and found.num_kv_heads == found.num_heads:
-        changes.setdefault("num_kv_heads", heads)
-    if {"num_heads", "hidden"} & set(changes):
-        if heads < 1 or hidden % heads:
-            raise ValueError(f"hidden must be a multiple of heads={heads}, not {hidden}")
-        changes["head_dim"] = hidden // heads
-    if "hidden" in changes and not found.gated:
-        changes.setdefault("ffn_hidden", 4 * hidden)
-    return replace(found, name=f"{found.name}, changed", **changes)
-
-
-def _card(given: dict[str, Any]) -> Accelerator:
-    from dtlib.theory import hardware
-    from dtlib.theory.units import GB, TB, TFLOP, GiB
-    from dtlib.theory.valid import amount
-
-    card = hardware.accelerator(given["card"])
-    fields = {
-        "card_memory": ("memory_bytes", GiB),
-        "card_rate": ("half_flop_per_s", TFLOP),
-        "card_memory_rate": ("memory_bytes_per_s", TB),
-    }
-    changes: dict[str, Any] = {}
-    for flag, (field, unit) in fields.items():
-        if given[flag] is not None:
-            changes[field] = amount(flag, given[flag], positive=True) * unit
-    if "half_flop_per_s" in changes:
-        changes["measured_half_flop_per_s"] = None
-    if given["card_link"] is not None:
-        rate = amount("card_link", given["card_link"], positive=True) * GB
-        changes["link"] = replace(card.link, link_bytes_per_s=rate)
-    return replace(card, name=f"{card.name}, changed", **changes) if changes else card
-
-
-def _network(given: dict[str, Any]) -> Link:
-    from dtlib.theory import hardware
-    from dtlib.theory.units import GB
-    from dtlib.theory.valid import amount
-
-    found = hardware.link(given["network"])
-    if given["network_rate"] is None:
-        return found
-    rate = amount("network_rate", given["network_rate"], positive=True) * GB
-    return replace(found, name=f"{found.name}, changed", link_bytes_per_s=rate)
 
 
 def _as_dict(answer: Answer, run: Training | None) -> dict[str, Any]:
@@ -182,7 +97,7 @@ def _as_dict(answer: Answer, run: Training | None) -> dict[str, Any]:
             "plan": asdict(each.plan),
             "seconds": {**each.time.parts, "total": each.time.total},
             "bytes": {**each.memory.parts, "total": each.memory.total},
-            "fit": {**asdict(each.fit), "free_bytes": each.fit.free_bytes, "verdict": each.fit.verdict},
+            "fit": each.fit.as_dict(),
             "mfu": answer.mfu(each),
             "bottleneck": each.bottleneck,
         }

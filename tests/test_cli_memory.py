@@ -9,9 +9,9 @@ from click.testing import CliRunner
 
 from dtlib.cli import main
 from dtlib.cli_memory import memory
-from dtlib.theory import footprint, hardware, models
+from dtlib.theory import footprint, hardware, models, planner
 from dtlib.theory.footprint import Setup
-from dtlib.theory.units import format_bytes
+from dtlib.theory.units import GiB, format_bytes
 
 
 def invoke(*arguments):
@@ -115,6 +115,54 @@ def test_the_fullest_stage_decides_whichever_is_shown():
     assert "It does not fit: the fullest stage, 1, needs" in invoke(*options, "--pipeline-stage", 15).output
 
 
+@pytest.mark.parametrize(("card_memory", "verdict"), [(80, "yes"), (54, "unsure"), (48, "unsure"), (40, "no")])
+def test_the_planner_says_a_number_with_its_margin(card_memory, verdict):
+    options = ("llama3-70b", "--dp", 64, "--zero", 3, "--recompute", "full")
+    plan = planner.Plan(dp=64, zero=3, recompute="full", recipe="16-byte")
+    needed = planner.plan_memory("llama3-70b", plan)
+    data = told(*options, "--card-memory", card_memory)
+    margin = planner.FITTED.margin * needed.total
+    assert data["device"]["memory_bytes"] == card_memory * GiB
+    assert data["planned"]["bytes"] == needed.parts
+    assert data["planned"]["total_bytes"] == needed.total > data["total_bytes"]
+    assert data["planned"]["fit"] == {
+        "needed_bytes": needed.total, "usable_bytes": card_memory * GiB, "margin_bytes": margin,
+        "free_bytes": card_memory * GiB - needed.total, "verdict": verdict,
+    }  # fmt: skip
+    said = f"expects {format_bytes(needed.total, digits=3)} ± {format_bytes(margin, digits=3)}"
+    words = {"yes": "it fits with", "no": "it does not fit even with", "unsure": "the margin decides"}[verdict]
+    assert f"{said} of {card_memory} GiB: {words}" in invoke(*options, "--card-memory", card_memory).output
+    assert f"{said}. Its margin, 21%, is the error" in invoke(*options).output
+    assert "fit" not in told(*options)["planned"]
+
+
+def test_a_model_by_its_file_or_by_flags(tmp_path):
+    file = tmp_path / "own.json"
+    sizes = {"model_type": "llama", "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 4}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 1000, "max_position_embeddings": 256}
+    file.write_text(json.dumps(sizes | heads), encoding="utf-8")
+    data = told(file)
+    assert data["model"] == "own"
+    # a layer: queries and output 2·512², keys and values 2·512·256, three of the MLP, two norms; tables, last norm
+    layer = 3 * 512**2 + 3 * 512 * 1408 + 2 * 512
+    assert data["num_params"] == 4 * layer + 2 * 1000 * 512 + 512
+    assert data == told("--model", file)
+    flags = ("--layers", 4, "--hidden", 512, "--heads", 8, "--kv-heads", 4, "--ffn", 1408, "--vocab", 1000)
+    same = told("llama2-7b", *flags, "--seq", 256)
+    assert same["model"] == "llama2-7b, changed"
+    assert {key: same[key] for key in ("num_params", "bytes")} == {key: data[key] for key in ("num_params", "bytes")}
+
+
+def test_a_context_group_shares_sequences_and_states():
+    options = ("llama3-8b", "--dp", 2, "--zero", 3, "--card", "H100")
+    data = told(*options, "--cp", 4)
+    found = footprint.rank_memory("llama3-8b", Setup(dp=8, zero=3, seq=2048))
+    assert data["bytes"] == found.parts
+    assert (data["world_size"], data["setup"]["dp"], data["setup"]["cp"], data["setup"]["seq"]) == (8, 2, 4, 8192)
+    assert "on 8 ranks (dp 2 × tp 1 × pp 1 × cp 4), ZeRO stage 3" in invoke(*options, "--cp", 4).output
+    assert data["device"]["fits"] > told(*options)["device"]["fits"]
+
+
 def test_what_changes_nothing_is_said():
     said = "--recompute selective changes nothing here: flash attention keeps no matrix."
     assert said in invoke("--model", "tiny", "--recompute", "selective").output
@@ -160,6 +208,21 @@ def test_the_list_has_every_model_and_its_source():
         (
             ("--model", "gpt3", "--pp", 4, "--chunks", 2, "--micro-batches", 6),
             "--micro-batches must be a multiple of --pp=4 where --chunks=2 are interleaved",
+        ),
+        (("tiny", "--model", "25m"), "MODEL or --model must be given, not both: 'tiny' and '25m'"),
+        (("tiny", "--card", "H100", "--gpu", "A100"), "--card or --gpu must be given, not both: 'H100' and 'A100'"),
+        (("tiny", "--card", "abacus"), "--card 'abacus' is unknown; there are V100"),
+        (("tiny", "--card-memory", 0), "--card-memory must be finite and positive, not 0"),
+        (("none.json",), "MODEL none.json cannot be read as JSON"),
+        (("llama3-8b", "--layers", 0), "--layers must be at least 1, not 0"),
+        (("llama3-8b", "--heads", 3), "--hidden must be a multiple of --heads=3, not 4096"),
+        (("llama3-8b", "--kv-heads", 5), "--kv-heads must divide num_heads=32; 5 does not"),
+        (("llama3-8b", "--cp", 0), "--cp must be at least 1, not 0"),
+        (("llama3-8b", "--cp", 3), "--seq must be a multiple of 2·cp=6 (zig-zag), not 8192"),
+        (("llama3-8b", "--pp", 2, "--micro-batches", 0), "--micro-batches must be at least 1, not 0"),
+        (
+            ("llama3-8b", "--cp", 3, "--tp", 8, "--sequence-parallel", "--seq", 126),
+            "--seq must be a multiple of cp·tp=24 with --sequence-parallel, not 126",
         ),
         (("--model", "tiny", "--dp", "many"), "'many' is not a valid integer"),
     ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from dtlib.theory import pp, sp
 from dtlib.theory.breakdown import Breakdown
@@ -55,6 +55,10 @@ class Fit:
         if abs(self.free_bytes) < self.margin_bytes:
             return "unsure"
         return "yes" if self.free_bytes > 0 else "no"
+
+    def as_dict(self) -> dict[str, float | str]:
+        """The bytes and the verdict, by name."""
+        return {**asdict(self), "free_bytes": self.free_bytes, "verdict": self.verdict}
 
 
 @formula(

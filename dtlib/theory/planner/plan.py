@@ -114,6 +114,9 @@ class Plan:
         seq = self.seq_of(model)
         if seq % (self.cp * (2 if self.cp > 1 else 1)):
             raise ValueError(f"seq must be a multiple of 2·cp={2 * self.cp} (zig-zag), not {seq}")
+        if self.cp > 1 and self.sequence_parallel and seq % (self.cp * self.tp):
+            parts = self.cp * self.tp
+            raise ValueError(f"seq must be a multiple of cp·tp={parts} with sequence_parallel, not {seq}")
         made = Setup(
             dp=self.dp * self.cp, tp=self.tp, pp=self.pp, zero=self.zero, recipe=self.recipe,
             micro_batch=self.micro_batch, micro_batches=self.micro_batches, seq=seq // self.cp, chunks=self.chunks,

@@ -8,6 +8,8 @@ from dtlib.theory.breakdown import Breakdown
 from dtlib.theory.units import GiB, format_bytes, format_seconds
 
 from .answer import Answer, Found
+from .constants import FITTED, Constants
+from .memory import Fit, PlanMemory
 from .plan import Plan
 
 COLUMNS = ("dp", "tp", "pp", "cp", "ZeRO", "batch", "schedule", "again", "GiB", "step", "MFU")
@@ -43,10 +45,8 @@ def terms(found: Found) -> tuple[list[tuple[str, str, float]], list[tuple[str, s
 def sentences(answer: Answer) -> list[str]:
     """Whether the best plan fits, what takes its time, why the second lost, what more of each resource would buy."""
     best = answer.best
-    card = format_bytes(answer.machine.accelerator.memory_bytes, digits=3)
-    margin = format_bytes(best.fit.margin_bytes, digits=3)
     said = [
-        f"It needs {format_bytes(best.memory.total, digits=3)} ± {margin} of {card}.",
+        f"It needs {_need(best.memory, best.fit)}.",
         f"Most of the rest of its time is {best.bottleneck.replace('_', ' ')}.",
     ]
     if len(answer.plans) > 1:
@@ -67,6 +67,29 @@ def sentences(answer: Answer) -> list[str]:
     if "twice the cards" in answer.buys:
         said.append(f"Twice the cards: {format_seconds(answer.buys['twice the cards'])} a step.")
     return said
+
+
+_VERDICTS = {
+    "yes": "it fits with the margin added",
+    "no": "it does not fit even with the margin taken off",
+    "unsure": "the margin decides, so only a try can tell",
+}
+
+
+def margin(memory: PlanMemory, fitted: Fit | None, constants: Constants = FITTED) -> str:
+    """What a rank needs by the planner, and where its margin is from; with `fitted` whether it fits a card."""
+    verdict = "" if fitted is None else f": {_VERDICTS[fitted.verdict]}"
+    return (
+        f"With what the runtime and libraries take, the planner expects {_need(memory, fitted, constants)}{verdict}. "
+        f"Its margin, {constants.margin:.0%}, is the error that nine of ten published runs stay within."
+    )
+
+
+def _need(memory: PlanMemory, fitted: Fit | None, constants: Constants = FITTED) -> str:
+    """The bytes with their margin, and those of a card."""
+    off = constants.margin * memory.total if fitted is None else fitted.margin_bytes
+    said = f"{format_bytes(memory.total, digits=3)} ± {format_bytes(off, digits=3)}"
+    return said if fitted is None else f"{said} of {format_bytes(fitted.usable_bytes, digits=3)}"
 
 
 def _schedule(p: Plan) -> str:

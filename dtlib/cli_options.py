@@ -1,0 +1,125 @@
+"""What ``dtlib memory`` and ``dtlib plan`` share: a model, a card and a network of one's own, errors about options."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from dtlib.theory.hardware import Accelerator, Link
+    from dtlib.theory.models import Architecture
+
+# numpy and dtlib.theory are imported by the functions that need them: --help answers at once.
+
+_SIZES = {
+    "layers": "num_layers",
+    "hidden": "hidden",
+    "heads": "num_heads",
+    "kv_heads": "num_kv_heads",
+    "ffn": "ffn_hidden",
+    "vocab": "vocab",
+}
+"""The flags that change a model, and what `Architecture` calls these sizes."""
+
+
+def size_options(command: Any) -> Any:
+    """The flags of a model's sizes, the last first, since decorators are applied from the inside out."""
+    for name in reversed(_SIZES):
+        command = click.option(f"--{name.replace('_', '-')}", type=int, help=f"Change the model: its {name}.")(command)
+    return command
+
+
+card_memory_option = click.option(
+    "--card-memory", type=float, metavar="GiB", help="Change the card: what programs see of its memory."
+)
+
+
+def chosen_model(name: str, given: Mapping[str, Any]) -> Architecture:
+    """The model by its name or its file, with the sizes that flags change; ``ValueError`` where there is none."""
+    from dtlib.theory import models
+
+    path = Path(name)
+    if path.suffix == ".json":
+        try:
+            config = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"MODEL {name} cannot be read as JSON: {error}") from error
+        found = models.from_config(config, path.stem)
+    else:
+        found = models.model(name)
+    changes = {ours: given[size] for size, ours in _SIZES.items() if given[size] is not None}
+    if not changes:
+        return found
+    heads, hidden = changes.get("num_heads", found.num_heads), changes.get("hidden", found.hidden)
+    if "num_heads" in changes and found.num_kv_heads == found.num_heads:
+        changes.setdefault("num_kv_heads", heads)
+    if {"num_heads", "hidden"} & set(changes):
+        if heads < 1 or hidden % heads:
+            raise ValueError(f"hidden must be a multiple of heads={heads}, not {hidden}")
+        changes["head_dim"] = hidden // heads
+    if "hidden" in changes and not found.gated:
+        changes.setdefault("ffn_hidden", 4 * hidden)
+    return replace(found, name=f"{found.name}, changed", **changes)
+
+
+def chosen_card(name: str, given: Mapping[str, Any]) -> Accelerator:
+    """The card by its name, with what flags change; ``ValueError`` where there is none, or for an amount below 0."""
+    from dtlib.theory import hardware
+    from dtlib.theory.units import GB, TB, TFLOP, GiB
+    from dtlib.theory.valid import amount
+
+    card = hardware.accelerator(name)
+    fields = {
+        "card_memory": ("memory_bytes", GiB),
+        "card_rate": ("half_flop_per_s", TFLOP),
+        "card_memory_rate": ("memory_bytes_per_s", TB),
+    }
+    changes: dict[str, Any] = {}
+    for flag, (field, unit) in fields.items():
+        if given.get(flag) is not None:
+            changes[field] = amount(flag, given[flag], positive=True) * unit
+    if "half_flop_per_s" in changes:
+        changes["measured_half_flop_per_s"] = None
+    if given.get("card_link") is not None:
+        rate = amount("card_link", given["card_link"], positive=True) * GB
+        changes["link"] = replace(card.link, link_bytes_per_s=rate)
+    return replace(card, name=f"{card.name}, changed", **changes) if changes else card
+
+
+def chosen_network(given: Mapping[str, Any]) -> Link:
+    """The network by its name, with the rate that a flag changes; ``ValueError`` as `chosen_card`."""
+    from dtlib.theory import hardware
+    from dtlib.theory.units import GB
+    from dtlib.theory.valid import amount
+
+    found = hardware.link(given["network"])
+    if given["network_rate"] is None:
+        return found
+    rate = amount("network_rate", given["network_rate"], positive=True) * GB
+    return replace(found, name=f"{found.name}, changed", link_bytes_per_s=rate)
+
+
+def with_flags(message: str, command: click.Command, *, card: str = "card") -> str:
+    """What the theory says about its arguments, said about the options of `command`; `card` is what names a card."""
+    message = re.sub(r"^name (.+?) of accelerator\b", rf"--{card} \1", message)
+    message = re.sub(r"^name (.+?) of link\b", r"--network \1", message)
+    message = re.sub(r"^name (.+?) of (model|recipe)\b", r"\2 \1", message)
+    message = re.sub(r"^sequences\b", "batch", message)
+    message = re.sub(r"^price_per_card_hour\b", "price", message)
+    for size, ours in _SIZES.items():
+        message = re.sub(rf"^{ours}\b", size, message)
+    options = {name for each in command.params for name in [each.name] if name and f"--{_dashed(name)}" in each.opts}
+    words = "|".join(sorted(options, key=len, reverse=True))
+    before = "|".join(rf"(?<={each} )" for each in ("multiple of", "where", "with", "fits", " on", " and"))
+    flag = re.compile(rf"(?:^|{before})({words})\b(?=[ =,]|$)")
+    return flag.sub(lambda found: f"--{_dashed(found[1])}", message)
+
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")
