@@ -9,7 +9,7 @@ import pytest
 
 from .test_pattern import FIGURES, LESSONS, ROOT, Chapter, cell, source
 
-DRAWS = re.compile(FIGURES.pattern.replace("style", "style|slider|pipeline|calculator") + r"|\.draw\(")
+DRAWS = re.compile(FIGURES.pattern.replace("style", "style|slider|pipeline|planner|calculator") + r"|\.draw\(")
 """A call that draws; sliders and playgrounds have captions of their own."""
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from dtlib import figures
 from dtlib.theory import hardware, planner
+from dtlib.theory.units import format_seconds
 
 
 def ask(name, card, gpus):
@@ -41,6 +42,21 @@ def test_the_page_holds_every_answer_in_the_order_of_its_controls():
         for name, amount, _ in (*planner.told.terms(answer.best)[0], *planner.told.terms(answer.best)[1]):
             assert f">{name}</th><td>{amount}</td>" in text
     assert any(isinstance(answer, str) for answer in ANSWERS.values())
+
+
+def test_the_best_plan_is_told_in_words():
+    answer = ANSWERS["llama3-70b", "H100", 64]
+    p, said = answer.best.plan, planner.told.in_words(answer)
+    assert said in planner.told.sentences(answer)
+    assert (
+        f"takes {format_seconds(answer.best.time.total)} at an MFU of {answer.mfu(answer.best):.1%}: dp {p.dp}, "
+        in said
+    )
+    assert (f"tp {p.tp} with sequence parallelism" in said) == p.sequence_parallel
+    rest = f"cp {p.cp}, ZeRO {p.zero}, {p.micro_batches} micro-batches of {p.micro_batch} sequence"
+    again = {"none": "nothing computed again", "full": "each layer computed again"}[p.recompute]
+    assert rest in said
+    assert said.endswith(f" a rank, {again}.")
 
 
 def test_the_first_choice_is_there_without_a_script():

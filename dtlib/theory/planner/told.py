@@ -42,10 +42,29 @@ def terms(found: Found) -> tuple[list[tuple[str, str, float]], list[tuple[str, s
     return told(found.time, format_seconds), told(found.memory, format_bytes)
 
 
+def in_words(answer: Answer) -> str:
+    """The best plan as a sentence: its degrees, its micro-batches, its step time and its MFU."""
+    best, p = answer.best, answer.best.plan
+    order = f"{p.chunks} chunks a rank" if p.chunks > 1 else p.schedule
+    degrees = (
+        f"dp {p.dp}",
+        f"tp {p.tp}" + (" with sequence parallelism" if p.sequence_parallel else ""),
+        f"pp {p.pp}" + (f" ({order})" if p.pp > 1 else ""),
+        f"cp {p.cp}",
+        f"ZeRO {p.zero}",
+        f"{_number(p.micro_batches, 'micro-batch', 'es')} of {_number(p.micro_batch, 'sequence', 's')} a rank",
+        {"none": "nothing computed again", "full": "each layer computed again"}[p.recompute],
+    )
+    return (
+        f"The first takes {format_seconds(best.time.total)} at an MFU of {answer.mfu(best):.1%}: {', '.join(degrees)}."
+    )
+
+
 def sentences(answer: Answer) -> list[str]:
-    """Whether the best plan fits, what takes its time, why the second lost, what more of each resource would buy."""
+    """The best plan, whether it fits, what takes its time, why the second lost, what more of each would buy."""
     best = answer.best
     said = [
+        in_words(answer),
         f"It needs {_need(best.memory, best.fit)}.",
         f"Most of the rest of its time is {best.bottleneck.replace('_', ' ')}.",
     ]
@@ -90,6 +109,10 @@ def _need(memory: PlanMemory, fitted: Fit | None, constants: Constants = FITTED)
     off = constants.margin * memory.total if fitted is None else fitted.margin_bytes
     said = f"{format_bytes(memory.total, digits=3)} ± {format_bytes(off, digits=3)}"
     return said if fitted is None else f"{said} of {format_bytes(fitted.usable_bytes, digits=3)}"
+
+
+def _number(count: int, thing: str, ending: str) -> str:
+    return f"{count:,} {thing}{ending if count > 1 else ''}"
 
 
 def _schedule(p: Plan) -> str:
