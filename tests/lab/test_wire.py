@@ -54,6 +54,36 @@ def test_who_sent_and_who_received():
     assert [[round(each / MiB) for each in wire.sent_to] for wire in wires] == [[0, 1, 0], [0, 0, 0], [0, 0, 0]]
 
 
+def from_one_port():
+    """Ranks 0 and 1 connect from the same port, each to a listener of its own, and are sent a mebibyte."""
+    rank, ports, port = dist.get_rank(), [None] * 4, [None]
+    own = socket.create_server(("127.0.0.1", 0)) if rank >= 2 else socket.socket()
+    dist.all_gather_object(ports, own.getsockname()[1] if rank >= 2 else None)
+    if rank < 2:
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    for sharer in (0, 1):
+        if rank == sharer:
+            own.bind(("127.0.0.1", port[0] or 0))
+            port = [own.getsockname()[1]]
+        dist.broadcast_object_list(port, sharer)
+    if rank < 2:
+        own.connect(("127.0.0.1", ports[rank + 2]))
+    with own if rank < 2 else own.accept()[0] as connection, lab.wire() as wire:
+        if rank >= 2:
+            connection.sendall(bytes(MiB))
+        else:
+            left = MiB
+            while left:
+                left -= len(connection.recv(left))
+    own.close()
+    return wire.sent_to
+
+
+def test_two_ranks_may_have_one_port():
+    of_ranks = lab.run(from_one_port, 4)
+    assert [[round(each / MiB) for each in sent] for sent in of_ranks[2:]] == [[1, 0, 0, 0], [0, 1, 0, 0]]
+
+
 def test_silence_weighs_nothing():
     assert [wire.total_bytes for wire in lab.run(traffic, 4, args=("nothing", 4))] == [0] * 4
 

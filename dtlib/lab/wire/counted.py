@@ -120,12 +120,15 @@ class _Kernel(_Counter):
         return sent, received, _loopback_bytes() if self.private else 0
 
     def sent_to(self) -> tuple[int, ...]:
-        everyone = self.exchange(json.dumps([each.here for each in self.last.values()]).encode())
-        owners = {tuple(end): rank for rank, ends in enumerate(everyone) for end in json.loads(ends)}
+        # by both ends: the kernel gives one port to several connections whose other ends differ
+        everyone = self.exchange(json.dumps([[each.there, each.here] for each in self.last.values()]).encode())
+        owners = {
+            (tuple(here), tuple(there)): rank for rank, ends in enumerate(everyone) for here, there in json.loads(ends)
+        }
         found, first = [0] * len(everyone), self.first or {}
         for inode, each in self.last.items():
-            if each.there in owners:
-                found[owners[each.there]] += each.sent - (first[inode].sent if inode in first else 0)
+            if (owner := owners.get((each.here, each.there))) is not None:
+                found[owner] += each.sent - (first[inode].sent if inode in first else 0)
         return tuple(found)
 
 
