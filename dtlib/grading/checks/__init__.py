@@ -14,7 +14,7 @@ from pathlib import Path
 from dtlib.grading import bank
 from dtlib.grading.exercise import Exercise
 
-STEMS = ("memory", "collectives", "dp", "zero", "activations", "tp", "sp", "cp", "pp", "threed")
+STEMS = ("memory", "collectives", "dp", "zero", "activations", "tp", "sp", "cp", "pp", "threed", "planner")
 
 
 @cache

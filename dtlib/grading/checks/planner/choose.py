@@ -1,0 +1,91 @@
+"""planner.3: the fastest degrees that fit, for three clusters; on paper."""
+
+from typing import Any
+
+from dtlib.grading import choice
+from dtlib.grading.inputs import Cases, Rng, call
+from dtlib.grading.kinds import on_paper
+
+from .exposed import phase, seen
+
+Plan = tuple[int, int, int]
+GB = 1e9
+
+#: Cards, ranks of a node, GB of a card, rates inside and across in GB/s; layers, hidden, sequences, tokens of each.
+KINDS = {
+    "fast links": (64, 8, 80, 450, 50, 32, 4096, 256, 4096),
+    "a slow network": (64, 8, 80, 300, 3, 32, 4096, 256, 4096),
+    "one large node": (64, 64, 80, 450, 50, 48, 8192, 256, 4096),
+    "nodes of four": (64, 4, 80, 300, 25, 48, 8192, 256, 4096),
+    "little memory": (64, 8, 40, 300, 25, 40, 5120, 256, 4096),
+    "long sequences": (64, 8, 80, 450, 50, 48, 8192, 128, 16384),
+    "few sequences": (128, 8, 80, 450, 50, 48, 8192, 64, 4096),
+    "many sequences": (16, 8, 80, 300, 25, 24, 4096, 2048, 2048),
+    "no room": (8, 8, 24, 300, 25, 80, 8192, 64, 4096),
+    "six layers a stage": (48, 8, 80, 300, 12, 36, 6144, 240, 4096),
+    "a small model": (32, 8, 80, 300, 25, 16, 2048, 512, 2048),
+    "seven cards": (7, 7, 80, 300, 25, 32, 4096, 256, 4096),
+    "heads that three does not divide": (24, 24, 25, 450, 50, 32, 4096, 192, 4096),
+    "Ethernet": (128, 8, 80, 300, 1.25, 48, 6144, 512, 4096),
+}
+
+
+def draw(rng: Rng) -> Cases:
+    """Each kind with its memory and rates a little changed; three clusters differ in nothing but links and nodes."""
+    cases = []
+    for kind, (cards, node, room, inside, across, layers, hidden, batch, seq) in KINDS.items():
+        near = [float(rng.uniform(0.97, 1.03)) for _ in range(3)]
+        job = {
+            "cards": cards, "node": node, "room": room * GB * near[0], "inside": [5e-6, inside * GB * near[1]],
+            "across": [20e-6, across * GB * near[2]], "rate": 400e12, "layers": layers, "hidden": hidden,
+            "heads": hidden // 128, "sequences": batch, "seq": seq, "vocab": 64000,
+        }  # fmt: skip
+        found = possible(job)
+        words = f"{kind}: {cards} cards in nodes of {node}, {room} GB each, {layers} layers of {hidden}"
+        cases.append(call(words, [job], some=bool(found)) | {"plans": [[*plan, t] for plan, t in found.items()]})
+    return cases
+
+
+def possible(job: dict[str, Any]) -> dict[Plan, float]:
+    """The seconds of every (dp, tp, pp) that is possible and fits with a margin of a fifth."""
+    found: dict[Plan, float] = {}
+    for tp in (t for t in range(1, job["heads"] + 1) if job["heads"] % t == 0):
+        for pp in (p for p in range(1, job["layers"] + 1) if job["layers"] % p == 0):
+            dp = job["cards"] // (tp * pp)
+            if dp * tp * pp != job["cards"] or job["sequences"] % dp:
+                continue
+            if 1.2 * needed(job, dp, tp, pp) <= job["room"]:
+                found[dp, tp, pp] = seconds(job, dp, tp, pp)
+    return found
+
+
+def stage_params(job: dict[str, Any], tp: int, pp: int) -> float:
+    """Parameters of a rank: a stage's layers, and the table of one end."""
+    return float((job["layers"] // pp * 12 * job["hidden"] ** 2 + job["vocab"] * job["hidden"]) / tp)
+
+
+def needed(job: dict[str, Any], dp: int, tp: int, pp: int) -> float:
+    """Bytes of the first stage: states of 18 bytes under ZeRO 1, and what its layers keep."""
+    kept = 34 * job["seq"] * job["hidden"] / tp * (job["layers"] // pp) * min(pp, job["sequences"] // dp)
+    return stage_params(job, tp, pp) * (6 + 12 / dp) + kept
+
+
+def seconds(job: dict[str, Any], dp: int, tp: int, pp: int) -> float:
+    """(m + p − 1) micro-batches with their messages of tp, then what pp and dp wait for."""
+    m, own = job["sequences"] // dp, stage_params(job, tp, pp)
+    work = 6 * own * job["seq"] / job["rate"]
+    here = job | {
+        "dp": dp, "tp": tp, "pp": pp, "micro_batches": m, "layers": job["layers"] // pp, "micro_seconds": work,
+        "activation_bytes": 2 * job["seq"] * job["hidden"], "weight_bytes": 2 * own, "gradient_bytes": 4 * own,
+    }  # fmt: skip
+    waits = 8 * here["layers"] * phase(here, "tp", here["activation_bytes"])
+    return (m + pp - 1) * (work + waits) + sum(seen(here)[1:])
+
+
+EXERCISE = on_paper(
+    "planner.3", "choose_degrees", "Which degrees for this cluster?", draw,
+    *choice.plans(
+        "dp, tp, pp", "s", checks=("fits", "fastest"),
+        words=("the degrees are possible and fit, and None where none do", "no others that fit are faster"),
+    ),
+)  # fmt: skip

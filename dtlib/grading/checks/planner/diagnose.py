@@ -1,0 +1,78 @@
+"""planner.4: what is wrong with a slow run, by its bytes, its timeline and its plan; on paper."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from dtlib.grading.inputs import Array, Case, Cases, Rng, call
+from dtlib.grading.kinds import on_paper, values
+
+PARTS = "what, rank"
+NOTHING, SLOW, ACROSS, EACH, AGAIN, FEW = (
+    "nothing wrong", "slow rank", "tp across nodes", "each micro-batch", "computed again", "few micro-batches",
+)  # fmt: skip
+
+#: What is wrong, dp, tp, pp, micro-batches.
+KINDS = (
+    (NOTHING, 2, 2, 2, 4), (NOTHING, 4, 1, 4, 8), (NOTHING, 1, 4, 1, 2), (NOTHING, 3, 2, 1, 5),
+    (SLOW, 2, 2, 2, 4), (SLOW, 4, 1, 4, 8), (SLOW, 8, 1, 1, 2), (SLOW, 1, 4, 2, 6),
+    (ACROSS, 2, 2, 2, 4), (ACROSS, 1, 8, 1, 3), (ACROSS, 2, 4, 4, 8),
+    (EACH, 2, 2, 2, 4), (EACH, 8, 1, 1, 2), (EACH, 3, 2, 4, 12),
+    (AGAIN, 2, 2, 2, 4), (AGAIN, 4, 1, 1, 2), (AGAIN, 1, 2, 4, 8),
+    (FEW, 2, 2, 2, 4), (FEW, 1, 1, 4, 8), (FEW, 4, 2, 8, 16),
+)  # fmt: skip
+
+
+def draw(rng: Rng) -> Cases:
+    """Each kind once, in any order, with sizes of its own."""
+    return [case(rng, number, *KINDS[kind]) for number, kind in enumerate(rng.permutation(len(KINDS)), 1)]
+
+
+def case(rng: Rng, number: int, kind: str, dp: int, tp: int, pp: int, m: int) -> dict[str, Any]:
+    run: dict[str, Any] = {
+        "dp": dp, "tp": tp, "pp": pp, "micro_batches": m, "micro_seconds": float(rng.uniform(0.2, 0.9)),
+        "tp_bytes": int(rng.integers(2, 30)) * 10**9 if tp > 1 else 0, "inside": float(rng.uniform(200, 450)) * 1e9,
+        "dp_bytes": int(rng.integers(1, 9)) * 10**8 if dp > 1 else 0, "across": float(rng.uniform(20, 50)) * 1e9,
+    }  # fmt: skip
+    n = dp * tp * pp
+    slow = int(rng.integers(n)) if kind == SLOW else None
+    words = f"run {number}, on dp {dp}, tp {tp}, pp {pp}, {m} micro-batches"
+    return call(words, [run | measured(rng, run, kind, slow, n)]) | {"wrong": kind, "rank": slow}
+
+
+def measured(rng: Rng, run: dict[str, Any], kind: str, slow: int | None, n: int) -> dict[str, Any]:
+    """Seconds and bytes of every rank in a step, within two per cent of what the fault makes of them."""
+    m, c, pp = run["micro_batches"], run["micro_seconds"], run["pp"]
+    computes = np.full(n, m * c * (4 / 3 if kind == AGAIN else 1))
+    sent = {"tp": run["tp_bytes"] * (1.5 if kind == AGAIN else 1), "dp": run["dp_bytes"] * (m if kind == EACH else 1)}
+    waits = sent["tp"] / run["across" if kind == ACROSS else "inside"]
+    idle = np.full(n, (pp - 1) * (computes[0] + waits) / m * (2 if kind == FEW else 1))
+    if slow is not None:
+        late = float(rng.uniform(0.3, 0.9)) * computes[0]
+        computes[slow] += late
+        idle[np.arange(n) != slow] += late
+
+    def near(values: Any) -> Array:
+        return np.asarray(values * rng.uniform(0.99, 1.01, n))
+
+    seconds = {"compute": near(computes), "tp": near(waits), "dp": near(sent["dp"] / run["across"]), "idle": near(idle)}
+    return {"seconds": seconds, "sent": {axis: near(each) for axis, each in sent.items()}}
+
+
+def right(case: Case) -> list[Any]:
+    return [case["wrong"], case["rank"]]
+
+
+def of(*kinds: str, part: int = 0) -> Any:
+    return partial(
+        values, right=right, parts=PARTS, part=part, kind="overlap", where=lambda case: case["wrong"] in kinds
+    )
+
+
+EXERCISE = on_paper(
+    "planner.4", "diagnose_run", "What slows this run?", draw,
+    of(SLOW)(1, "slow", "a rank that computes for longer"), of(SLOW, part=1)(1, "rank", "which one it is", ),
+    of(ACROSS, EACH, AGAIN, FEW)(4, "all", "what slows all ranks"),
+    of(NOTHING)(2, "nothing", "nothing is found where nothing is wrong"),
+)  # fmt: skip
