@@ -51,7 +51,7 @@ def of(points: int, name: str, description: str, part: int, **more: Any) -> Any:
 
 
 EXERCISE = on_paper(
-    "planner.1", "rank_bytes", "What a plan keeps on a rank", draw,
+    "planner.1", "plan_bytes", "What does a plan keep on a rank?", draw,
     of(3, "states", "bytes of the states", 0), of(2, "activations", "bytes of what layers keep", 1),
     of(2, "logits", "bytes of the logits and their gradient", 2), of(1, "gathered", "bytes of gathered weights", 3),
 )  # fmt: skip
