@@ -67,7 +67,7 @@ def of(points: int, name: str, description: str, part: int) -> Any:
 
 
 EXERCISE = on_paper(
-    "planner.2", "exposed_seconds", "What does a step wait for?", draw,
+    "planner.2", "seen_seconds", "What does a step wait for?", draw,
     of(3, "tp", "seconds that tensor parallelism is waited for", 0),
     of(2, "pp", "seconds that messages between stages are waited for", 1),
     of(3, "dp", "seconds of data parallelism that stick out", 2),
