@@ -276,7 +276,7 @@ def test_no_search_finds_a_plan_below_the_least_number_of_cards(recipe):
         (lambda: planner.search("llama3-8b", eight(), degrees={"tp": 4, "pp": 4}), r"tp=4 and pp=4 do not go together"),
         (lambda: planner.search("llama3-8b", eight(), degrees={"ep": 4}), r"degrees must be some of dp, .* not ep"),
         (lambda: planner.cuts_for(1.0, 8, 8, 8, 1, 1), r"share must be between 0 and 1, not 1.0"),
-        (lambda: planner.product_share(0, 8, 8, 1, 1), r"m must be finite and positive, not 0"),
+        (lambda: planner.product_share(0, 8, 8, 1, 1), r"x must be finite and positive, not 0"),
         (lambda: eight(gpus=12), r"gpus must be a multiple of node=8, not 12"),
         (lambda: eight(gpus=0), r"gpus must be at least 1, not 0"),
         (lambda: Plan(schedule="GPipe"), r"schedule must be one of 1F1B, interleaved, ZB-H1, not 'GPipe'"),

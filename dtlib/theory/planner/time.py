@@ -60,7 +60,7 @@ class StepTime(Breakdown):
     "planner.step_time",
     source="derived here",
     chapter="planner",
-    equation=r"T = \left(m + \mu_p\right)\frac{l}{p}\left(T_\text{computed} + T_\text{tp} + T_\text{cp}\right) "
+    equation=r"T = \left(m + u\right)\frac{l}{p}\left(T_\text{computed} + T_\text{tp} + T_\text{cp}\right) "
     r"+ m\,T_\text{pp} + T_\text{dp} + T_\text{update}",
 )
 def step_time(model: Architecture | str, plan: Plan, machine: Machine, constants: Constants = FITTED) -> StepTime:
