@@ -31,19 +31,28 @@ KINDS = {
 
 
 def draw(rng: Rng) -> Cases:
-    """Each kind with its memory and rates a little changed; three clusters differ in nothing but links and nodes."""
-    cases = []
-    for kind, (cards, node, room, inside, across, layers, hidden, batch, seq) in KINDS.items():
-        near = [float(rng.uniform(0.97, 1.03)) for _ in range(3)]
-        job = {
-            "cards": cards, "node": node, "room": room * GB * near[0], "inside": [5e-6, inside * GB * near[1]],
-            "across": [20e-6, across * GB * near[2]], "rate": 400e12, "layers": layers, "hidden": hidden,
-            "heads": hidden // 128, "sequences": batch, "seq": seq, "vocab": 64000,
-        }  # fmt: skip
-        found = possible(job)
-        words = f"{kind}: {cards} cards in nodes of {node}, {room} GB each, {layers} layers of {hidden}"
-        cases.append(call(words, [job], some=bool(found)) | {"plans": [[*plan, t] for plan, t in found.items()]})
-    return cases
+    """Each kind with its memory and rates a little changed, and clusters and models that nobody has seen before."""
+    drawn = [
+        (
+            int(rng.choice([16, 24, 32, 40, 48, 64, 96])), int(rng.choice([4, 8])), int(rng.choice([24, 40, 64, 80])),
+            int(rng.integers(100, 500)), int(rng.integers(2, 60)), int(rng.choice([12, 24, 36, 48])),
+            1024 * int(rng.integers(2, 9)), 96 * int(rng.integers(1, 9)), 1024 * int(rng.integers(2, 9)),
+        ) for _ in range(6)
+    ]  # fmt: skip
+    return [case(rng, *kind) for kind in [*KINDS.items(), *(("drawn", sizes) for sizes in drawn)]]
+
+
+def case(rng: Rng, kind: str, sizes: tuple[float, ...]) -> dict[str, Any]:
+    cards, node, room, inside, across, layers, hidden, batch, seq = sizes
+    near = [float(rng.uniform(0.97, 1.03)) for _ in range(3)]
+    job = {
+        "cards": cards, "node": node, "room": room * GB * near[0], "inside": [5e-6, inside * GB * near[1]],
+        "across": [20e-6, across * GB * near[2]], "rate": 400e12, "layers": layers, "hidden": hidden,
+        "heads": hidden // 128, "sequences": batch, "seq": seq, "vocab": 64000,
+    }  # fmt: skip
+    found = possible(job)
+    words = f"{kind}: {cards} cards in nodes of {node}, {room} GB each, {layers} layers of {hidden}"
+    return call(words, [job], some=bool(found)) | {"plans": [[*plan, t] for plan, t in found.items()]}
 
 
 def possible(job: dict[str, Any]) -> dict[Plan, float]:
