@@ -2,6 +2,10 @@
 
 The codes are dense near zero and sparse near one: seven decades, each with twice as many codes as the one below, so
 that a moment a thousandth of its neighbours still keeps two digits. Dettmers et al. 2022, arXiv 2110.02861, section 2.
+
+The codes without a sign begin at a ten-millionth and not at 0. They hold second moments, and Adam divides by their
+root: one that was rounded to 0 beside a first moment that was not would leave only `eps` below the line, and one step
+would throw the weight away.
 """
 
 from __future__ import annotations
@@ -15,8 +19,8 @@ _DECADES = 7
 
 
 def _codes(*, signed: bool) -> tuple[float, ...]:
-    """256 values in rising order, from 0 (or −1) to 1; plain numbers, so that importing makes no tensor."""
-    found = [0.0, 1.0]
+    """256 values in rising order, from 10⁻⁷ (signed: −1) to 1; plain numbers, so that importing makes no tensor."""
+    found = [0.0 if signed else 10.0**-_DECADES, 1.0]
     for decade in range(_DECADES):
         num = 2 ** (decade + (0 if signed else 1))
         top = 10.0 ** (decade + 1 - _DECADES)
