@@ -49,7 +49,7 @@ class Planner:
     def html(self) -> str:
         """The fragment of a page: controls, the first answer, the others as data, and the script."""
         shown = [answer_html(self.answers[choice]) for choice in itertools.product(*self.options)]  # type: ignore[index]
-        data = json.dumps(shown, separators=(",", ":"), ensure_ascii=False).replace("</", "<\\/")
+        data = json.dumps(shown, separators=(",", ":"), ensure_ascii=False).replace("</script", "<\\/script")
         identity = f"dtlib-planner-{hashlib.sha1(data.encode()).hexdigest()[:8]}-{next(_serial)}"
         controls = "".join(
             f'<label>{name} <select name="{name}" autocomplete="off" disabled>'
