@@ -165,7 +165,7 @@ def _all_reduce(full_bytes: int) -> tuple[int, str]:
 
 
 def _private_network() -> list[Finding]:
-    refused = _in_private_network("")
+    refused = _refused_network()
     note = f"{refused}; ranks stay on the machine's own network" if refused else ""
     return [Finding("private network", not refused, "no" if refused else "yes", note)]
 
@@ -191,10 +191,31 @@ def _tcp_counts() -> list[Finding]:
 
 
 def _shaped_links() -> list[Finding]:
-    tc = shutil.which("tc") or shutil.which("tc", path="/usr/sbin:/sbin")
-    refused = "the command tc (package iproute2) is not installed" if tc is None else _in_private_network(tc)
-    note = f"{refused}; slow links between nodes cannot be imitated" if refused else ""
-    return [Finding("shaped links", not refused, "no" if refused else "yes (token bucket filter)", note)]
+    """Join two nodes by a slow link, and time a message on it."""
+    from dtlib.lab.cluster import cluster
+    from dtlib.lab.launch import run
+
+    rate = 20 * units.MB
+    try:
+        carried, latency_by = run(_send_slowly, cluster=cluster(2, 1, inside=rate, across=rate))[1]
+    except RuntimeError as error:
+        return [Finding("shaped links", False, "no", f"{str(error).splitlines()[0]}; lab.cluster is refused")]
+    seen = f"yes; one of {units.format_rate(rate)} carried {units.format_rate(carried)}"
+    return [Finding("shaped links", True, seen), Finding("link latency", True, latency_by)]
+
+
+def _send_slowly() -> tuple[float, str]:
+    """Bytes per second of a message, to whom it comes, and how links are delayed."""
+    import torch
+    import torch.distributed as dist
+
+    from dtlib.lab.launch import context
+
+    rank, tensor = context.current("doctor"), torch.ones(2**20)
+    rank.exchange(b"")
+    start = time.perf_counter()
+    dist.send(tensor, 1) if rank.rank == 0 else dist.recv(tensor, 0)
+    return tensor.nbytes / (time.perf_counter() - start), rank.latency_by or ""
 
 
 def _gpu() -> list[Finding]:
@@ -222,21 +243,12 @@ def _chromium() -> list[Finding]:
 
 
 # A process of one thread, as a namespace demands. It loads the one file it needs, not torch.
-_PROBE = """
-import runpy, subprocess, sys
-refused = runpy.run_path(sys.argv[1])["enter_private_network"]()
-if not refused and sys.argv[2]:
-    words = "qdisc add dev lo root tbf rate 100mbit burst 256kb latency 1s".split()
-    done = subprocess.run([sys.argv[2], *words], capture_output=True, text=True)
-    refused = f"tc says: {(done.stderr or done.stdout).strip()}" if done.returncode else ""
-print(refused)
-"""
+_PROBE = "import runpy, sys; print(runpy.run_path(sys.argv[1])['enter_private_network']())"
 
 
-def _in_private_network(tc: str) -> str:
-    """Enter a private network in a child and, with a `tc`, slow its loopback down; "" or why that is
-    refused."""
-    command = [sys.executable, "-c", _PROBE, namespace.__file__, tc]
+def _refused_network() -> str:
+    """Enter a private network in a child; "" or why that is refused."""
+    command = [sys.executable, "-c", _PROBE, namespace.__file__]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_CHILD_SECONDS)
     except subprocess.TimeoutExpired:

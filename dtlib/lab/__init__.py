@@ -1,5 +1,6 @@
 """What did happen: instruments that launch ranks, count bytes, record timelines and compare with `theory`."""
 
+from .cluster import cluster
 from .compare import CheckError, check
 from .fit import fit_alpha_beta, fit_link
 from .launch import RankError, RankTimeout, register, run, session
@@ -23,6 +24,7 @@ __all__ = [
     "at_scale",
     "barrier",
     "check",
+    "cluster",
     "count_steps",
     "fastest",
     "fit_alpha_beta",

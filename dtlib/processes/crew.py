@@ -23,6 +23,7 @@ from .namespace import enter_private_network, family
 from .rank import Failure, RankFiles
 
 MAX_OUTPUT_BYTES = 512 * 2**20
+NO_NETWORK_FOR_SPAWNED = "ranks that are spawned share the machine's network"
 _POLL_SECONDS = 0.05
 
 
@@ -49,6 +50,8 @@ class Report:
     network_error: str = ""
     stays: bool = False
     """Whether the ranks are there still, idle, and wait for another task."""
+    refused: str = ""
+    """Why no rank was started."""
 
 
 class Crew(ABC):
@@ -73,10 +76,7 @@ class Crew(ABC):
 
     def start(self) -> None:
         """Start all ranks, in a network of their own where that is asked for and possible."""
-        if self.network == "private":
-            self.network_error = (
-                enter_private_network() if self.fork else "ranks that are spawned share the machine's network"
-            )
+        self.make_network()
         self._make_store()
         files = [
             RankFiles(*(anonymous_file(f"dtlib-{rank}-{what}") for what in ("result", "output", "stack")))
@@ -90,6 +90,11 @@ class Crew(ABC):
             pid = start(rank, there, here, own)
             there.close()
             self.ranks.append(Rank(pid, here, own))
+
+    def make_network(self) -> None:
+        """Be in the network in which the ranks are to start, or say in `network_error` why that cannot be."""
+        if self.network == "private":
+            self.network_error = enter_private_network() if self.fork else NO_NETWORK_FOR_SPAWNED
 
     def _make_store(self) -> None:
         if self.fork and os.path.isdir("/proc/self/fd"):

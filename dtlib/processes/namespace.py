@@ -34,16 +34,21 @@ def enter_private_network() -> str:
         enter_namespaces(CLONE_NEWNET)
         raise_loopback()
     except OSError as error:
-        name = errno.errorcode.get(error.errno or 0, "?")
-        return f"the kernel refused a private network namespace ({name}: {error.strerror})"
+        return refusal(error)
     return ""
 
 
-def enter_namespaces(flags: int) -> None:
+def refusal(error: OSError) -> str:
+    """In words, that the kernel refused a network namespace."""
+    name = errno.errorcode.get(error.errno or 0, "?")
+    return f"the kernel refused a private network namespace ({name}: {error.strerror})"
+
+
+def enter_namespaces(flags: int, *, as_root: bool = False) -> None:
     """Leave the namespaces that `flags` name for new ones. Raises ``OSError`` where the kernel refuses.
 
     The process must have one thread. Root needs no user namespace; anyone else gets one in which the own user id
-    stays what it was.
+    stays what it was, or is root's with `as_root`: then programs that are started in it may set up its network.
     """
     uid, gid = os.geteuid(), os.getegid()
     try:
@@ -51,8 +56,26 @@ def enter_namespaces(flags: int) -> None:
     except PermissionError:
         _unshare(CLONE_NEWUSER | flags)
         _write("/proc/self/setgroups", "deny")
-        _write("/proc/self/uid_map", f"{uid} {uid} 1")
-        _write("/proc/self/gid_map", f"{gid} {gid} 1")
+        _write("/proc/self/uid_map", f"{0 if as_root else uid} {uid} 1")
+        _write("/proc/self/gid_map", f"{0 if as_root else gid} {gid} 1")
+
+
+def new_network(*, as_root: bool = False) -> int:
+    """Enter a network namespace of its own, loopback up, without IPv6 where that can be told: a descriptor of it.
+
+    It is there as long as a process is in it or has the descriptor open. Raises ``OSError`` where the kernel refuses.
+    """
+    enter_namespaces(CLONE_NEWNET, as_root=as_root)
+    raise_loopback()
+    for devices in ("all", "default"):
+        with contextlib.suppress(OSError):  # its neighbour discovery would be counted as traffic
+            _write(f"/proc/sys/net/ipv6/conf/{devices}/disable_ipv6", "1")
+    return os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def enter_network(namespace_fd: int) -> None:
+    """Move this process into the network namespace of a descriptor. Raises ``OSError`` where the kernel refuses."""
+    _checked(ctypes.CDLL(None, use_errno=True).setns(namespace_fd, CLONE_NEWNET))
 
 
 def raise_loopback() -> None:
@@ -83,7 +106,11 @@ def family(pid: int) -> list[int]:
 
 
 def _unshare(flags: int) -> None:
-    if ctypes.CDLL(None, use_errno=True).unshare(flags) != 0:
+    _checked(ctypes.CDLL(None, use_errno=True).unshare(flags))
+
+
+def _checked(result: int) -> None:
+    if result != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 

@@ -19,6 +19,8 @@ class RankContext:
     why_not_private: str
     exchange: Callable[[bytes], list[bytes]]
     """Give a few bytes, get those of every rank in rank order; returns when all ranks have called it."""
+    latency_by: str | None = None
+    """How the cables of a `lab.cluster` delay messages; None for a rank that has no cables."""
 
 
 _current: RankContext | None = None

@@ -17,6 +17,7 @@ from typing import Any
 from dtlib.processes.channel import anonymous_file, open_fd, read_text, recv_frame
 from dtlib.processes.crew import Report
 from dtlib.processes.starter import start_supervisor
+from dtlib.theory.cluster import Cluster
 
 from . import context, torchrun
 from .ship import pack
@@ -48,14 +49,15 @@ class RankTimeout(TimeoutError):
 
 def run(
     fn: Callable[..., Any],
-    world_size: int = 4,
+    world_size: int | None = None,
     *,
     args: Sequence[Any] = (),
     timeout_s: float = 60,
     threads_per_rank: int = 1,
     network: str = "private",
+    cluster: Cluster | None = None,
 ) -> list[Any]:
-    """Call ``fn(*args)`` in `world_size` fresh processes and return their results in rank order.
+    """Call ``fn(*args)`` in `world_size` fresh processes (default: 4) and return their results in rank order.
 
     In each process the default process group is ready: gloo on CPU, NCCL as well where each rank has a GPU. `fn`
     may be a closure, a lambda or a function of a notebook cell; it travels by value, as do `args` and the results.
@@ -63,17 +65,19 @@ def run(
 
     With ``network="private"`` the ranks live in a network namespace of their own where the kernel grants one, so
     that `lab.wire` sees their traffic alone and they reach no other host; ``"host"`` leaves them on the machine's
-    network. Under ``torchrun`` the processes that are there are the ranks, and `world_size`, `timeout_s`,
-    `threads_per_rank` and `network` are torchrun's business.
+    network. With a `cluster` of `lab.cluster` they stand on its nodes, ranks 0 to g - 1 on the first, and are joined by
+    its links. Under ``torchrun`` the processes that are there are the ranks, and all but `fn` and `args` is torchrun's
+    business.
 
     Raises ``ValueError`` or ``TypeError`` for a bad argument before anything starts, `RankError` when a rank raises,
     exits or is killed (the others are ended at once), `RankTimeout` when `timeout_s` seconds have passed, with the
-    Python stack of each rank that did not return, and ``RuntimeError`` inside a rank.
+    Python stack of each rank that did not return, and ``RuntimeError`` inside a rank, or where this machine cannot have
+    the cluster.
     """
     if context.inside_rank():
         raise RuntimeError("lab.run inside lab.run: this function is a rank already; call lab.run outside of the ranks")
     check_call(fn, args)
-    job = job_of((fn, tuple(args)), world_size, timeout_s, threads_per_rank, network)
+    job = job_of((fn, tuple(args)), world_size, timeout_s, threads_per_rank, network, cluster)
     return torchrun.run_here(fn, tuple(args)) if torchrun.is_active() else run_job(job)
 
 
@@ -91,14 +95,25 @@ def job_of(
     timeout_s: Any,
     threads_per_rank: Any,
     network: Any,
+    cluster: Any,
     *,
     lasts: bool = False,
 ) -> Job:
     """The job of these ranks, with the arguments checked; see `run`."""
     if network not in _NETWORKS:
         raise ValueError(f"network must be one of {', '.join(_NETWORKS)}, not {network!r}")
+    if cluster is not None:
+        if not isinstance(cluster, Cluster):
+            raise TypeError(f"cluster must be what lab.cluster returns, not {cluster!r}")
+        if network == "host":
+            raise ValueError(
+                "network must be private with a cluster, whose ranks have networks of their own, not 'host'"
+            )
+        if world_size not in (None, cluster.world_size):
+            raise ValueError(f"world_size must be the cluster's {cluster.world_size}, or left out, not {world_size!r}")
+        world_size = cluster.world_size
     return Job(
-        world_size=_integer("world_size", world_size, MAX_WORLD_SIZE),
+        world_size=_integer("world_size", 4 if world_size is None else world_size, MAX_WORLD_SIZE),
         timeout_s=positive("timeout_s", timeout_s),
         threads_per_rank=_integer("threads_per_rank", threads_per_rank, 1024),
         network=network,
@@ -109,6 +124,7 @@ def job_of(
         argv=list(sys.argv),
         sources={name: entry for name, entry in linecache.cache.items() if not os.path.exists(name)},
         lasts=lasts,
+        cluster=cluster,
     )
 
 
@@ -139,6 +155,8 @@ def receive_report(control: socket.socket) -> Report:
 
 def outcome(job: Job, report: Report, control: socket.socket) -> list[Any]:
     """What the ranks returned, in files that come over `control`, or the error of `report`."""
+    if report.refused:
+        raise RuntimeError(report.refused)
     with contextlib.ExitStack() as cleanup:
         files = []
         for _ in range(job.world_size):

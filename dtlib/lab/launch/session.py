@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from dtlib.processes.channel import MAX_FRAME_BYTES, send_frame
+from dtlib.theory.cluster import Cluster
 
 from . import context, torchrun
 from .launcher import RankError, check_call, job_of, leave, outcome, positive, receive_report, start
@@ -26,7 +27,7 @@ class Session:
     ``session.cell("x = torch.ones(2) * rank")`` executes code on all of them; ``torch``, ``dist``, ``rank`` and
     ``world_size`` are known. ``session["x"]`` has the value of an expression on each rank, in rank order, and
     ``session.run(fn)`` calls a function, as `lab.run` does. What ranks print appears in rank order, each line marked
-    with its rank. Threads and network as in `lab.run`.
+    with its rank. Threads, network and cluster as in `lab.run`.
 
     A rank that raises, exits, is killed or takes more than `timeout_s` seconds ends the session with `RankError` or
     `RankTimeout`, as the others may wait for it. Where all ranks raise the same error within a second, a name that is
@@ -38,12 +39,18 @@ class Session:
     """
 
     def __init__(
-        self, world_size: int = 4, *, timeout_s: float = 60, threads_per_rank: int = 1, network: str = "private"
+        self,
+        world_size: int | None = None,
+        *,
+        timeout_s: float = 60,
+        threads_per_rank: int = 1,
+        network: str = "private",
+        cluster: Cluster | None = None,
     ) -> None:
         if context.inside_rank() or torchrun.is_active():
             raise RuntimeError("lab.session starts ranks of its own: it works outside of ranks, and not under torchrun")
         nothing = (int, ())  # the ranks meet, and wait for the first task
-        self._job = job_of(nothing, world_size, timeout_s, threads_per_rank, network, lasts=True)
+        self._job = job_of(nothing, world_size, timeout_s, threads_per_rank, network, cluster, lasts=True)
         self.world_size, self.timeout_s = self._job.world_size, timeout_s
         self._control, pid = start(self._job)
         self.close = weakref.finalize(self, leave, self._control, pid)

@@ -8,10 +8,11 @@ import socket
 from dataclasses import replace
 
 from dtlib.processes.channel import open_fd, recv_frame, send_frame
-from dtlib.processes.crew import Crew, Report, tell
+from dtlib.processes.crew import NO_NETWORK_FOR_SPAWNED, Crew, Report, tell
 from dtlib.processes.namespace import adopt_orphans
 from dtlib.processes.rank import RankFiles, spawn
 
+from .cables import Cables, ClusterRefused
 from .worker import Job, run_rank
 
 
@@ -29,6 +30,8 @@ def supervise(control: socket.socket, job_fd: int, *, fork: bool) -> None:
         report = crew.watch()
         crew.end()
         crew.report(report)
+    except ClusterRefused as error:
+        send_frame(control, pickle.dumps(Report([], refused=str(error))))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the parent is gone or was interrupted: nobody waits for an answer
     finally:
@@ -41,9 +44,22 @@ class _Crew(Crew):
     def __init__(self, job: Job, control: socket.socket, fork: bool) -> None:
         super().__init__(job.world_size, control, fork=fork, timeout_s=job.timeout_s, network=job.network)
         self.job = job
+        self.cables: Cables | None = None
+
+    def make_network(self) -> None:
+        """Lay the cables of a cluster, if the ranks are to stand in one."""
+        if self.job.cluster is None:
+            super().make_network()
+        elif self.fork:
+            self.cables = Cables(self.job.cluster, self.job.environment)
+        else:
+            raise ClusterRefused(f"a cluster needs a fork server, on Linux, and {NO_NETWORK_FOR_SPAWNED}")
 
     def be_rank(self, rank: int, sock: socket.socket, files: RankFiles) -> None:
-        run_rank(self.job, rank, sock, files, self.store_path, self.network_error)
+        if self.cables:
+            self.cables.enter(rank)
+        latency_by = self.cables.latency_by if self.cables else None
+        run_rank(self.job, rank, sock, files, self.store_path, self.network_error, latency_by)
 
     def spawn_rank(self, rank: int, there: socket.socket, here: socket.socket, files: RankFiles) -> int:
         told = (self.job, rank, there.fileno(), files, self.store_path, self.network_error)

@@ -25,8 +25,9 @@ import torch.distributed as dist
 from dtlib.processes.channel import open_fd, recv_frame, send_frame
 from dtlib.processes.namespace import die_with_parent
 from dtlib.processes.rank import Failure, RankFiles, redirect
+from dtlib.theory.cluster import Cluster
 
-from . import context, lasting
+from . import cables, context, lasting
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,19 @@ class Job:
     """Lines of code that exist in no file (notebook cells), for tracebacks: entries of `linecache.cache`."""
     lasts: bool = False
     """Whether the ranks of a session live on from task to task."""
+    cluster: Cluster | None = None
+    """The nodes and links among which the ranks stand."""
 
 
-def run_rank(job: Job, rank: int, sock: socket.socket, files: RankFiles, store_path: str, network_error: str) -> None:
+def run_rank(
+    job: Job,
+    rank: int,
+    sock: socket.socket,
+    files: RankFiles,
+    store_path: str,
+    network_error: str,
+    latency_by: str | None = None,
+) -> None:
     """Be rank `rank`: never returns."""
     try:
         die_with_parent()
@@ -60,6 +71,7 @@ def run_rank(job: Job, rank: int, sock: socket.socket, files: RankFiles, store_p
                 world_size=job.world_size,
                 private_network=job.network == "private" and not network_error,
                 why_not_private=network_error,
+                latency_by=latency_by,
                 exchange=context.exchange_over(sock),
             )
         )
@@ -89,6 +101,10 @@ def _settle(job: Job, rank: int) -> None:
     os.environ.update(job.environment, RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(job.world_size))
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):  # all ranks are on this machine
         os.environ.setdefault(name, "lo" if sys.platform == "linux" else "lo0")
+    if job.cluster:
+        per_node = job.cluster.ranks_per_node
+        os.environ.update(GLOO_SOCKET_IFNAME=cables.ACROSS, NCCL_SOCKET_IFNAME=cables.ACROSS)
+        os.environ.update(LOCAL_RANK=str(rank % per_node), LOCAL_WORLD_SIZE=str(per_node))
     os.chdir(job.directory)
     sys.path[:] = job.path
     sys.argv[:] = job.argv

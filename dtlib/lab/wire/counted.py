@@ -14,10 +14,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from dtlib.lab.launch import context
+from dtlib.lab.launch.cables import ACROSS, INSIDE
 from dtlib.lab.record import SendCounter
 
 # Where linux/tcp.h's `struct tcp_info` holds what we need, and how much of it the kernel must give (Linux 4.19).
 _RECEIVED, _NOT_SENT, _SENT, _SENT_AGAIN, _TCP_INFO_BYTES = 128, 144, 200, 208, 216
+
+
+Reading = tuple[int, int, int, int, int]
 
 
 @dataclass
@@ -27,9 +31,12 @@ class Wire:
     `total_bytes` is what all ranks together sent, `sent_bytes` and `received_bytes` are this rank's: the payload of
     TCP as the kernel counted it, connection by connection. It holds the small message headers of the communication
     library, but no header of TCP or IP, nothing twice, and no connection that is opened and closed within the block.
+    `sent_to` has what this rank sent to each rank, by the connections that are open at the end (empty where the kernel
+    does not tell).
+
     `loopback_bytes` is the reading of the loopback device of the ranks' private network: all traffic, with headers,
-    acknowledgements and repeats (0 without such a network). `sent_to` has what this rank sent to each rank, by the
-    connections that are open at the end (empty where the kernel does not tell). `method` says how `total_bytes` was
+    acknowledgements and repeats (0 without such a network). `inside_bytes` and `across_bytes` are the same of the two
+    cables of a rank in a `lab.cluster`: what it sent on them. `method` says how `total_bytes` was
     counted.
     """
 
@@ -38,6 +45,8 @@ class Wire:
     sent_to: tuple[int, ...] = ()
     received_bytes: int = 0
     loopback_bytes: int = 0
+    inside_bytes: int = 0
+    across_bytes: int = 0
     method: str = ""
 
 
@@ -64,7 +73,7 @@ def wire() -> Iterator[Wire]:
         result.sent_to = counter.sent_to()
     finally:
         counter.close()
-    result.sent_bytes, result.received_bytes, result.loopback_bytes = (
+    result.sent_bytes, result.received_bytes, result.loopback_bytes, result.inside_bytes, result.across_bytes = (
         now - then for now, then in zip(after, before, strict=True)
     )
     everyone = rank.exchange(result.sent_bytes.to_bytes(8, "big"))
@@ -72,11 +81,11 @@ def wire() -> Iterator[Wire]:
 
 
 class _Counter:
-    """Reads (sent, received, loopback) in bytes."""
+    """Reads (sent, received, loopback, inside, across) in bytes."""
 
     method = ""
 
-    def read(self) -> tuple[int, int, int]:
+    def read(self) -> Reading:
         raise NotImplementedError
 
     def sent_to(self) -> tuple[int, ...]:
@@ -98,7 +107,7 @@ class _Kernel(_Counter):
     """The kernel's own counts: of each TCP connection of this process, and of the loopback device."""
 
     def __init__(self, rank: context.RankContext) -> None:
-        self.private, self.exchange = rank.private_network, rank.exchange
+        self.private, self.has_cables, self.exchange = rank.private_network, rank.latency_by is not None, rank.exchange
         self.method = "the kernel's counts of the ranks' own TCP connections, " + (
             "in a private network"
             if rank.private_network
@@ -108,7 +117,7 @@ class _Kernel(_Counter):
         self.first: dict[int, _Connection] | None = None
         self.last: dict[int, _Connection] = {}
 
-    def read(self) -> tuple[int, int, int]:
+    def read(self) -> Reading:
         connections = tcp_connections()
         for inode in set(self.last) - set(connections):
             gone = self.last.pop(inode)
@@ -117,7 +126,9 @@ class _Kernel(_Counter):
         self.first = connections if self.first is None else self.first
         sent = self.closed[0] + sum(each.sent for each in connections.values())
         received = self.closed[1] + sum(each.received for each in connections.values())
-        return sent, received, _loopback_bytes() if self.private else 0
+        loopback = device_bytes("lo") if self.private else 0
+        inside, across = (device_bytes(each) if self.has_cables else 0 for each in (INSIDE, ACROSS))
+        return sent, received, loopback, inside, across
 
     def sent_to(self) -> tuple[int, ...]:
         # by both ends: the kernel gives one port to several connections whose other ends differ
@@ -140,8 +151,8 @@ class _SendCalls(_Counter):
         self.counter = SendCounter()
         self.counter.__enter__()
 
-    def read(self) -> tuple[int, int, int]:
-        return self.counter.sent_bytes, self.counter.received_bytes, 0
+    def read(self) -> Reading:
+        return self.counter.sent_bytes, self.counter.received_bytes, 0, 0, 0
 
     def close(self) -> None:
         self.counter.__exit__(None, None, None)
@@ -188,10 +199,11 @@ def _sent_and_received(sock: socket.socket) -> tuple[int, int]:
     return sent - again + waiting, received
 
 
-def _loopback_bytes() -> int:
+def device_bytes(device: str) -> int:
+    """What this network namespace has sent through a device."""
     with open("/proc/self/net/dev") as file:
         for line in file:
             name, _, numbers = line.partition(":")
-            if name.strip() == "lo":
+            if name.strip() == device:
                 return int(numbers.split()[8])
-    raise RuntimeError("this network namespace has no loopback device")
+    raise RuntimeError(f"this network namespace has no device {device}")

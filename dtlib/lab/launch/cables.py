@@ -1,0 +1,164 @@
+"""The cables of a cluster on one machine: a network namespace for each rank, with two devices whose rates are shaped.
+
+::
+
+        node 0              node 1
+    rank 0   rank 1     rank 2   rank 3
+      ║│       ║│         ║│       ║│
+      ║└───┬───╫┘         ║└───┬───╫┘      │ inside: to the switch of the node
+      ║ switch ║          ║ switch ║
+      ╚════════╩═ switch ═╩════════╝       ║ across: to the switch between nodes
+
+Each cable is a pair of virtual Ethernet devices with a token bucket at both ends, each switch a bridge. They belong to
+namespaces without a name, which end with the last process in them: nothing is left behind, whatever happens. Linux
+with iproute2; no privilege where the kernel grants user namespaces.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from dtlib.processes.namespace import enter_network, new_network, refusal
+from dtlib.theory.cluster import Cluster
+
+INSIDE, ACROSS = "inside", "across"
+_MTU = 16_000  # large packets leave the processor idle; headers take 0.4 % of them
+_BURST_SECONDS = 1e-3  # what a cable may send at once, in seconds of its rate: timers are no finer
+_QUEUE_BYTES = 64 * 2**20  # as good as endless: nothing is dropped
+NETEM, PACING = "by the kernel (netem)", "by pacing: sends wait, collectives of gloo do not"
+
+
+class ClusterRefused(RuntimeError):
+    """This machine cannot have a cluster; the message says why."""
+
+
+class Cables:
+    """The network of `cluster`, made by the process that is to start its ranks, which must have one thread.
+
+    The process is then where the switches are. `environment` says where programs are. Raises `ClusterRefused`.
+    """
+
+    def __init__(self, cluster: Cluster, environment: Mapping[str, str]) -> None:
+        self.cluster = cluster
+        self._namespaces: list[int] = []
+        self._ip, self._tc = (_command(name, environment.get("PATH", os.defpath)) for name in ("ip", "tc"))
+        try:
+            switches = new_network(as_root=True)
+            self.latency_by = NETEM if self._can_delay() else PACING
+            for _ in range(cluster.world_size):
+                self._namespaces.append(new_network())
+            enter_network(switches)
+            self._lay()
+            for rank, namespace in enumerate(self._namespaces):
+                enter_network(namespace)
+                self._plug_in(rank)
+            enter_network(switches)
+            os.close(switches)
+        except OSError as error:
+            raise ClusterRefused(f"a cluster needs network namespaces, and {refusal(error)}") from None
+
+    def enter(self, rank: int) -> None:
+        """Be in the namespace of `rank` from now on; what the rank sends is delayed where the kernel cannot."""
+        enter_network(self._namespaces[rank])
+        if self.latency_by == PACING:
+            _pace_sends(self.cluster, rank)
+
+    def _can_delay(self) -> bool:
+        with suppress(ClusterRefused):
+            _batch(self._tc, ["qdisc add dev lo root netem delay 1ms", "qdisc del dev lo root"])
+            return True
+        return False
+
+    def _lay(self) -> None:
+        """Switches, and the cables from them to the ranks' namespaces."""
+        nodes = [f"node{node}" for node in range(self.cluster.num_nodes)]
+        lines = [f"link add {name} mtu {_MTU} type bridge\nlink set {name} up" for name in (*nodes, "between")]
+        ports = []
+        for rank, namespace in enumerate(self._namespaces):
+            for kind, switch in ((INSIDE, nodes[node_of(self.cluster, rank)]), (ACROSS, "between")):
+                other = f"peer name {kind} mtu {_MTU} netns /proc/self/fd/{namespace}"
+                lines.append(f"link add {kind}{rank} mtu {_MTU} type veth {other}")
+                lines.append(f"link set {kind}{rank} master {switch} up")
+                ports.append((kind, f"{kind}{rank}"))
+        _batch(self._ip, lines, self._namespaces)
+        _batch(
+            self._tc,
+            [line for kind, device in ports for line in self._shape(kind, device, delay=self.latency_by == NETEM)],
+        )
+
+    def _plug_in(self, rank: int) -> None:
+        """Addresses and routes of the rank in whose namespace this process is."""
+        here = address(self.cluster, rank)
+        node = here.rpartition(".")[0]
+        lines = [f"address add {here}/32 dev {ACROSS}", *(f"link set {kind} up" for kind in (INSIDE, ACROSS))]
+        lines += [f"route add 10.0.0.0/16 dev {ACROSS} src {here}", f"route add {node}.0/24 dev {INSIDE} src {here}"]
+        _batch(self._ip, lines)
+        _batch(self._tc, [line for kind in (INSIDE, ACROSS) for line in self._shape(kind, kind)])
+
+    def _shape(self, kind: str, device: str, *, delay: bool = False) -> Iterable[str]:
+        """What makes packets leave `device` at the rate of its cable, and late where that is asked for."""
+        rate, alpha = (getattr(self.cluster, f"{kind}_{what}") for what in ("bytes_per_s", "alpha_seconds"))
+        burst = max(_MTU + 100, round(rate * _BURST_SECONDS))
+        yield f"qdisc add dev {device} root handle 1: tbf rate {round(8 * rate)}bit burst {burst} limit {_QUEUE_BYTES}"
+        if delay and alpha:
+            yield f"qdisc add dev {device} parent 1:1 netem delay {round(alpha * 1e6)}us limit 100000"
+
+
+def node_of(cluster: Cluster, rank: int) -> int:
+    """The node on which a rank stands: the first ranks are node 0."""
+    return rank // cluster.ranks_per_node
+
+
+def address(cluster: Cluster, rank: int) -> str:
+    """The address of a rank, the same on both of its cables."""
+    return f"10.0.{node_of(cluster, rank)}.{rank % cluster.ranks_per_node + 1}"
+
+
+def _pace_sends(cluster: Cluster, rank: int) -> None:
+    """Let each message of this process wait for the latency of its cable before it is sent."""
+    alphas = [
+        cluster.inside_alpha_seconds
+        if node_of(cluster, other) == node_of(cluster, rank)
+        else cluster.across_alpha_seconds
+        for other in range(cluster.world_size)
+    ]
+    if not any(alphas):
+        return
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d
+
+    from dtlib.lab.record import stand_ins
+
+    def wait(name: str, tensor: Any, peer: int | None, group: Any, call: Callable[[], Any]) -> Any:
+        if name == "send" and peer is not None:
+            time.sleep(alphas[peer])
+        return call()
+
+    for name, function in stand_ins(wait).items():
+        setattr(dist, name, function)
+        setattr(distributed_c10d, name, function)
+
+
+def _command(name: str, path: str) -> str:
+    found = shutil.which(name, path=f"{path}:/usr/sbin:/sbin")
+    if found is None:
+        raise ClusterRefused(f"a cluster needs the command {name} (package iproute2), which is not installed")
+    return found
+
+
+def _batch(command: str, lines: Sequence[str], descriptors: Sequence[int] = ()) -> None:
+    """Have `ip` or `tc` carry out `lines`, in this process's network namespace."""
+    done = subprocess.run(
+        [command, "-batch", "-"], input="\n".join(lines), capture_output=True, text=True, pass_fds=descriptors
+    )
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip().replace("\n", "; ")
+        raise ClusterRefused(
+            f"a cluster needs links that this kernel shapes, and {os.path.basename(command)} says: {said}"
+        )
