@@ -104,15 +104,17 @@ def test_bytes_that_are_off_are_a_finding(monkeypatch):
     assert "1.5000 of theory" in wire.value
 
 
-def test_no_shaped_links_without_tc(monkeypatch):
-    monkeypatch.setattr(doctor.shutil, "which", lambda name, path=None: None)
-    (finding,) = doctor._shaped_links()
-    assert not finding.ok
-    assert "iproute2" in finding.note
+def test_links_that_were_shaped_say_at_what_rate_and_how_they_are_delayed(lacking):
+    links, *latency = doctor._shaped_links()
+    if not links.ok:
+        lacking(links.note)
+    assert links.value.startswith("yes; one of 20 MB/s carried ")
+    assert [(found.name, found.ok) for found in latency] == [("link latency", True)]
+    assert latency[0].value.startswith("by ")
 
 
 def test_tc_that_fails_is_quoted(tmp_path, monkeypatch, lacking):
-    if doctor._in_private_network(""):
+    if doctor._refused_network():
         lacking("this machine refuses network namespaces")
     tc = tmp_path / "tc"
     tc.write_text("#!/bin/sh\necho 'no tbf in this kernel' >&2; exit 2\n")

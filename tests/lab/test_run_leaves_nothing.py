@@ -76,11 +76,15 @@ def endings():
     return {"good": lambda: dist.barrier(), "daemon": daemon, "fail": fail, "hang": hang, "files": scatter_files}
 
 
+CLUSTER = "lab.cluster(3, 1, inside=1e8, across=1e8)"
+
+
+@pytest.mark.parametrize("cluster", ["None", CLUSTER])
 @pytest.mark.parametrize("ending", sorted(endings()))
-def test_nothing_is_left_behind(ending, nothing_left, monkeypatch, tmp_path):
+def test_nothing_is_left_behind(ending, cluster, nothing_left, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     try:
-        lab.run(endings()[ending], 3, timeout_s=1)
+        lab.run(endings()[ending], 3, timeout_s=1, cluster=eval(cluster))
     except (lab.RankError, lab.RankTimeout):
         assert ending in ("fail", "hang")
 
@@ -128,8 +132,11 @@ def test_runs_from_several_threads_do_not_meet():
         assert list(pool.map(lambda number: lab.run(lambda: number, 2), range(12))) == [[n, n] for n in range(12)]
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
-def test_when_the_readers_program_dies_everything_dies(how, tmp_path):
+@pytest.mark.parametrize(
+    ("how", "cluster"),
+    [(signal.SIGTERM, "None"), (signal.SIGKILL, "None"), (signal.SIGINT, "None"), (signal.SIGKILL, CLUSTER)],
+)
+def test_when_the_readers_program_dies_everything_dies(how, cluster, tmp_path):
     code = textwrap.dedent(f"""
         import os, time, pathlib
         import torch.distributed as dist
@@ -137,7 +144,7 @@ def test_when_the_readers_program_dies_everything_dies(how, tmp_path):
         def main():
             pathlib.Path({str(tmp_path)!r}, str(dist.get_rank())).write_text(str(os.getpid()))
             time.sleep(600)
-        lab.run(main, 3, timeout_s=600)
+        lab.run(main, 3, timeout_s=600, cluster={cluster})
     """)
     program = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL, start_new_session=True)
     while len(list(tmp_path.iterdir())) < 3 or not all(file.read_text() for file in tmp_path.iterdir()):

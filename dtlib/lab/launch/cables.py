@@ -29,7 +29,7 @@ from dtlib.theory.cluster import Cluster
 
 INSIDE, ACROSS = "inside", "across"
 _MTU = 16_000  # large packets leave the processor idle; headers take 0.4 % of them
-_BURST_SECONDS = 1e-3  # what a cable may send at once, in seconds of its rate: timers are no finer
+_BURST_SECONDS = 5e-4  # what a cable may send at once, in seconds of its rate: a timer is late by less
 _QUEUE_BYTES = 64 * 2**20  # as good as endless: nothing is dropped
 NETEM, PACING = "by the kernel (netem)", "by pacing: sends wait, collectives of gloo do not"
 
@@ -87,10 +87,8 @@ class Cables:
                 lines.append(f"link set {kind}{rank} master {switch} up")
                 ports.append((kind, f"{kind}{rank}"))
         _batch(self._ip, lines, self._namespaces)
-        _batch(
-            self._tc,
-            [line for kind, device in ports for line in self._shape(kind, device, delay=self.latency_by == NETEM)],
-        )
+        late = self.latency_by == NETEM
+        _batch(self._tc, [line for kind, device in ports for line in self._shape(kind, device, delay=late)])
 
     def _plug_in(self, rank: int) -> None:
         """Addresses and routes of the rank in whose namespace this process is."""
@@ -104,10 +102,15 @@ class Cables:
     def _shape(self, kind: str, device: str, *, delay: bool = False) -> Iterable[str]:
         """What makes packets leave `device` at the rate of its cable, and late where that is asked for."""
         rate, alpha = (getattr(self.cluster, f"{kind}_{what}") for what in ("bytes_per_s", "alpha_seconds"))
-        burst = max(_MTU + 100, round(rate * _BURST_SECONDS))
-        yield f"qdisc add dev {device} root handle 1: tbf rate {round(8 * rate)}bit burst {burst} limit {_QUEUE_BYTES}"
+        bucket = f"rate {round(8 * rate)}bit burst {burst_bytes(rate)} limit {_QUEUE_BYTES}"
+        yield f"qdisc add dev {device} root handle 1: tbf {bucket}"
         if delay and alpha:
             yield f"qdisc add dev {device} parent 1:1 netem delay {round(alpha * 1e6)}us limit 100000"
+
+
+def burst_bytes(bytes_per_s: float) -> int:
+    """What a cable of this rate may send at once, after it was idle: at least a packet and a half."""
+    return max(_MTU * 3 // 2, round(bytes_per_s * _BURST_SECONDS))
 
 
 def node_of(cluster: Cluster, rank: int) -> int:
