@@ -1,5 +1,6 @@
 """lab.cluster: ranks on nodes, joined by links whose rates the kernel shapes."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from dtlib import lab, ranks, theory
 from dtlib.lab.launch import cables
 from dtlib.theory.units import MB, MiB, ms
 
+PLANS = ("ring", "two_level", "parallel_rings")
 SLOW = {"inside": 200 * MB, "across": 20 * MB}
 
 
@@ -97,8 +99,8 @@ def test_every_cable_has_its_counter():
     def main():
         tensor = torch.ones(full_bytes // 4)
         found = []
-        flat, levels = ranks.collectives.ring_all_reduce, ranks.collectives.two_level_all_reduce
-        for reduce in (flat, lambda it: levels(it, ranks_per_node=per_node)):
+        flat, *levels = (getattr(ranks.collectives, f"{name}_all_reduce") for name in PLANS)
+        for reduce in (flat, *(functools.partial(each, ranks_per_node=per_node) for each in levels)):
             reduce(tensor)
             with lab.wire() as wire:
                 reduce(tensor)
@@ -108,11 +110,13 @@ def test_every_cable_has_its_counter():
     by_rank = lab.run(main, cluster=lab.cluster(2, per_node, inside=500 * MB, across=100 * MB))
     ring = theory.collectives.ring_all_reduce_bytes(full_bytes, 8)
     slow = theory.collectives.two_level_slow_link_bytes(full_bytes, 8, ranks_per_node=per_node)
-    for rank, (in_ring, in_levels) in enumerate(by_rank):
+    for rank, (in_ring, in_levels, in_rings) in enumerate(by_rank):
         inside, across = (0, ring) if rank % per_node == per_node - 1 else (ring, 0)
         assert in_ring[:2] == pytest.approx((inside, across), rel=0.02, abs=20_000)
         assert in_levels[:2] == pytest.approx((ring - slow, slow), rel=0.02, abs=20_000)
-        assert in_levels[2] == pytest.approx(ring, rel=0.005)
+        assert in_rings[:2] == pytest.approx((ring * 3 / 4, ring / 4), rel=0.02, abs=20_000)
+        for each in (in_ring, in_levels, in_rings):
+            assert each[2] == pytest.approx(ring, rel=0.005)
 
 
 def test_without_a_cluster_cables_count_nothing():

@@ -1,5 +1,7 @@
 """The collectives from scratch give torch's values, in every dtype, length, layout and group."""
 
+import functools
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -38,7 +40,9 @@ def all_reduces(n):
     for name in ALL_REDUCES:
         yield name, getattr(collectives, f"{name}_all_reduce")
     for size in (g for g in range(1, n + 1) if n % g == 0):
-        yield f"two_level {size}", lambda *args, size=size: collectives.two_level_all_reduce(*args, ranks_per_node=size)
+        for name in ("two_level", "parallel_rings"):
+            of_nodes = getattr(collectives, f"{name}_all_reduce")
+            yield f"{name} {size}", functools.partial(of_nodes, ranks_per_node=size)
 
 
 def try_reductions(dtype, op, length):

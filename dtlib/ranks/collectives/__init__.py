@@ -7,7 +7,7 @@ wherever a rank is named.
 | function | result | on which rank |
 |---|---|---|
 | `ring_all_reduce`, `tree_all_reduce`, `recursive_doubling_all_reduce`, `halving_doubling_all_reduce`, \
-`two_level_all_reduce`, `naive_all_reduce` | the reduced tensor, in place | all |
+`two_level_all_reduce`, `parallel_rings_all_reduce`, `naive_all_reduce` | the reduced tensor, in place | all |
 | `tree_reduce` | the reduced tensor, in place | `dst` |
 | `ring_reduce_scatter` | chunk r of the reduced tensor, new | r |
 | `ring_all_gather` | the chunks of all ranks joined, new | all |
@@ -18,7 +18,13 @@ What each sends, and in how many steps, stands in `dtlib.theory.collectives` und
 of the group must call the same function with the same shape and dtype. Autograd does not see what they do.
 """
 
-from .ring import ring_all_gather, ring_all_reduce, ring_reduce_scatter, two_level_all_reduce
+from .ring import (
+    parallel_rings_all_reduce,
+    ring_all_gather,
+    ring_all_reduce,
+    ring_reduce_scatter,
+    two_level_all_reduce,
+)
 from .rounds import (
     halving_doubling_all_reduce,
     naive_all_reduce,
@@ -33,6 +39,7 @@ __all__ = [
     "halving_doubling_all_reduce",
     "naive_all_reduce",
     "pairwise_all_to_all",
+    "parallel_rings_all_reduce",
     "recursive_doubling_all_reduce",
     "ring_all_gather",
     "ring_all_reduce",

@@ -1,9 +1,9 @@
 """Ring reduce-scatter and all-gather among some of a group's ranks, on flat buffers.
 
-On the CPU a chunk travels in pieces: while one is being added, the next is on its way. The first sends are
-started before the receives are posted: a send whose receiver is not ready yet is left to the library's own
-thread, and that thread is not kept waiting by this one where both neighbours are the same rank. On an
-accelerator each step is one batch of a send and a receive.
+On the CPU a chunk travels in pieces: while one is being added, the next is on its way. Receives are posted before
+the first sends are started: where both neighbours are the same rank, one connection carries both ways, and word that a
+receive is ready would wait behind the data, which on a slow link takes as long as the data. On an accelerator each step
+is one batch of a send and a receive.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ def _scatter_in_segments(
             start, stop = incoming[index]
             receives[index] = peers.receive(scratch[index % num_buffers, : stop - start], left)
 
-    started = [peers.send(buffer[start:stop], right) for start, stop in pieces(here - 1)]
     for index in range(ahead):
         post(index)
+    started = [peers.send(buffer[start:stop], right) for start, stop in pieces(here - 1)]
     for index, (start, stop) in enumerate(incoming):
         receives.pop(index).wait()
         mine, partial = buffer[start:stop], scratch[index % num_buffers, : stop - start]
@@ -111,8 +111,8 @@ def _gather_in_segments(peers: Peers, members: Sequence[int], buffer: torch.Tens
 
     incoming = [piece for step in range(n - 1) for piece in pieces(here - 1 - step)]
     not_passed_on = len(pieces(here + 1))  # the right neighbour's own chunk ends its way here
-    sends = [peers.send(buffer[start:stop], right) for start, stop in pieces(here)]
     receives = [peers.receive(buffer[start:stop], left) for start, stop in incoming]
+    sends = [peers.send(buffer[start:stop], right) for start, stop in pieces(here)]
     for index, (start, stop) in enumerate(incoming):
         receives[index].wait()
         if index < len(incoming) - not_passed_on:

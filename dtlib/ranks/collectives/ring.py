@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from dtlib.ranks.shared.peers import Peers, flat, new_buffer, write_back
+from dtlib.ranks.shared.peers import Peers, combine, flat, new_buffer, wait_for, write_back
 from dtlib.theory.collectives import chunk_bounds
 
 from . import _check
@@ -122,4 +122,40 @@ def two_level_all_reduce(
     if op == "mean":
         own.div_(peers.n)
     all_gather_among(peers, inside, buffer)
+    return write_back(tensor, buffer)
+
+
+@torch.no_grad()
+def parallel_rings_all_reduce(
+    tensor: torch.Tensor, op: str = "sum", *, ranks_per_node: int, group: Any = None
+) -> torch.Tensor:
+    """Reduce `tensor` over the ranks of `group` in place, by every rank's port to other nodes; returns `tensor`.
+
+    One ring leaves a node by one rank alone. Here are g = `ranks_per_node` rings with a g-th of the tensor each: ring k
+    visits the ranks of each node from place k on, so each leaves by another rank. Ranks 0 to g−1 of the group are the
+    first node, and so on. Sends as much as one ring, of which a g-th crosses to another node, in as many steps. Raises
+    ``ValueError`` as `two_level_all_reduce` does.
+    """
+    _check.reducible("tensor", tensor, op)
+    _check.writable("tensor", tensor)
+    peers = Peers(tensor.device, group)
+    n, g = peers.n, _check.node_size(ranks_per_node, peers.n)
+    buffer = flat(tensor)
+    rings = [[node * g + (k + i) % g for node in range(n // g) for i in range(g)] for k in range(g)]
+    chunks = [part.tensor_split(n) for part in buffer.tensor_split(g)]
+    for gathers in (False, True):
+        for step in range(n - 1):
+            arriving, receives, sends = [], [], []
+            for ring, parts in zip(rings, chunks, strict=True):
+                here = ring.index(peers.rank)
+                mine = parts[(here - 2 + gathers - step) % n]
+                arriving.append((mine, mine if gathers else torch.empty_like(mine)))
+                receives.append((arriving[-1][1], ring[here - 1]))
+                sends.append((parts[(here - 1 + gathers - step) % n], ring[(here + 1) % n]))
+            posted = [peers.receive(*each) for each in receives if each[0].numel()]
+            wait_for([*posted, *(peers.send(*each) for each in sends if each[0].numel())])
+            for mine, partial in arriving if not gathers else ():
+                combine(mine, partial, op, out=mine)
+    if op == "mean":
+        buffer.div_(n)
     return write_back(tensor, buffer)
