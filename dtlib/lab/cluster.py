@@ -22,10 +22,10 @@ def cluster(
     """A cluster for ``lab.run(fn, cluster=...)``: `nodes` nodes of `ranks_per_node` ranks, with links of these rates.
 
     Each rank has two cables: one to the other ranks of its node, which carries `inside` bytes per second in each
-    direction, and one to all other nodes, which carries `across`. The kernel shapes them (see `launch.cables`), so that
-    whatever the ranks do with torch.distributed is as fast as the links allow, and `lab.wire` reads each cable's
-    counter. Choose rates that leave the machine idle, some 10 to 200 MB/s: ranks that wait for the network then cost
-    nothing, and many fit on two cores.
+    direction, headers apart, and one to all other nodes, which carries `across`. The kernel shapes them (see
+    `launch.cables`), so that whatever the ranks do with torch.distributed is as fast as the links allow, and `lab.wire`
+    reads each cable's counter. Choose rates that leave the machine idle, some 1 to 200 MB/s: ranks that wait for the
+    network then cost nothing, and many fit on two cores.
 
     A latency is what a message waits before its first byte leaves. Where the kernel can delay packets (netem)
     everything is delayed; elsewhere each ``send`` and ``isend`` of torch.distributed waits, and its collectives do

@@ -195,10 +195,11 @@ def test_a_machine_that_cannot_have_a_cluster_says_why(monkeypatch, tmp_path):
 
 
 def test_where_the_kernel_delays_packets_it_is_told_to():
-    lines = cables.Cables._shape(
-        type("Laid", (), {"cluster": lab.cluster(**SLOW, across_alpha_seconds=2 * ms)}), "across", "across3", delay=True
-    )
-    assert list(lines)[1] == "qdisc add dev across3 parent 1:1 netem delay 2000us limit 100000"
+    cluster = lab.cluster(**SLOW, across_alpha_seconds=2 * ms)
+    _, delayed = cables.shape(cluster, "across", "across3", delay=True)
+    assert delayed == "qdisc add dev across3 parent 1:1 netem delay 2000us limit 100000"
+    for kind, delay in (("inside", True), ("across", False)):
+        assert len(list(cables.shape(cluster, kind, kind, delay=delay))) == 1
 
 
 SCRIPT = """

@@ -28,8 +28,9 @@ from dtlib.processes.namespace import enter_network, new_network, refusal
 from dtlib.theory.cluster import Cluster
 
 INSIDE, ACROSS = "inside", "across"
-_MTU = 16_000  # large packets leave the processor idle; headers take 0.4 % of them
-_BURST_SECONDS = 5e-4  # what a cable may send at once, in seconds of its rate: a timer is late by less
+_PACKET_SECONDS = 1e-3  # long packets leave the processor idle, short ones let small messages by
+_MIN_PACKET, _MAX_PACKET = 1_500, 16_000
+_HEADERS = 14, 52  # bytes of a packet of Ethernet, and of IP and TCP
 _QUEUE_BYTES = 64 * 2**20  # as good as endless: nothing is dropped
 NETEM, PACING = "by the kernel (netem)", "by pacing: sends wait, collectives of gloo do not"
 
@@ -78,17 +79,18 @@ class Cables:
     def _lay(self) -> None:
         """Switches, and the cables from them to the ranks' namespaces."""
         nodes = [f"node{node}" for node in range(self.cluster.num_nodes)]
-        lines = [f"link add {name} mtu {_MTU} type bridge\nlink set {name} up" for name in (*nodes, "between")]
+        lines = [f"link add {name} mtu {_MAX_PACKET} type bridge\nlink set {name} up" for name in (*nodes, "between")]
         ports = []
         for rank, namespace in enumerate(self._namespaces):
             for kind, switch in ((INSIDE, nodes[node_of(self.cluster, rank)]), (ACROSS, "between")):
-                other = f"peer name {kind} mtu {_MTU} netns /proc/self/fd/{namespace}"
-                lines.append(f"link add {kind}{rank} mtu {_MTU} type veth {other}")
+                mtu = f"mtu {packet_bytes(_link(self.cluster, kind)[0])}"
+                other = f"peer name {kind} {mtu} netns /proc/self/fd/{namespace}"
+                lines.append(f"link add {kind}{rank} {mtu} type veth {other}")
                 lines.append(f"link set {kind}{rank} master {switch} up")
                 ports.append((kind, f"{kind}{rank}"))
         _batch(self._ip, lines, self._namespaces)
         late = self.latency_by == NETEM
-        _batch(self._tc, [line for kind, device in ports for line in self._shape(kind, device, delay=late)])
+        _batch(self._tc, [line for kind, device in ports for line in shape(self.cluster, kind, device, delay=late)])
 
     def _plug_in(self, rank: int) -> None:
         """Addresses and routes of the rank in whose namespace this process is."""
@@ -97,20 +99,35 @@ class Cables:
         lines = [f"address add {here}/32 dev {ACROSS}", *(f"link set {kind} up" for kind in (INSIDE, ACROSS))]
         lines += [f"route add 10.0.0.0/16 dev {ACROSS} src {here}", f"route add {node}.0/24 dev {INSIDE} src {here}"]
         _batch(self._ip, lines)
-        _batch(self._tc, [line for kind in (INSIDE, ACROSS) for line in self._shape(kind, kind)])
+        _batch(self._tc, [line for kind in (INSIDE, ACROSS) for line in shape(self.cluster, kind, kind, delay=False)])
 
-    def _shape(self, kind: str, device: str, *, delay: bool = False) -> Iterable[str]:
-        """What makes packets leave `device` at the rate of its cable, and late where that is asked for."""
-        rate, alpha = (getattr(self.cluster, f"{kind}_{what}") for what in ("bytes_per_s", "alpha_seconds"))
-        bucket = f"rate {round(8 * rate)}bit burst {burst_bytes(rate)} limit {_QUEUE_BYTES}"
-        yield f"qdisc add dev {device} root handle 1: tbf {bucket}"
-        if delay and alpha:
-            yield f"qdisc add dev {device} parent 1:1 netem delay {round(alpha * 1e6)}us limit 100000"
+
+def shape(cluster: Cluster, kind: str, device: str, *, delay: bool) -> Iterable[str]:
+    """What tc is told so that packets leave `device` at the rate of its kind of cable, and late with `delay`."""
+    rate, alpha = _link(cluster, kind)
+    packet, (outer, inner) = packet_bytes(rate), _HEADERS
+    with_headers = rate * (packet + outer) / (packet - inner)
+    bucket = f"rate {round(8 * with_headers)}bit burst {burst_bytes(rate)} limit {_QUEUE_BYTES}"
+    yield f"qdisc add dev {device} root handle 1: tbf {bucket}"
+    if delay and alpha:
+        yield f"qdisc add dev {device} parent 1:1 netem delay {round(alpha * 1e6)}us limit 100000"
+
+
+def _link(cluster: Cluster, kind: str) -> tuple[float, float]:
+    """Bytes per second and latency of a kind of cable."""
+    if kind == INSIDE:
+        return cluster.inside_bytes_per_s, cluster.inside_alpha_seconds
+    return cluster.across_bytes_per_s, cluster.across_alpha_seconds
 
 
 def burst_bytes(bytes_per_s: float) -> int:
     """What a cable of this rate may send at once, after it was idle: at least a packet and a half."""
-    return max(_MTU * 3 // 2, round(bytes_per_s * _BURST_SECONDS))
+    return round(max(1.5 * packet_bytes(bytes_per_s), 0.5 * bytes_per_s * _PACKET_SECONDS))
+
+
+def packet_bytes(bytes_per_s: float) -> int:
+    """The longest packet on a cable of this rate: a millisecond's, within what a device takes."""
+    return min(_MAX_PACKET, max(_MIN_PACKET, round(bytes_per_s * _PACKET_SECONDS)))
 
 
 def node_of(cluster: Cluster, rank: int) -> int:
