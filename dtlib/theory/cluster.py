@@ -19,6 +19,7 @@ from typing import Any
 
 from . import hardware
 from .collectives.chunks import ceil_log2
+from .formula import formula
 from .units import us
 from .valid import amount, whole
 
@@ -100,9 +101,19 @@ def flat_ring(of: Cluster, full_bytes: float, passes: int = 2) -> float:
     return whole("passes", passes, 1) * (n - 1) * (of.slowest_alpha_seconds + full_bytes / n / rate)
 
 
+@formula(
+    "threed.parallel_rings_seconds",
+    source="derived here",
+    chapter="threed",
+    equation=(
+        r"2(N-1)\left(\alpha_{\text{slow}} + \frac{D}{N g}"
+        r"\max\left(\frac{g-1}{B}, \frac{1}{B_{\text{slow}}}\right)\right)"
+    ),
+)
 def parallel_rings(of: Cluster, full_bytes: float, passes: int = 2) -> float:
-    """g rings with a g-th of the bytes each; each leaves the nodes by another rank's port, so that all ports work.
+    """All-reduce in parallel rings, seconds.
 
+    g rings with a g-th of the bytes each; each leaves the nodes by another rank's port, so that all ports work.
     passes · (N−1) (α' + D/(N g) · max((g−1)/B, 1/B')): of g rings that pass a rank, one goes out. One ring in one node.
     """
     full_bytes, n, g = amount("full_bytes", full_bytes), of.world_size, of.ranks_per_node
