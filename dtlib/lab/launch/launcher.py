@@ -25,6 +25,14 @@ from .stacks import readable
 from .worker import Job
 
 MAX_WORLD_SIZE = 128
+
+
+class _Default(int):
+    """A number that is told from an equal one that somebody gave."""
+
+
+LEFT_OUT = _Default(4)
+"""How many ranks there are where nobody says: a cluster says."""
 _NETWORKS = ("private", "host")
 _SUPERVISE = f"{__package__}.supervisor:supervise"
 
@@ -49,7 +57,7 @@ class RankTimeout(TimeoutError):
 
 def run(
     fn: Callable[..., Any],
-    world_size: int | None = None,
+    world_size: int = LEFT_OUT,
     *,
     args: Sequence[Any] = (),
     timeout_s: float = 60,
@@ -57,7 +65,7 @@ def run(
     network: str = "private",
     cluster: Cluster | None = None,
 ) -> list[Any]:
-    """Call ``fn(*args)`` in `world_size` fresh processes (default: 4) and return their results in rank order.
+    """Call ``fn(*args)`` in `world_size` fresh processes and return their results in rank order.
 
     In each process the default process group is ready: gloo on CPU, NCCL as well where each rank has a GPU. `fn`
     may be a closure, a lambda or a function of a notebook cell; it travels by value, as do `args` and the results.
@@ -109,11 +117,11 @@ def job_of(
             raise ValueError(
                 "network must be private with a cluster, whose ranks have networks of their own, not 'host'"
             )
-        if world_size not in (None, cluster.world_size):
+        if world_size is not LEFT_OUT and world_size != cluster.world_size:
             raise ValueError(f"world_size must be the cluster's {cluster.world_size}, or left out, not {world_size!r}")
         world_size = cluster.world_size
     return Job(
-        world_size=_integer("world_size", 4 if world_size is None else world_size, MAX_WORLD_SIZE),
+        world_size=_integer("world_size", world_size, MAX_WORLD_SIZE),
         timeout_s=positive("timeout_s", timeout_s),
         threads_per_rank=_integer("threads_per_rank", threads_per_rank, 1024),
         network=network,

@@ -15,7 +15,7 @@ from dtlib.processes.channel import MAX_FRAME_BYTES, send_frame
 from dtlib.theory.cluster import Cluster
 
 from . import context, torchrun
-from .launcher import RankError, check_call, job_of, leave, outcome, positive, receive_report, start
+from .launcher import LEFT_OUT, RankError, check_call, job_of, leave, outcome, positive, receive_report, start
 from .ship import pack
 
 _numbers = itertools.count(1)
@@ -40,7 +40,7 @@ class Session:
 
     def __init__(
         self,
-        world_size: int | None = None,
+        world_size: int = LEFT_OUT,
         *,
         timeout_s: float = 60,
         threads_per_rank: int = 1,
