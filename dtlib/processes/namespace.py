@@ -21,6 +21,11 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _SIOCSIFFLAGS = 0x8914
 _IFF_UP_RUNNING = 0x41
+_SETTINGS = {
+    "ipv6/conf/all/disable_ipv6": "1",  # its neighbour discovery would be counted as traffic
+    "ipv6/conf/default/disable_ipv6": "1",
+    "ipv4/tcp_orphan_retries": "1",  # a connection that outlives both its processes keeps the namespace, for minutes
+}
 
 
 def enter_private_network() -> str:
@@ -61,15 +66,15 @@ def enter_namespaces(flags: int, *, as_root: bool = False) -> None:
 
 
 def new_network(*, as_root: bool = False) -> int:
-    """Enter a network namespace of its own, loopback up, without IPv6 where that can be told: a descriptor of it.
+    """Enter a network namespace of its own, loopback up, without IPv6 where that can be said: a descriptor of it.
 
     It is there as long as a process is in it or has the descriptor open. Raises ``OSError`` where the kernel refuses.
     """
     enter_namespaces(CLONE_NEWNET, as_root=as_root)
     raise_loopback()
-    for devices in ("all", "default"):
-        with contextlib.suppress(OSError):  # its neighbour discovery would be counted as traffic
-            _write(f"/proc/sys/net/ipv6/conf/{devices}/disable_ipv6", "1")
+    for setting, value in _SETTINGS.items():
+        with contextlib.suppress(OSError):
+            _write(f"/proc/sys/net/{setting}", value)
     return os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
 
 

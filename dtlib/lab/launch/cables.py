@@ -84,7 +84,7 @@ class Cables:
         for rank, namespace in enumerate(self._namespaces):
             for kind, switch in ((INSIDE, nodes[node_of(self.cluster, rank)]), (ACROSS, "between")):
                 mtu = f"mtu {packet_bytes(_link(self.cluster, kind)[0])}"
-                other = f"peer name {kind} {mtu} netns /proc/self/fd/{namespace}"
+                other = f"peer name {kind} {mtu} address {_ethernet(rank)} netns /proc/self/fd/{namespace}"
                 lines.append(f"link add {kind}{rank} {mtu} type veth {other}")
                 lines.append(f"link set {kind}{rank} master {switch} up")
                 ports.append((kind, f"{kind}{rank}"))
@@ -98,6 +98,10 @@ class Cables:
         node = here.rpartition(".")[0]
         lines = [f"address add {here}/32 dev {ACROSS}", *(f"link set {kind} up" for kind in (INSIDE, ACROSS))]
         lines += [f"route add 10.0.0.0/16 dev {ACROSS} src {here}", f"route add {node}.0/24 dev {INSIDE} src {here}"]
+        for other in range(self.cluster.world_size):  # or all would ask all at once where the others are
+            kind = INSIDE if node_of(self.cluster, other) == node_of(self.cluster, rank) else ACROSS
+            there = f"{address(self.cluster, other)} lladdr {_ethernet(other)} dev {kind}"
+            lines.append(f"neighbour add {there} nud permanent")
         _batch(self._ip, lines)
         _batch(self._tc, [line for kind in (INSIDE, ACROSS) for line in shape(self.cluster, kind, kind, delay=False)])
 
@@ -138,6 +142,11 @@ def node_of(cluster: Cluster, rank: int) -> int:
 def address(cluster: Cluster, rank: int) -> str:
     """The address of a rank, the same on both of its cables."""
     return f"10.0.{node_of(cluster, rank)}.{rank % cluster.ranks_per_node + 1}"
+
+
+def _ethernet(rank: int) -> str:
+    """The address of a rank's devices, in the range that is free for everyone's use."""
+    return f"02:00:00:00:00:{rank:02x}"
 
 
 def _pace_sends(cluster: Cluster, rank: int) -> None:
