@@ -20,10 +20,10 @@ TIME_CONSTANTS = (
 
 NEUTRAL = replace(
     FITTED,
-    matmul_share=0.85,
+    matmul_share=0.8,
     operand_passes=1.0,
-    attention_share=0.4,
-    kept_passes=2.0,
+    attention_share=0.35,
+    kept_passes=1.8,
     inside_share=0.8,
     across_share=0.8,
     overlap_share=0.7,
