@@ -81,5 +81,5 @@ FITTED = Constants(
     runtime_bytes=2.0 * GiB,
     margin=0.21,
 )
-"""The constants that the planner works with: what `fitting.fitted` finds from `fitting.NEUTRAL`, rounded to numbers whose
-mean error is no larger."""
+"""The constants that the planner works with: what `fitting.fitted` finds from `fitting.NEUTRAL`, rounded to
+numbers whose mean error is no larger."""
