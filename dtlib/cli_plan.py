@@ -146,11 +146,11 @@ def _print(answer: Answer, run: Training | None) -> None:
     for sentence in told.sentences(answer):
         console.print(sentence)
     if run is not None:
-        _print_run(console, run)
+        _print_run(console, run, answer.mfu(answer.best))
 
 
-def _print_run(console: Any, run: Training) -> None:
-    said = f"The run: {run.steps:,.0f} steps, {run.seconds / 86400:,.1f} days"
+def _print_run(console: Any, run: Training, mfu: float) -> None:
+    said = f"The run: {run.steps:,.0f} steps, {run.seconds / 86400:,.1f} days at an MFU of {mfu:.1%}"
     if run.energy_joules is not None:
         said += f", {run.energy_joules / 3.6e9:,.1f} MWh of the cards at most"
     if run.cost is not None:

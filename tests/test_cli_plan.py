@@ -69,7 +69,7 @@ def test_the_table_has_the_best_plans_and_fits_80_columns():
     for term in found.best.time.table():
         assert any(line.startswith(term.name) and format_seconds(term.value) in line for line in lines)
     assert "±" in result.output
-    assert "days" in result.output
+    assert f"days at an MFU of {found.mfu(found.best):.1%}" in " ".join(result.output.split())
     assert "MWh" in result.output
 
 

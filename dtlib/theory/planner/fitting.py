@@ -19,16 +19,9 @@ TIME_CONSTANTS = (
 """The constants that `fitted` moves; the others are fitted on the sweep of small models."""
 
 NEUTRAL = replace(
-    FITTED,
-    matmul_share=0.8,
-    operand_passes=1.0,
-    attention_share=0.35,
-    kept_passes=1.8,
-    inside_share=0.8,
-    across_share=0.8,
-    overlap_share=0.7,
-    contention_share=0.2,
-)
+    FITTED, matmul_share=0.8, operand_passes=1.0, attention_share=0.35, kept_passes=1.8, inside_share=0.8,
+    across_share=0.8, overlap_share=0.7, contention_share=0.2,
+)  # fmt: skip
 """Where a fit starts, and what pulls at it: what one would guess without any table."""
 
 USUAL_ERROR = 0.03
