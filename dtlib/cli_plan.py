@@ -59,7 +59,7 @@ def plan(
 
     Exit code 0, or 2 for what is not possible.
     """
-    from dtlib.theory import planner
+    from dtlib.theory import hardware, planner
 
     try:
         if tokens is None and (price is not None or watts is not None):
@@ -82,6 +82,8 @@ def plan(
         )
         run = None
         if tokens is not None:
+            if watts is None:  # a card that flags change still draws the power of the one it is made from
+                watts = hardware.POWER_WATTS[hardware.accelerator(given["card"]).name]
             run = planner.training(answer, tokens, price_per_card_hour=price, watts=watts)
     except ValueError as error:
         raise click.UsageError(with_flags(str(error), plan)) from error

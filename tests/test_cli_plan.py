@@ -101,8 +101,9 @@ def test_a_card_and_a_network_of_ones_own():
     base = told("llama3-8b", "--gpus", 16, "--batch", 64)
     own = told(
         "llama3-8b", "--gpus", 16, "--batch", 64, "--card-memory", 40, "--card-link", 100, "--network-rate", 10,
-        "--card-rate", 400, "--card-memory-rate", 1.5,
+        "--card-rate", 400, "--card-memory-rate", 1.5, "--tokens", 1e12,
     )  # fmt: skip
+    assert own["training"]["energy_joules"] == pytest.approx(700 * 16 * own["training"]["seconds"])
     card = own["machine"]["accelerator"]
     assert card["memory_bytes"] == 40 * GiB
     assert card["link"]["link_bytes_per_s"] == 100 * GB
