@@ -50,7 +50,10 @@ def chosen_model(name: str, given: Mapping[str, Any]) -> Architecture:
             config = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ValueError(f"MODEL {name} cannot be read as JSON: {error}") from error
-        found = models.from_config(config, path.stem)
+        try:
+            found = models.from_config(config, path.stem)
+        except ValueError as error:
+            raise ValueError(f"MODEL {name}: {error}") from error
     else:
         found = models.model(name)
     changes = {ours: given[size] for size, ours in _SIZES.items() if given[size] is not None}
@@ -108,6 +111,7 @@ def chosen_network(given: Mapping[str, Any]) -> Link:
 def with_flags(message: str, command: click.Command, *, card: str = "card") -> str:
     """What the theory says about its arguments, said about the options of `command`; `card` is what names a card."""
     message = re.sub(r"^name (.+?) of accelerator\b", rf"--{card} \1", message)
+    message = re.sub(r"^accelerator\b", card, message)
     message = re.sub(r"^name (.+?) of link\b", r"--network \1", message)
     message = re.sub(r"^name (.+?) of (model|recipe)\b", r"\2 \1", message)
     message = re.sub(r"^sequences\b", "batch", message)

@@ -59,7 +59,7 @@ def plan(
 
     Exit code 0, or 2 for what is not possible.
     """
-    from dtlib.theory import planner
+    from dtlib.theory import hardware, planner
 
     try:
         if tokens is None and (price is not None or watts is not None):
@@ -82,6 +82,8 @@ def plan(
         )
         run = None
         if tokens is not None:
+            if watts is None:  # a card that flags change still draws the power of the one it is made from
+                watts = hardware.POWER_WATTS[hardware.accelerator(given["card"]).name]
             run = planner.training(answer, tokens, price_per_card_hour=price, watts=watts)
     except ValueError as error:
         raise click.UsageError(with_flags(str(error), plan)) from error
@@ -146,11 +148,11 @@ def _print(answer: Answer, run: Training | None) -> None:
     for sentence in told.sentences(answer):
         console.print(sentence)
     if run is not None:
-        _print_run(console, run)
+        _print_run(console, run, answer.mfu(answer.best))
 
 
-def _print_run(console: Any, run: Training) -> None:
-    said = f"The run: {run.steps:,.0f} steps, {run.seconds / 86400:,.1f} days"
+def _print_run(console: Any, run: Training, mfu: float) -> None:
+    said = f"The run: {run.steps:,.0f} steps, {run.seconds / 86400:,.1f} days at an MFU of {mfu:.1%}"
     if run.energy_joules is not None:
         said += f", {run.energy_joules / 3.6e9:,.1f} MWh of the cards at most"
     if run.cost is not None:

@@ -69,7 +69,7 @@ def test_the_table_has_the_best_plans_and_fits_80_columns():
     for term in found.best.time.table():
         assert any(line.startswith(term.name) and format_seconds(term.value) in line for line in lines)
     assert "±" in result.output
-    assert "days" in result.output
+    assert f"days at an MFU of {found.mfu(found.best):.1%}" in " ".join(result.output.split())
     assert "MWh" in result.output
 
 
@@ -101,8 +101,9 @@ def test_a_card_and_a_network_of_ones_own():
     base = told("llama3-8b", "--gpus", 16, "--batch", 64)
     own = told(
         "llama3-8b", "--gpus", 16, "--batch", 64, "--card-memory", 40, "--card-link", 100, "--network-rate", 10,
-        "--card-rate", 400, "--card-memory-rate", 1.5,
+        "--card-rate", 400, "--card-memory-rate", 1.5, "--tokens", 1e12,
     )  # fmt: skip
+    assert own["training"]["energy_joules"] == pytest.approx(700 * 16 * own["training"]["seconds"])
     card = own["machine"]["accelerator"]
     assert card["memory_bytes"] == 40 * GiB
     assert card["link"]["link_bytes_per_s"] == 100 * GB
@@ -111,12 +112,24 @@ def test_a_card_and_a_network_of_ones_own():
     assert own["plans"][0]["seconds"]["total"] > base["plans"][0]["seconds"]["total"]
 
 
+def test_a_file_that_cannot_be_counted_is_named(tmp_path):
+    file = tmp_path / "odd.json"
+    file.write_text(json.dumps(SMALL | {"hidden_size": 2050}), encoding="utf-8")
+    result = invoke(file, "--gpus", 2)
+    assert result.exit_code == 2
+    assert f"MODEL {file}: hidden must be a multiple of num_heads=32, not 2050" in result.output.replace("\n", "")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["llama3-71b", "--gpus", 8], "did you mean"),
         (["llama3-8b", "--gpus", 0], "--gpus must be at least 1, not 0"),
-        (["llama3-8b", "--gpus", 12], "--gpus must be a multiple of --node=8, not 12"),
+        (["llama3-8b", "--gpus", 12], "--gpus must be a multiple of --node=8, not 12: 8 or 16, or 12 with --node=6"),
+        (["llama3-8b", "--gpus", 101], "--gpus must be a multiple of --node=8, not 101: 96 or 104"),
+        (["llama3-8b", "--gpus", 8, "--card-memory", 2], "--card must have room beside the runtime's 2 GiB"),
+        (["llama3-8b", "--gpus", 1], "; 3 do (dp 1, tp 1, pp 3"),
+        (["llama3-70b", "--gpus", 8], "; 24 do (dp"),
         (["llama3-8b", "--gpus", 8, "--card", "H1000"], "--card 'H1000' is unknown"),
         (["llama3-8b", "--gpus", 8, "--network", "string"], "--network 'string' is unknown"),
         (["llama3-8b", "--gpus", 8, "--recipe", "13"], "recipe '13' is unknown"),

@@ -356,6 +356,47 @@ def test_a_hubs_hyperparameters_give_the_published_model(config, name):
 
 
 @pytest.mark.parametrize(
+    ("config", "num_params"),
+    [  # as the released weights have them
+        (
+            {"model_type": "gpt_neox", "hidden_size": 6144, "intermediate_size": 24576, "num_hidden_layers": 44,
+             "num_attention_heads": 64, "vocab_size": 50432, "max_position_embeddings": 2048},
+            20_554_567_680,
+        ),
+        (
+            {"model_type": "falcon", "hidden_size": 8192, "num_hidden_layers": 60, "num_attention_heads": 128,
+             "num_kv_heads": 8, "multi_query": True, "new_decoder_architecture": True, "vocab_size": 65024},
+            41_303_293_952,
+        ),
+        (
+            {"model_type": "gemma", "hidden_size": 3072, "intermediate_size": 24576, "num_hidden_layers": 28,
+             "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256, "vocab_size": 256000,
+             "max_position_embeddings": 8192},
+            8_537_680_896,
+        ),
+        (
+            {"model_type": "phi3", "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32,
+             "num_attention_heads": 32, "vocab_size": 32064, "max_position_embeddings": 4096},
+            3_821_079_552,
+        ),
+    ],
+)  # fmt: skip
+def test_other_families_of_hubs_have_their_published_parameters(config, num_params):
+    assert models.model_parameters(models.from_config(config)).total == num_params
+
+
+def test_a_falcon_with_one_head_of_keys_for_all_and_a_bloom():
+    falcon = {"model_type": "falcon", "hidden_size": 4544, "num_hidden_layers": 32, "num_attention_heads": 71,
+              "multi_query": True, "vocab_size": 65024}  # fmt: skip
+    made = models.from_config(falcon)
+    assert (made.num_kv_heads, made.seq, made.tied) == (1, 2048, True)
+    assert models.model_parameters(made).total == 6_921_720_704 + 32 * 2 * 4544  # the second norms
+    bloom = {"model_type": "bloom", "n_embed": 4096, "n_layer": 30, "num_attention_heads": 32, "vocab_size": 250880}
+    published = models.model("bloom-7.1b")
+    assert dataclasses.replace(models.from_config(bloom, published.name), source=published.source) == published
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"model_type": "mamba"}, r"model_type must be one of llama, .* not 'mamba'"),

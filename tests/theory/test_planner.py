@@ -49,6 +49,34 @@ def test_every_row_is_a_run():
     assert len(SWEEP) == len(rows("ultrascale_small"))
 
 
+def test_a_row_of_a_model_that_no_preset_has_is_a_run():
+    """Rows say their own sizes: of another model, on another card, with other shards."""
+    wider = {"hidden": "10240", "heads": "80", "layers": "60", "params_B": "76.2", "model": "76.2B"}
+    for table in ("sc21_table1", "korthikanti_table3_5", "megatron_h100_model_table"):
+        old, new = rows(table)[-1], rows(table)[-1] | wider
+        assert new["hidden"] != old["hidden"]
+        (before, *_), (after, *_) = published.runs(table, [old]), published.runs(table, [new])
+        assert (after.model.hidden, after.model.num_layers, after.model.num_heads) == (10240, 60, 80)
+        assert after.model.tied == before.model.tied
+    sweep = published.ultrascale(rows("ultrascale_small")[0] | {"model": "8.86B", "hidden": "4096", "tied": "0"})
+    assert (sweep.model.hidden, sweep.model.tied) == (4096, False)
+    other = {"gpu": "h100_80gb", "sharding": "SHARD_GRAD_OP"}
+    (run,) = published.runs("llmfoundry_mpt_a100", [rows("llmfoundry_mpt_a100")[0] | other])
+    assert (run.machine.accelerator.name, run.plans[0].zero) == ("H100-80GB-SXM", 2)
+    (run,) = published.runs("llama3_table4", [rows("llama3_table4")[0] | {"bs_per_dp": "24"}])
+    assert run.plans[0].micro_batches == 24
+
+
+def test_hidden_messages_are_not_free():
+    """FSDP on one node: all of its gathers travel behind the products, and still cost a share of their time."""
+    plan, machine = Plan(dp=8, zero=3, micro_batch=8, micro_batches=4), eight()
+    free, dear = (replace(FITTED, contention_share=each) for each in (1e-9, 0.5))
+    seconds = [planner.step_time("llama2-7b", plan, machine, each).data_parallel for each in (free, FITTED, dear)]
+    more, most = seconds[1] - seconds[0], seconds[2] - seconds[0]
+    assert 0 < more < most
+    assert most / more == pytest.approx(0.5 / FITTED.contention_share)
+
+
 def test_the_sweep_is_ordered_as_it_was_measured():
     tokens = np.array([run.plans[0].sequences * 4096 / run.machine.gpus for run in SWEEP])
     measured = tokens / [run.seconds for run in SWEEP]

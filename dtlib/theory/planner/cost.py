@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dtlib.theory.hardware import POWER_WATTS, Accelerator
+from dtlib.theory.hardware import POWER_WATTS
 from dtlib.theory.valid import amount
 
 from .answer import Answer
@@ -31,12 +31,9 @@ def training(
     """
     steps = amount("tokens", tokens, positive=True) / answer.tokens
     seconds, gpus = steps * answer.best.time.total, answer.machine.gpus
-    power = _power(answer.machine.accelerator) if watts is None else amount("watts", watts, positive=True)
+    known = POWER_WATTS.get(answer.machine.accelerator.name)
+    power = known if watts is None else amount("watts", watts, positive=True)
     cost = None
     if price_per_card_hour is not None:
         cost = amount("price_per_card_hour", price_per_card_hour) * gpus * seconds / 3600
     return Training(steps, seconds, None if power is None else power * gpus * seconds, cost)
-
-
-def _power(card: Accelerator) -> float | None:
-    return POWER_WATTS.get(card.name)

@@ -13,6 +13,7 @@ from dtlib.theory.hardware import Accelerator
 from dtlib.theory.memory import Recipe
 from dtlib.theory.memory import recipe as as_recipe
 from dtlib.theory.models import Architecture, checked_model, model_parameters
+from dtlib.theory.units import format_bytes
 
 from .constants import FITTED, Constants
 from .plan import Machine, Plan
@@ -104,7 +105,7 @@ def least_cards(
     psi, per_param = model_parameters(checked_model(model)).total, as_recipe(recipe).bytes_per_param
     room = accelerator.memory_bytes / (1 + constants.margin) - constants.runtime_bytes
     if room <= 0:
-        raise ValueError(f"accelerator must have room beside the runtime's {constants.runtime_bytes:.0f} bytes")
+        raise ValueError(f"accelerator must have room beside the runtime's {format_bytes(constants.runtime_bytes)}")
     return math.ceil(per_param * psi / room)
 
 

@@ -33,7 +33,9 @@ class Machine:
     def __post_init__(self) -> None:
         gpus, node = whole("gpus", self.gpus, 1), min(whole("node", self.node, 1), self.gpus)
         if gpus % node:
-            raise ValueError(f"gpus must be a multiple of node={node}, not {gpus}")
+            less, fits = gpus - gpus % node, max(each for each in range(1, node) if gpus % each == 0)
+            other = f", or {gpus} with node={fits}" if fits > 1 else ""
+            raise ValueError(f"gpus must be a multiple of node={node}, not {gpus}: {less} or {less + node}{other}")
         object.__setattr__(self, "node", node)
 
     def axis(self, size: int, stride: int, shares: tuple[float, float, float]) -> Cluster:

@@ -48,22 +48,31 @@ class Run:
         return float(np.log(seconds / self.seconds))
 
 
-_A100, _H100 = hardware.accelerator("A100"), hardware.accelerator("H100")
-_HDR = hardware.link("InfiniBand HDR")
+_NETWORKS = {"A": "InfiniBand HDR", "H": "InfiniBand NDR"}
 
 
-def _machine(card: hardware.Accelerator, gpus: int) -> Machine:
-    network = _HDR if card is _A100 else hardware.link("InfiniBand NDR")
-    return Machine(accelerator=card, gpus=gpus, network=network)
+def _machine(name: str, gpus: int) -> Machine:
+    """So many cards called `name`, nodes of eight, with the network of their generation."""
+    card = hardware.accelerator(name)
+    return Machine(accelerator=card, gpus=gpus, network=hardware.link(_NETWORKS[card.name[0]]))
 
 
 def _counts(row: Row, *names: str) -> dict[str, Any]:
     return {name: int(row[name]) for name in names}
 
 
+_SIZES = {"num_layers": "layers", "hidden": "hidden", "num_heads": "heads", "vocab": "vocab", "seq": "seq"}
+_SHARDED = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0}
+
+
+def _sizes(row: Row) -> dict[str, Any]:
+    """What a row prints of its model."""
+    return {ours: int(row[theirs]) for ours, theirs in _SIZES.items()}
+
+
 def _sc21(row: Row) -> list[Run]:
     """Attention as a matrix, dropout, everything computed again; the published rate counts that."""
-    model = models.model(f"sc21-{row['params_B']}b")
+    model = models.gpt(f"sc21-{row['params_B']}b", **_sizes(row))
     plan = Plan(
         **_counts(row, "tp", "pp", "dp"), micro_batch=int(row["mbs"]), micro_batches=int(row["microbatches"]),
         chunks=int(row["v"]), schedule="interleaved" if int(row["v"]) > 1 else "1F1B", recompute="full",
@@ -73,12 +82,12 @@ def _sc21(row: Row) -> list[Run]:
         int(row["gbs"]), model.num_layers, model.hidden, int(row["seq"]), model.vocab, full_recompute=True
     )
     gpus = int(row["gpus"])
-    return [Run(model, (plan,), _machine(_A100, gpus), flops / gpus / float(row["tflops_per_gpu"]) / TFLOP)]
+    return [Run(model, (plan,), _machine("A100", gpus), flops / gpus / float(row["tflops_per_gpu"]) / TFLOP)]
 
 
 def _korthikanti(row: Row) -> list[Run]:
     """Two measurements a row: everything computed again, and sequence parallelism with attention's core again."""
-    model, gpus = models.model(f"korthikanti-{row['model']}"), int(row["gpus"])
+    model, gpus = models.gpt(f"korthikanti-{row['model'].lower()}", **_sizes(row)), int(row["gpus"])
     tp, stages = int(row["tp"]), int(row["pp"])
     v = int(row["interleave_m"])
     dp = gpus // tp // stages
@@ -87,7 +96,7 @@ def _korthikanti(row: Row) -> list[Run]:
         chunks=v, schedule="interleaved" if v > 1 else "1F1B", recompute="full", attention="matrix", dropout=True,
         seq=int(row["seq"]), recipe="18-byte",
     )  # fmt: skip
-    machine = _machine(_A100, gpus)
+    machine = _machine("A100", gpus)
     split = plan.changed(recompute="selective", sequence_parallel=True)
     return [
         Run(model, (plan,), machine, float(row["iter_full_recompute_s"])),
@@ -101,21 +110,21 @@ def _llama3(row: Row) -> list[Run]:
     dp, stages, m, seq = int(row["dp"]), int(row["pp"]), int(row["bs_per_dp"]), int(row["seq"])
     plans = tuple(
         Plan(
-            **_counts(row, "tp", "cp", "pp", "dp"), micro_batches=m, seq=seq, chunks=v, schedule="interleaved", zero=1,
-            sequence_parallel=True,
+            **_counts(row, "tp", "cp", "pp", "dp"), micro_batches=m, seq=seq, chunks=v, zero=1, sequence_parallel=True,
+            schedule="interleaved" if v > 1 else "1F1B",
         )
-        for v in (2, 4, 8)
-        if m % stages == 0
+        for v in ((2, 4, 8) if m % stages == 0 else (1,))
     )  # fmt: skip
     num_params = models.model_parameters(model).total
     flops = training_flops_per_token(num_params, model.num_layers, model.hidden, seq, causal=True).model
     seconds = flops * dp * m * seq / gpus / float(row["tflops_per_gpu"]) / TFLOP
-    return [Run(model, plans, _machine(_H100, gpus), seconds)]
+    return [Run(model, plans, _machine("H100", gpus), seconds)]
 
 
 def _megatron_h100(row: Row) -> list[Run]:
     """Micro-batch and chunks are not published: the planner's own choice. ZeRO stage 1, sequence parallelism."""
-    model, gpus = models.model(f"megatron-h100-{row['model'].lower()}"), int(row["gpus"])
+    model = models.gpt(f"megatron-h100-{row['model'].lower()}", **_sizes(row), tied=False)
+    gpus = int(row["gpus"])
     dp, stages = int(row["dp"]), int(row["pp"])
     per_rank = int(row["gbs"]) // dp
     plans = tuple(
@@ -130,30 +139,31 @@ def _megatron_h100(row: Row) -> list[Run]:
         if v == 1 or per_rank // b % stages == 0
     )  # fmt: skip
     flops = paper_flops_per_step(int(row["gbs"]), model.num_layers, model.hidden, int(row["seq"]), model.vocab)
-    return [Run(model, plans, _machine(_H100, gpus), flops / gpus / float(row["tflops_per_gpu"]) / TFLOP)]
+    return [Run(model, plans, _machine("H100", gpus), flops / gpus / float(row["tflops_per_gpu"]) / TFLOP)]
 
 
 def _mpt(row: Row) -> list[Run]:
-    """Full sharding, flash attention, no dropout."""
-    gpus, seq = int(row["gpus"]), int(row["seq"])
+    """FSDP, flash attention, no dropout."""
+    gpus, seq, card = int(row["gpus"]), int(row["seq"]), f"{row['gpu'].replace('_', ' ')} sxm"
     model = replace(models.model(f"mpt-{row['model']}"), seq=seq)
     plan = Plan(
-        dp=gpus, zero=3, micro_batch=int(row["mbs"]), micro_batches=int(row["grad_accum"]), seq=seq,
-        recompute="full" if row["act_ckpt"] == "True" else "none", early_stop=True, recipe="16-byte",
+        dp=gpus, zero=_SHARDED[row["sharding"]], micro_batch=int(row["mbs"]), micro_batches=int(row["grad_accum"]),
+        seq=seq, recompute="full" if row["act_ckpt"] == "True" else "none", early_stop=True, recipe="16-byte",
     )  # fmt: skip
-    return [Run(model, (plan,), _machine(_A100, gpus), plan.sequences * seq / gpus / float(row["tok_s_gpu"]))]
+    return [Run(model, (plan,), _machine(card, gpus), plan.sequences * seq / gpus / float(row["tok_s_gpu"]))]
 
 
 def ultrascale(row: Row) -> Run:
     """A run of the sweep, with its memory: nanotron's tensor parallelism splits tokens as well."""
-    model, gpus = models.model(f"ultrascale-{row['model']}"), int(row["gpus"])
-    tp = int(row["tp"])
+    name, tied = f"ultrascale-{row['model'].lower()}", row["tied"] == "1"
+    model = models.llama(name, **_sizes(row), ffn_hidden=int(row["ffn"]), tied=tied)
+    gpus, tp = int(row["gpus"]), int(row["tp"])
     plan = Plan(
         **_counts(row, "dp", "tp", "pp", "zero"), micro_batch=int(row["mbs"]), micro_batches=int(row["grad_acc"]),
         sequence_parallel=tp > 1, keep_gathered=True, seq=int(row["seq"]),
     )  # fmt: skip
     seconds = plan.sequences * int(row["seq"]) / gpus / float(row["tok_s_gpu"])
-    return Run(model, (plan,), _machine(_H100, gpus), seconds, float(row["mem_GiB"]) * GiB)
+    return Run(model, (plan,), _machine("H100", gpus), seconds, float(row["mem_GiB"]) * GiB)
 
 
 TABLES: Mapping[str, Callable[[Row], list[Run]]] = MappingProxyType(

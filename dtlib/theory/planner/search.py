@@ -81,7 +81,7 @@ def search(
     usable = machine.accelerator.memory_bytes / (1 + constants.margin)
     plans, too_large = _fastest(model, timed, machine, usable, keep, constants)
     if not plans:
-        raise ValueError(_nothing(model, timed, machine, seq, sequences, recipe, 0 if degrees else 1, constants))
+        raise ValueError(_nothing(model, timed, machine, seq, sequences, recipe, bool(degrees), constants))
     buys = what_buys(model, plans[0], machine, constants)
     buys["memory"] = (too_large or plans[0]).time.total
     looked_at = sum(len(each.seconds) for each in timed)
@@ -221,12 +221,12 @@ def _found(model: Architecture, plan: Plan, memory: PlanMemory, machine: Machine
 
 
 def _nothing(
-    model: Architecture, timed: list[Timed], machine: Machine, seq: int, sequences: int, recipe: str, first: int,
+    model: Architecture, timed: list[Timed], machine: Machine, seq: int, sequences: int, recipe: str, fixed: bool,
     k: Constants,
 ) -> str:  # fmt: skip
     """What to say where nothing fits: the plan that needs the least, and the nearest machine on which one fits.
 
-    The cards are doubled, `first` times at first: 0 where other degrees may do.
+    Where degrees are `fixed`, others may do on the same cards.
     """
     smallest = min(timed, key=lambda each: float(each.least_bytes.min()))
     plan = smallest.plan(int(smallest.least_bytes.argmin()))
@@ -237,17 +237,22 @@ def _nothing(
         f"{format_bytes(needed, digits=3)} with a margin of {k.margin:.0%} (dp {plan.dp}, tp {plan.tp}, pp {plan.pp}, "
         f"cp {plan.cp}, ZeRO {plan.zero}, recompute {plan.recompute})"
     )
-    least = least_cards(model, machine.accelerator, recipe, k)
-    for doublings in range(first, 11):
-        if (gpus := machine.gpus * 2**doublings) < least:
-            continue
-        more = replace(machine, gpus=gpus, node=gpus if gpus <= 8 else machine.node)
-        if (more.gpus % more.node) or not (meshes := list(_meshes(model, more, seq, sequences, recipe))):
-            continue
-        wider = [_timed(model, mesh, sequences, more, k) for mesh in meshes]
-        plans, _ = _fastest(model, wider, more, machine.accelerator.memory_bytes / (1 + k.margin), 1, k)
+    for more in ([machine] if fixed else []) + _larger(machine, least_cards(model, machine.accelerator, recipe, k)):
+        wider = [_timed(model, mesh, sequences, more, k) for mesh in _meshes(model, more, seq, sequences, recipe)]
+        usable = more.accelerator.memory_bytes / (1 + k.margin)
+        plans = _fastest(model, wider, more, usable, 1, k)[0] if wider else []
         if plans:
             p = plans[0].plan
-            which = f"{gpus}" if doublings else "other degrees"
+            which = "other degrees" if more is machine else f"{more.gpus}"
             return said + f"; {which} do (dp {p.dp}, tp {p.tp}, pp {p.pp}, cp {p.cp}, ZeRO {p.zero})"
-    return said
+    return f"{said}; more such cards do not help"
+
+
+def _larger(machine: Machine, least: int) -> list[Machine]:
+    """Machines with more cards, at least `least` of them, each about a tenth larger than the one before."""
+    node, gpus, found = max(machine.node, 8) if machine.gpus <= machine.node else machine.node, machine.gpus, []
+    while gpus < 100 * max(machine.gpus, least):
+        gpus = max(gpus + 1, least, round(1.1 * gpus))
+        gpus = gpus if gpus <= node else -(-gpus // node) * node
+        found.append(replace(machine, gpus=gpus, node=node))
+    return found

@@ -96,7 +96,7 @@ def step_terms(
     tensor = _tensor_seconds(model, mesh, c.micro_batch, c.sequence_parallel, full, machine, k)
     context = _context_seconds(model, mesh, c.micro_batch, attention, machine, k) * (1 + again / 3)
     if mesh.tp_overlap:  # pieces of a product travel while others are computed; the last of eight is seen
-        tensor = np.maximum(tensor - k.overlap_share * matmuls * (3 + again), tensor / 8)
+        tensor = _seen(tensor, matmuls * (3 + again), tensor / 8, k)
     busy = matmuls * 3 + attention * 3.5 + elementwise * 3 + recomputed + tensor + context
     host = np.maximum(0, k.layer_host_seconds * (1 + again / 3) - busy)
     head = _head(model, mesh, c.micro_batch, machine, k) * 3
@@ -114,7 +114,8 @@ def step_terms(
         "elementwise": m * slow * elementwise * 3,
         "recompute": m * slow * recomputed,
         "head": m * head * is_last,
-        "optimizer": owned * 2 * per_param.bytes_per_param / machine.accelerator.memory_bytes_per_s,
+        "optimizer": owned * 2 * per_param.bytes_per_param / machine.accelerator.memory_bytes_per_s
+        + k.step_host_seconds,
         "host": m * slow * host,
         "tensor_parallel": m * slow * tensor,
         "context_parallel": m * slow * context,
@@ -217,7 +218,7 @@ def _context_seconds(
     axis = machine.axis(mesh.cp, mesh.tp, _shares(k))
     rate = axis.inside_bytes_per_s if axis.num_nodes == 1 else axis.across_bytes_per_s
     travel = b * sent / rate + 3 * (mesh.cp - 1) * axis.slowest_alpha_seconds
-    return np.maximum(0, travel - k.overlap_share * 3.5 * attention)
+    return _seen(travel, 3.5 * attention, 0, k)
 
 
 def _pipeline_seconds(model: Architecture, mesh: Plan, c: Any, machine: Machine, k: Constants) -> Column:
@@ -245,13 +246,22 @@ def _data_seconds(
     units = -(-model.num_layers // mesh.pp)
     gather = {u: _half(machine, n, mesh.tp, parameters * per_param.weights, k, u) for u in (1, units)}
     scatter = {u: _half(machine, n, mesh.tp, parameters * per_param.gradients, k, u) for u in (1, units)}
-    hides = k.overlap_share * micro / 3
     reduce = np.where(zero == 0, 2 * scatter[1], scatter[1])
-    seen = np.where(zero == 2, m, 1) * np.maximum(reduce - 2 * hides, scatter[1] / units)
-    seen = seen + np.where(zero > 0, np.maximum(gather[1] - hides, gather[1] / units), 0)
-    streamed = np.maximum(2 * gather[units] + scatter[units] - 3 * hides, 0)
+    seen = np.where(zero == 2, m, 1) * _seen(reduce, 2 / 3 * micro, scatter[1] / units, k)
+    seen = seen + np.where(zero > 0, _seen(gather[1], micro / 3, gather[1] / units, k), 0)
+    streamed = _seen(2 * gather[units] + scatter[units], micro, 0, k)
     first = _half(machine, n, mesh.tp, layer_of_rank(model, mesh.tp).total * per_param.weights, k)
     return np.where(zero == 3, m * streamed + 2 * first, seen)
+
+
+def _seen(travel: Any, behind: Column, least: Any, k: Constants) -> Column:
+    """Seconds that messages add to the computation `behind` which they travel.
+
+    At least `least` of them nothing hides. The rest is not free: whoever sends takes multiprocessors and memory from
+    the products, `contention_share` of a second in each second.
+    """
+    open_seconds = np.maximum(travel - k.overlap_share * behind, least)
+    return np.asarray(open_seconds + k.contention_share * (travel - open_seconds))
 
 
 def _bubble_units(p: int, c: Any) -> Column:
