@@ -14,7 +14,7 @@ from dtlib.theory.valid import whole
     "threed.activation_bytes",
     source="derived here",
     chapter="threed",
-    equation=r"k_r \cdot \frac{l}{p} \cdot A\Bigl(b,\, \frac{s}{c},\, t\Bigr), \quad k_r = \min(m,\, p - r)",
+    equation=r"\min(m,\; p - r) \cdot \frac{l}{p} \cdot M\Bigl(b,\, \frac{s}{c},\, t\Bigr)",
 )
 def activation_bytes(
     model: Architecture | str,
@@ -28,11 +28,11 @@ def activation_bytes(
 ) -> float:
     """Activations that a rank keeps of its layers at its fullest, bytes.
 
-    Of pipeline stage `stage`, r: its layers, l/p in equal pieces, times the micro-batches in flight, kᵣ of
-    `pp.most_in_flight` (by `schedule`, or interleaved as `setup.chunks` says), times A, what a rank of tp keeps of a
-    layer for b sequences (`setup.micro_batch`) of s/c tokens, as the `cp` ranks of a ring share them:
+    Of pipeline stage `stage`, r: its layers, l/p in equal pieces, times the micro-batches in flight, the k of
+    `pp.most_in_flight` (of `schedule`, or of the interleaved one where there are `setup.chunks`), times M, what a rank
+    of tp keeps of a layer for b sequences (`setup.micro_batch`) of s/c tokens, as the `cp` ranks of a ring share them:
     `activations.layer_activations` in the entries of `widths`. dp does not occur: it shares sequences, not a sequence.
-    Sequence parallelism divides all of A by t, but for the gathered inputs of matrices where they stay (`gather_again`
+    Sequence parallelism divides all of M by t, but for the gathered inputs of matrices where they stay (`gather_again`
     False; `sp.kept_bytes`). Left out are embedding, head and loss, and what a backward pass needs while it runs or, if
     it is split, until the weights have had their turn. ``ValueError`` where the model cannot be cut like that.
     """

@@ -52,6 +52,6 @@ def expected(case, place):
 
 def test_ranks_keep_the_activations_of_their_place_on_the_mesh():
     by_rank = lab.run(lambda: [fullest(case) for case in CASES], 4, timeout_s=200)
-    for number, case in enumerate(CASES):
-        for place, found in (each[number] for each in by_rank):
-            assert found == expected(case, place), (case, place)
+    for of, *found in zip(CASES, *by_rank, strict=True):
+        for place, kept in found:
+            assert kept == expected(of, place), (of, place)
