@@ -38,11 +38,16 @@ CUBES = [
     case("pp 2, dp 2, tp 2", zero=3, config=LLAMA, sequence_parallel=True),
     case("tp 2, dp 2, pp 2", zero=2, config=LLAMA, recompute=True),
     case("dp 2, cp 2, tp 2", zero=3, sequence_parallel=True), case("cp 2, tp 2, pp 2", "ZB-H1", config=ONE_KEY),
+    case("pp 2, tp 2, dp 2", "ZB-H1", m=4, zero=1), case("tp 2, pp 2, dp 2", zero=1), case("dp 2, tp 2, pp 2", zero=1),
+]  # fmt: skip
+UNEVEN = [  # 8 rows, 4 heads, 4 layers and 23 words on three ranks
+    case("dp 3", m=1, zero=3), case("tp 3", m=1), case("pp 3", "ZB-H1", m=4), case("cp 3", m=2, zero=1),
 ]  # fmt: skip
 
 
-def test_axes_together_train_like_one_process():
-    check(4, CHOSEN)
+@pytest.mark.parametrize(("world_size", "cases"), [(4, CHOSEN), (3, UNEVEN), (1, [case("dp 1"), case("tp 1", zero=3)])])
+def test_axes_together_train_like_one_process(world_size, cases):
+    check(world_size, cases)
 
 
 @pytest.mark.soak
@@ -127,7 +132,11 @@ def build(axes, schedule, config=TIED, **options):
         (lambda: build({"dp": 2}, theory.one_f_one_b(1, 2), zero=4), "zero must be 0, 1, 2 or 3, not 4"),
         (lambda: build({"pp": 2}, theory.zb_h1(2, 2), LLAMA, zero=2), "where the schedule splits backward"),
         (lambda: build({"pp": 2}, theory.one_f_one_b(2, 2), zero=3), "zero must be 0 or 1 where two stages share"),
-        (lambda: build({"tp": 2}, theory.one_f_one_b(1, 2), sequence_parallel=True).step(*rows(7)), "tokens_bs must"),
+        (lambda: build({"dp": 2}, theory.one_f_one_b(1, 2), recompute="full"), "recompute must be True or False"),
+        (lambda: build({"dp": 2}, theory.one_f_one_b(1, 2), sequence_parallel=2), "sequence_parallel must be True or"),
+        (lambda: build({"tp": 2}, theory.one_f_one_b(1, 2), sequence_parallel=True).step(*rows(7)), "that 2 ranks of"),
+        (lambda: build({"pp": 2}, theory.one_f_one_b(2, 2)).step(*rows(9)), "tokens_bs must have at most seq=8 col"),
+        (lambda: build({"cp": 2}, theory.one_f_one_b(1, 2)).step(*rows(9)), "tokens_bs must have at most seq=8 col"),
     ],
 )  # fmt: skip
 def test_bad_arguments_are_named(make, said):
