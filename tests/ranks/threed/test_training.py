@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from dtlib import lab
-from dtlib.ranks import pp, sp
+from dtlib.ranks import pp, sp, tp
 from dtlib.ranks.mesh import Mesh
 from dtlib.ranks.model import GPT
 from dtlib.ranks.shared import clipping
@@ -76,16 +76,28 @@ def of_a_stage(mine, *options, copies):
     return clipping.clip_grad_norm(mine, *options, copies=copies, group=groups[dist.get_rank() % 2])
 
 
-def as_it_is(self, parameter):
+def norm_alone(self, x_bsh):
+    return self.norm(x_bsh)
+
+
+def no_positions(self, parameter):
+    return parameter if parameter.dim() == 2 else share(self, parameter)
+
+
+def nothing(self, parameter):
     return parameter
 
 
-group_of = Mesh.group
+group_of, share = Mesh.group, sp.SplitTokens.share
+no_row = property(lambda self: 0, lambda self, rows: None)
 MUTANTS = {
     "tied embedding, not added up": ("pp 2, tp 2", pp.Pipeline, "_add_up_tied", mock.Mock(return_value=None)),
     "weights, not summed over cp": ("dp 2, cp 2", Mesh, "group", along_dp_alone),
     "weights, not summed over dp": ("dp 2, tp 2", training.dp.BucketedDataParallel, "sync", mock.Mock()),
-    "norms, not summed over tp": ("dp 2, tp 2", sp.SplitTokens, "share", as_it_is),
+    "key heads that ranks share, not summed over tp": ("dp 2, tp 2", tp.ColumnParallelLinear, "shared_rows", no_row),
+    "split tokens: norms, not summed over tp": ("dp 2, tp 2", sp.SplitNorm, "forward", norm_alone),
+    "split tokens: positions, not summed over tp": ("pp 2, tp 2", sp.SplitTokens, "share", no_positions),
+    "split tokens: nothing summed over tp": ("cp 2, tp 2", sp.SplitTokens, "share", nothing),
     "a mean of the ranks' means": ("dp 2, cp 2", training.Training, "_tokens", own_tokens),
     "a norm that counts copies": ("dp 2, tp 2", training, "cut", everything_counts),
     "a norm of one stage": ("dp 2, pp 2", training, "clip_grad_norm", of_a_stage),
@@ -95,14 +107,14 @@ MUTANTS = {
 def with_mutants(cases):
     results = []
     for mutated, (_, *where) in zip(cases, MUTANTS.values(), strict=True):
-        with mock.patch.object(*where):
+        with mock.patch.object(*where, create=where[1] == "shared_rows"):  # an attribute of instances
             results.append(train(mutated))
     return results
 
 
 def test_each_sum_that_is_left_out_is_refused():
     cases = [
-        case(axes, config=ONE_KEY, sequence_parallel=name.startswith("norms")) for name, (axes, *_) in MUTANTS.items()
+        case(axes, config=ONE_KEY, sequence_parallel=name.startswith("split")) for name, (axes, *_) in MUTANTS.items()
     ]
     by_rank = lab.run(with_mutants, 4, args=(cases,), timeout_s=200)
     for number, name in enumerate(MUTANTS):
