@@ -90,6 +90,7 @@ SECTIONS = {
     "cp.kept_bytes": "bytes-kept",
     "pp.weight_versions": "without-a-flush-pipedream",
     "sp.core_seconds": "held-to-the-paper",
+    "threed.activation_bytes": "the-measurement",
 }
 """Sections with formulas in their text; what is named nowhere stands in its chapter's derivation."""
 LABELS = {name: label for label, names in DERIVED.items() for name in names.split()}

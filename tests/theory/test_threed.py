@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from dtlib.theory import models, pp, sp, threed, tp, zero
+from dtlib.theory import activations, models, pp, sp, threed, tp, zero
 from dtlib.theory.footprint import Setup
 
 GPT = models.gpt("small", num_layers=8, hidden=64, num_heads=8, vocab=1000, seq=128, tied=False)
@@ -97,6 +97,32 @@ def test_states_are_cut_by_layers_and_matrices_and_spread_by_zero():
     assert whole == 16 * models.model_parameters(GPT).total
 
 
+def kept(setup, **options):
+    return threed.activation_bytes(GPT, setup, **options)
+
+
+def test_activations_are_a_layers_by_axis():
+    """Layers by pp, tokens by cp, the split part by tp, all of it with split tokens; dp has its own sequences."""
+    one = activations.layer_activations(GPT, 3, attention="flash", dropout=False).total
+    assert kept(Setup(micro_batch=3)) == kept(Setup(micro_batch=3, dp=4, zero=3)) == 8 * one
+    assert kept(Setup(micro_batch=3), cp=4) == 8 * one / 4
+    halves = replace(CUBE, dp=1, pp=1)
+    everywhere, split = sp.PLANS["none"][1:]
+    dropped = 2  # bytes of masks, all of them outside of the matrices
+    assert kept(halves) == 8 * 3 * 128 * 64 * (everywhere - dropped + split / 2)
+    assert kept(replace(halves, sequence_parallel=True)) == 8 * one / 2
+    gathered = kept(replace(halves, sequence_parallel=True), gather_again=False)
+    assert gathered - 8 * one / 2 == 8 * 3 * 128 * 64 * 4 / 2  # two inputs of two bytes, instead of a half of each
+
+
+@pytest.mark.parametrize(("schedule", "held"), [("1F1B", [4, 3, 2, 1]), ("GPipe", [8] * 4), ("ZB-H1", [4] * 4)])
+def test_a_stage_keeps_the_micro_batches_in_flight(schedule, held):
+    one = kept(replace(CUBE, pp=1, micro_batches=1)) / 4
+    assert [kept(CUBE, stage=stage, schedule=schedule) / one for stage in range(4)] == held
+    inner = kept(replace(CUBE, chunks=2), stage=1) / one
+    assert inner == (4 + 2 * 2 + 1) / 2
+
+
 @pytest.mark.parametrize(
     ("call", "said"),
     [
@@ -107,6 +133,11 @@ def test_states_are_cut_by_layers_and_matrices_and_spread_by_zero():
         (lambda: sent(CUBE, element_bytes=0), "element_bytes must be finite and positive, not 0"),
         (lambda: threed.tp_over_dp_tokens(64, 2, 1), "tp must be at least 2, not 1"),
         (lambda: threed.state_bytes(GPT, CUBE, cp=-1), "cp must be at least 1"),
+        (lambda: kept(CUBE, cp=3), "cp must divide the 128 tokens of a sequence, and 3 does not"),
+        (lambda: kept(replace(CUBE, sequence_parallel=True), cp=128), "into parts that tp=2 divides, and 128 does not"),
+        (lambda: kept(CUBE, stage=4), "stage must be"),
+        (lambda: kept(CUBE, stage=-1), "stage must be"),
+        (lambda: kept(CUBE, schedule="2F2B"), "schedule must be one of"),
     ],
 )
 def test_bad_arguments_are_named(call, said):

@@ -55,7 +55,9 @@ class _Ring(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         context.peers, context.ranges, context.mask = peers, ranges, mask
         own = torch.stack([k_bgsd, v_bgsd])
-        out_bgnsd = torch.zeros_like(q_bgnsd, dtype=wide(q_bgnsd), memory_format=torch.contiguous_format)
+        b, g, n, s, d = q_bgnsd.shape
+        out_bsgnd = q_bgnsd.new_zeros(b, s, g, n, d, dtype=wide(q_bgnsd))
+        out_bgnsd = out_bsgnd.permute(0, 2, 3, 1, 4)  # token by token: what reads it next keeps no copy
         total_bgns1 = out_bgnsd.new_full((*q_bgnsd.shape[:4], 1), -torch.inf)
         rank = peers.rank if peers else 0
         for owner, block in _blocks(own, peers, ranges):

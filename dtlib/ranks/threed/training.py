@@ -22,6 +22,7 @@ from dtlib.ranks.shared.clipping import clip_grad_norm
 from dtlib.ranks.shared.replicas import broadcast, refuse_unlike_ranks
 from dtlib.ranks.zero import Zero
 from dtlib.theory.pp import Schedule
+from dtlib.theory.valid import flag
 
 from .pieces import Place, cut, pieces, places
 
@@ -65,6 +66,8 @@ weight meets a part of the tokens, in the backward pass |
         recompute: bool = False,
     ) -> None:
         _refuse(model, mesh, schedule, zero)
+        flag("sequence_parallel", sequence_parallel)
+        flag("recompute", recompute)
         mesh = Mesh(mesh.axes | {axis: 1 for axis in AXES if axis not in mesh.axes})  # in the order that was asked for
         self.mesh, self.config = mesh, model.config
         self.batch_group, tensor_group = mesh.group("dp", "cp"), mesh.group("tp")
@@ -120,8 +123,8 @@ weight meets a part of the tokens, in the backward pass |
     def step(self, tokens_bs: Tensor, targets_bs: Tensor) -> Tensor:
         """Forward, backward, optimizer: the mean loss over all tokens of all ranks.
 
-        All ranks with one place on dp call it with the same sequences. ``ValueError`` for a number of positions that cp
-        or `sequence_parallel` cannot share out, before anything is sent.
+        All ranks with one place on dp call it with the same sequences. ``ValueError`` for more positions than the model
+        has, or a number that cp or `sequence_parallel` cannot share out, before anything is sent.
         """
         loss = self.backward(tokens_bs, targets_bs)
         for optimizer in self.optimizers:
@@ -161,6 +164,8 @@ weight meets a part of the tokens, in the backward pass |
     def _own(self, tokens_bs: Tensor, targets_bs: Tensor) -> tuple[Tensor, Tensor]:
         """This rank's tokens, and where they stand."""
         s, n = tokens_bs.shape[1], self.pipeline.parts
+        if s > self.config.seq:
+            raise ValueError(f"tokens_bs must have at most seq={self.config.seq} columns, not {s}")
         if self.context is not None:
             tokens_bs, layout, self.offset = self.context.enter(tokens_bs)
             targets_bs = layout.take(targets_bs)

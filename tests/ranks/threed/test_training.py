@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from dtlib import lab
-from dtlib.ranks import pp, sp
+from dtlib.ranks import pp, sp, tp
 from dtlib.ranks.mesh import Mesh
 from dtlib.ranks.model import GPT
 from dtlib.ranks.shared import clipping
@@ -38,11 +38,16 @@ CUBES = [
     case("pp 2, dp 2, tp 2", zero=3, config=LLAMA, sequence_parallel=True),
     case("tp 2, dp 2, pp 2", zero=2, config=LLAMA, recompute=True),
     case("dp 2, cp 2, tp 2", zero=3, sequence_parallel=True), case("cp 2, tp 2, pp 2", "ZB-H1", config=ONE_KEY),
+    case("pp 2, tp 2, dp 2", "ZB-H1", m=4, zero=1), case("tp 2, pp 2, dp 2", zero=1), case("dp 2, tp 2, pp 2", zero=1),
+]  # fmt: skip
+UNEVEN = [  # 8 rows, 4 heads, 4 layers and 23 words on three ranks
+    case("dp 3", m=1, zero=3), case("tp 3", m=1), case("pp 3", "ZB-H1", m=4), case("cp 3", m=2, zero=1),
 ]  # fmt: skip
 
 
-def test_axes_together_train_like_one_process():
-    check(4, CHOSEN)
+@pytest.mark.parametrize(("world_size", "cases"), [(4, CHOSEN), (3, UNEVEN), (1, [case("dp 1"), case("tp 1", zero=3)])])
+def test_axes_together_train_like_one_process(world_size, cases):
+    check(world_size, cases)
 
 
 @pytest.mark.soak
@@ -71,16 +76,28 @@ def of_a_stage(mine, *options, copies):
     return clipping.clip_grad_norm(mine, *options, copies=copies, group=groups[dist.get_rank() % 2])
 
 
-def as_it_is(self, parameter):
+def norm_alone(self, x_bsh):
+    return self.norm(x_bsh)
+
+
+def no_positions(self, parameter):
+    return parameter if parameter.dim() == 2 else share(self, parameter)
+
+
+def nothing(self, parameter):
     return parameter
 
 
-group_of = Mesh.group
+group_of, share = Mesh.group, sp.SplitTokens.share
+no_row = property(lambda self: 0, lambda self, rows: None)
 MUTANTS = {
     "tied embedding, not added up": ("pp 2, tp 2", pp.Pipeline, "_add_up_tied", mock.Mock(return_value=None)),
     "weights, not summed over cp": ("dp 2, cp 2", Mesh, "group", along_dp_alone),
     "weights, not summed over dp": ("dp 2, tp 2", training.dp.BucketedDataParallel, "sync", mock.Mock()),
-    "norms, not summed over tp": ("dp 2, tp 2", sp.SplitTokens, "share", as_it_is),
+    "key heads that ranks share, not summed over tp": ("dp 2, tp 2", tp.ColumnParallelLinear, "shared_rows", no_row),
+    "split tokens: norms, not summed over tp": ("dp 2, tp 2", sp.SplitNorm, "forward", norm_alone),
+    "split tokens: positions, not summed over tp": ("pp 2, tp 2", sp.SplitTokens, "share", no_positions),
+    "split tokens: nothing summed over tp": ("cp 2, tp 2", sp.SplitTokens, "share", nothing),
     "a mean of the ranks' means": ("dp 2, cp 2", training.Training, "_tokens", own_tokens),
     "a norm that counts copies": ("dp 2, tp 2", training, "cut", everything_counts),
     "a norm of one stage": ("dp 2, pp 2", training, "clip_grad_norm", of_a_stage),
@@ -90,14 +107,14 @@ MUTANTS = {
 def with_mutants(cases):
     results = []
     for mutated, (_, *where) in zip(cases, MUTANTS.values(), strict=True):
-        with mock.patch.object(*where):
+        with mock.patch.object(*where, create=where[1] == "shared_rows"):  # an attribute of instances
             results.append(train(mutated))
     return results
 
 
 def test_each_sum_that_is_left_out_is_refused():
     cases = [
-        case(axes, config=ONE_KEY, sequence_parallel=name.startswith("norms")) for name, (axes, *_) in MUTANTS.items()
+        case(axes, config=ONE_KEY, sequence_parallel=name.startswith("split")) for name, (axes, *_) in MUTANTS.items()
     ]
     by_rank = lab.run(with_mutants, 4, args=(cases,), timeout_s=200)
     for number, name in enumerate(MUTANTS):
@@ -127,7 +144,11 @@ def build(axes, schedule, config=TIED, **options):
         (lambda: build({"dp": 2}, theory.one_f_one_b(1, 2), zero=4), "zero must be 0, 1, 2 or 3, not 4"),
         (lambda: build({"pp": 2}, theory.zb_h1(2, 2), LLAMA, zero=2), "where the schedule splits backward"),
         (lambda: build({"pp": 2}, theory.one_f_one_b(2, 2), zero=3), "zero must be 0 or 1 where two stages share"),
-        (lambda: build({"tp": 2}, theory.one_f_one_b(1, 2), sequence_parallel=True).step(*rows(7)), "tokens_bs must"),
+        (lambda: build({"dp": 2}, theory.one_f_one_b(1, 2), recompute="full"), "recompute must be True or False"),
+        (lambda: build({"dp": 2}, theory.one_f_one_b(1, 2), sequence_parallel=2), "sequence_parallel must be True or"),
+        (lambda: build({"tp": 2}, theory.one_f_one_b(1, 2), sequence_parallel=True).step(*rows(7)), "that 2 ranks of"),
+        (lambda: build({"pp": 2}, theory.one_f_one_b(2, 2)).step(*rows(9)), "tokens_bs must have at most seq=8 col"),
+        (lambda: build({"cp": 2}, theory.one_f_one_b(1, 2)).step(*rows(9)), "tokens_bs must have at most seq=8 col"),
     ],
 )  # fmt: skip
 def test_bad_arguments_are_named(make, said):

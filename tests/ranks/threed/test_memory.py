@@ -1,0 +1,57 @@
+"""What real ranks of a mesh keep of their layers between forward and backward is what theory says, to the byte."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from dtlib import lab
+from dtlib.theory import models, threed
+from dtlib.theory.activations import torch_cpu_widths
+from dtlib.theory.footprint import Setup, embeddings_in_flight
+
+from .judge import GPT, ROWS, built, case
+
+SIZES = {"num_layers": 4, "hidden": 32, "num_heads": 4, "vocab": 23, "seq": 24, "tied": False}
+DEEP, PAPER = replace(GPT, **SIZES, mlp_ratio=4, dtype=torch.float32), models.gpt("deep", **SIZES)
+CASES = [
+    case("pp 2, tp 2", config=DEEP, m=4), case("tp 2, pp 2", config=DEEP, m=4, sequence_parallel=True),
+    case("pp 2, cp 2", config=DEEP, m=2, zero=1), case("cp 2, tp 2", config=DEEP, m=1, sequence_parallel=True, zero=3),
+    case("dp 2, pp 2", "interleaved", config=DEEP, m=4), case("dp 2, tp 2", config=DEEP, m=1, zero=2),
+]  # fmt: skip
+
+
+def fullest(case):
+    """The most bytes that autograd keeps on this rank when one of its layers has gone forward, and the rank's place."""
+    training = built(case)
+    tokens = torch.zeros(ROWS // training.mesh.size("dp"), case.config.seq, dtype=torch.long)
+    with lab.memory() as memory:
+        training.backward(tokens, tokens)
+    blocks = [each for each in memory.timeline if each.phase == "forward done" and each.module[-1].isdigit()]
+    return training.mesh.coordinates(), max(each.held.activations for each in blocks)
+
+
+def expected(case, place):
+    """Theory's bytes, and on the first stage what the embedding keeps of a micro-batch: for each token its number (8
+    bytes) and whether this rank has it (1), and the numbers of the positions."""
+    axes, options = dict(case.axes), dict(case.options)
+    schedule, b, cp = case.made(), ROWS // case.m, axes.get("cp", 1)
+    sizes = {name: size for name, size in axes.items() if name != "cp"} | {"chunks": schedule.chunks}
+    if "dp" in sizes:
+        b //= sizes["dp"]
+    setup = Setup(
+        **sizes, zero=options.get("zero", 0), micro_batch=b, micro_batches=case.m,
+        sequence_parallel=options.get("sequence_parallel", False),
+    )  # fmt: skip
+    where = {"cp": cp, "stage": place["pp"]}
+    layers = threed.activation_bytes(PAPER, setup, **where, gather_again=False, widths=torch_cpu_widths(4))
+    in_flight = embeddings_in_flight(setup.pp, case.m, schedule.chunks)
+    return layers + (place["pp"] == 0) * in_flight * (9 * b + 8) * case.config.seq / cp
+
+
+def test_ranks_keep_the_activations_of_their_place_on_the_mesh():
+    by_rank = lab.run(lambda: [fullest(case) for case in CASES], 4, timeout_s=200)
+    for of, *found in zip(CASES, *by_rank, strict=True):
+        for place, kept in found:
+            assert kept == expected(of, place), (of, place)
