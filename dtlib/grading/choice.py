@@ -156,7 +156,7 @@ def plans(
         cost, least = known.get(answer, float("inf")) if answer else float("inf"), min(known.values())
         if cost <= least * (1 + 1e-6):
             return None
-        told = f"{show(observed.said[0]['answer'])}, {cost:.4g} {unit}"
+        told = show(observed.said[0]["answer"]) + (f", {cost:.4g} {unit}" if answer in known else "")
         return Finding(told, f"one with {least:.4g}", observed.words)
 
     def agrees(observed: Observed, other: Any) -> bool:

@@ -17,7 +17,11 @@ _SHOWN_ELEMENTS = 4
 
 
 def close(seen: Any, expected: Any, rtol: float = 1e-6, atol: float = 0.0) -> bool:
-    """Whether `seen` has the form of `expected`, each number within ``atol + rtol·|expected|``; NaN nowhere."""
+    """Whether `seen` has the form of `expected`, each number within ``atol + rtol·|expected|``; NaN nowhere.
+
+    A row of numbers may come as a list or as an array.
+    """
+    seen = _in_form(seen, expected)
     if isinstance(expected, np.ndarray):
         return plain.is_array(seen) and seen.shape == expected.shape and not _off(seen, expected, rtol, atol).any()
     if isinstance(expected, list | tuple):
@@ -31,13 +35,19 @@ def close(seen: Any, expected: Any, rtol: float = 1e-6, atol: float = 0.0) -> bo
     return type(seen) is type(expected) and bool(seen == expected)
 
 
-def compare(seen: Any, expected: Any, where: str, rtol: float = 1e-6, atol: float = 0.0) -> Finding | None:
-    """None where `seen` agrees with `expected` (see `close`), else what differs, with the first number that does."""
+def compare(
+    seen: Any, expected: Any, where: str, rtol: float = 1e-6, atol: float = 0.0, *, whole: bool = True
+) -> Finding | None:
+    """None where `seen` agrees with `expected` (see `close`), else what differs, with the first number that does.
+
+    `whole` says that `seen` is the answer, and not a part of it.
+    """
     if close(seen, expected, rtol, atol):
         return None
+    seen = _in_form(seen, expected)
     if isinstance(expected, np.ndarray):
         if not plain.is_array(seen):
-            return Finding(_kind(seen), f"a tensor of {expected.size} elements", where)
+            return Finding(_kind(seen, whole), f"a tensor of {expected.size} elements", where)
         if seen.shape != expected.shape:
             return Finding(f"a tensor of shape {seen.shape}", f"shape {expected.shape}", where)
         off = _off(seen, expected, rtol, atol)
@@ -49,15 +59,25 @@ def compare(seen: Any, expected: Any, where: str, rtol: float = 1e-6, atol: floa
     if isinstance(expected, list | tuple) and isinstance(seen, list | tuple) and len(seen) == len(expected):
         for number, (one, two) in enumerate(zip(seen, expected, strict=True)):
             if not close(one, two, rtol, atol):
-                return compare(one, two, f"{where}; part {number}" if len(expected) > 1 else where, rtol, atol)
+                place = f"{where}; part {number}" if len(expected) > 1 else where
+                return compare(one, two, place, rtol, atol, whole=False)
     elif isinstance(expected, list | tuple) and any(map(plain.is_array, expected)):
-        told = f"a list of {len(seen)}" if isinstance(seen, list | tuple) else _kind(seen)
+        told = f"a list of {len(seen)}" if isinstance(seen, list | tuple) else _kind(seen, whole)
         return Finding(told, f"a list of {len(expected)} tensors", where)
     if isinstance(expected, int | float) and not isinstance(expected, bool) and not plain.is_number(seen):
-        return Finding(_kind(seen), "a finite number", where)
+        return Finding(_kind(seen, whole), "a finite number", where)
     if show(seen) == show(expected) and plain.is_number(seen) and plain.is_number(expected):
         return Finding(f"{seen:.15g}", f"{expected:.15g}", where)
     return Finding(show(seen), show(expected), where)
+
+
+def _in_form(seen: Any, expected: Any) -> Any:
+    """`seen` as a list where it is a row of numbers and `expected` a list, as an array where that is one."""
+    if isinstance(expected, list | tuple) and plain.is_array(seen) and seen.ndim == 1:
+        return seen.tolist()
+    if isinstance(expected, np.ndarray) and isinstance(seen, list | tuple) and all(map(plain.is_number, seen)):
+        return np.asarray(seen, np.float64)
+    return seen
 
 
 def _off(seen: Any, expected: Any, rtol: float, atol: float) -> Any:
@@ -116,7 +136,7 @@ def mixture(seen: Any, parts: Sequence[np.ndarray[Any, Any]], rtol: float = 1e-3
     return found if np.abs(columns @ found - flat).max() <= rtol * np.abs(columns).max() else None
 
 
-def _kind(value: Any) -> str:
-    if value is None:
+def _kind(value: Any, whole: bool) -> str:
+    if value is None and whole:
         return "None (does the function return its answer?)"
     return show(value)

@@ -69,9 +69,10 @@ def values(
         seen, wanted = taken(observed), expected(right(observed.case))
         if of == "answer" and several:
             named = zip(several, seen, wanted, strict=True)
-            return _first(compare(one, two, f"{name}; {observed.words}", rtol, atol) for name, one, two in named)
+            words = observed.words
+            return _first(compare(one, two, f"{name}; {words}", rtol, atol, whole=False) for name, one, two in named)
         if of == "answer":
-            return compare(seen, wanted, observed.words, rtol, atol)
+            return compare(seen, wanted, observed.words, rtol, atol, whole=part is None)
         off = _compare_ranks(observed, seen, wanted, names(observed.case) if names else (), rtol, atol)
         return off or (_unheard(observed, least_sent) if least_sent else None)
 

@@ -140,6 +140,15 @@ class TestCompare:
         assert "shape (2,)" in str(compare(np.zeros(2), np.zeros(3), ""))
         assert "None (does the function return" in str(compare(None, np.zeros(3), ""))
         assert "Saw True; expected a finite number" in str(compare(True, 1.0, ""))
+        assert str(compare([7, None], [7, 1], "here")) == "Saw None; expected a finite number (here; part 1)."
+
+    @pytest.mark.parametrize("expected", [[5, 7], np.array([5.0, 7.0])])
+    def test_a_row_of_numbers_may_be_a_list_or_an_array(self, expected):
+        for form in (list, tuple, np.array):
+            assert close(form([5, 7]), expected)
+            assert not close(form([5, 8]), expected)
+            assert not close(form([5, 7, 7]), expected)
+        assert not any(close(other, expected) for other in ([5, "7"], [5, True], [[5, 7]], np.array([[5, 7]]), 5))
 
     def test_right_only_if_needs_both_kinds(self):
         fits = only_if(lambda case: case["words"] == "even").fits

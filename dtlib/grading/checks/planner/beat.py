@@ -20,8 +20,8 @@ PARTS = "(dp, tp, pp, ZeRO stage, micro-batch, computed again)"
 #: Model, its layers, card, cards, ranks of a node, sequences of a step.
 KINDS = (
     ("llama3-8b", 32, "H100", 64, 8, 512), ("llama3-8b", 40, "A100", 32, 8, 256),
-    ("llama2-13b", 40, "A100", 64, 4, 1024), ("llama3-70b", 80, "H100", 128, 8, 512),
-    ("llama3-70b", 80, "A100", 512, 8, 512),
+    ("llama2-13b", 40, "A100", 64, 4, 1000), ("llama3-70b", 80, "H100", 128, 8, 512),
+    ("llama3-70b", 80, "A100", 512, 8, 512), ("llama3-8b", 36, "A100", 16, 8, 256),
     ("gpt3-175b", 96, "A100", 256, 8, 2048), ("gpt3-175b", 96, "H100", 1024, 8, 2048),
 )  # fmt: skip
 #: What machines are drawn from beside them: model, layers, card, the least cards and sequences.
@@ -62,14 +62,17 @@ def case(
 def planned(observed: Observed) -> tuple[float, str]:
     """The seconds of the plan that was returned and whether it fits; (inf, why) where it is no plan of this machine."""
     answer, sequences = observed.said[0]["answer"], observed.case["sequences"]
-    entries = list(answer) if isinstance(answer, list | np.ndarray) else [answer]
-    if len(entries) != 6 or not all(isinstance(each, int | bool | np.integer) for each in entries):
+    answer = answer.tolist() if isinstance(answer, np.ndarray) else answer
+    entries = answer if isinstance(answer, list) else [answer]
+    if len(entries) != 6 or not all(isinstance(each, int | float) and each == each // 1 for each in entries):
         raise FormError(show(answer), f"a tuple {PARTS} of whole numbers and a bool")
     dp, tp, pp, zero, micro_batch = map(int, entries[:5])
     model, machine = known(*observed.case["named"])
+    if min(dp, tp, pp, micro_batch) < 1 or dp * tp * pp != machine.gpus:
+        return float("inf"), f"dp · tp · pp has to be the {machine.gpus} cards, and a micro-batch has a sequence"
+    if sequences % (dp * micro_batch):
+        return float("inf"), f"dp · micro-batch has to divide the {sequences} sequences"
     try:
-        if min(dp, tp, pp, micro_batch) < 1 or sequences % (dp * micro_batch):
-            return float("inf"), f"dp · micro-batch has to divide the {sequences} sequences"
         plan = planner.Plan(
             dp=dp, tp=tp, pp=pp, zero=zero, micro_batch=micro_batch, micro_batches=sequences // dp // micro_batch,
             sequence_parallel=tp > 1, recompute="full" if entries[5] else "none",
@@ -93,7 +96,7 @@ def find_unfit(observed: Observed) -> Finding | None:
 def slower_than(most: Any) -> Any:
     def find(observed: Observed) -> Finding | None:
         seconds, limit = planned(observed)[0], most(observed.case)
-        told = f"{show(observed.said[0]['answer'])}, {seconds:.3g} s"
+        told = f"{show(observed.said[0]['answer'])}, {f'{seconds:.3g} s' if seconds < np.inf else 'no plan'}"
         return None if seconds <= limit else Finding(told, f"at most {limit:.3g} s", observed.words)
 
     return find

@@ -27,6 +27,12 @@ KINDS = {
     "seven cards": (7, 7, 80, 300, 25, 32, 4096, 256, 4096),
     "heads that three does not divide": (24, 24, 25, 450, 50, 32, 4096, 192, 4096),
     "Ethernet": (128, 8, 80, 300, 1.25, 48, 6144, 512, 4096),
+    "nodes of six": (24, 6, 30, 450, 5, 24, 6144, 192, 4096),
+    "nodes of two": (64, 2, 30, 300, 50, 12, 12288, 64, 4096),
+    "one node and a half": (24, 4, 24, 300, 5, 36, 6144, 96, 4096),
+    "an odd batch": (16, 8, 80, 300, 25, 24, 4096, 2040, 2048),
+    "cities apart": (64, 8, 80, 450, 50, 32, 4096, 64, 4096),
+    "just enough room": (64, 8, 80, 450, 50, 32, 4096, 256, 4096),
 }
 
 
@@ -45,13 +51,17 @@ def draw(rng: Rng) -> Cases:
 def case(rng: Rng, kind: str, sizes: tuple[float, ...]) -> dict[str, Any]:
     cards, node, room, inside, across, layers, hidden, batch, seq = sizes
     near = [float(rng.uniform(0.97, 1.03)) for _ in range(3)]
-    job = {
-        "cards": cards, "node": node, "room": room * GB * near[0], "inside": [5e-6, inside * GB * near[1]],
-        "across": [20e-6, across * GB * near[2]], "rate": 400e12, "layers": layers, "hidden": hidden,
+    job: dict[str, Any] = {
+        "cards": cards, "node": node, "room": room * GB * near[0], "rate": 400e12, "layers": layers, "hidden": hidden,
+        "inside": [5e-6, inside * GB * near[1]],
+        "across": [20e-3 if kind == "cities apart" else 20e-6, across * GB * near[2]],
         "heads": hidden // 128, "sequences": batch, "seq": seq, "vocab": 64000,
     }  # fmt: skip
     found = possible(job)
-    words = f"{kind}: {cards} cards in nodes of {node}, {room} GB each, {layers} layers of {hidden}"
+    if kind == "just enough room":
+        job["room"] = 1.22 * needed(job, *min(found, key=lambda plan: found[plan]))
+        found = possible(job)
+    words = f"{kind}: {cards} cards in nodes of {node}, {job['room'] / GB:.3g} GB each, {layers} layers of {hidden}"
     return call(words, [job], some=bool(found)) | {"plans": [[*plan, t] for plan, t in found.items()]}
 
 
@@ -63,6 +73,8 @@ def possible(job: dict[str, Any]) -> dict[Plan, float]:
             dp = job["cards"] // (tp * pp)
             if dp * tp * pp != job["cards"] or job["sequences"] % dp:
                 continue
+            if any(job["node"] % span and span % job["node"] for span in (tp, tp * dp)):
+                continue  # a group in one node, and another in two
             if 1.2 * needed(job, dp, tp, pp) <= job["room"]:
                 found[dp, tp, pp] = seconds(job, dp, tp, pp)
     return found

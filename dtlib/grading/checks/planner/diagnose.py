@@ -9,7 +9,7 @@ from dtlib.grading.inputs import Array, Case, Cases, Rng, call
 from dtlib.grading.kinds import on_paper, values
 
 PARTS = "what, rank"
-NOTHING, SLOW, ACROSS, EACH, AGAIN, FEW = (
+FAULTS = NOTHING, SLOW, ACROSS, EACH, AGAIN, FEW = (
     "nothing wrong", "slow rank", "tp across nodes", "each micro-batch", "computed again", "few micro-batches",
 )  # fmt: skip
 
@@ -22,21 +22,27 @@ KINDS = (
     (AGAIN, 2, 2, 2, 4), (AGAIN, 4, 1, 1, 2), (AGAIN, 1, 2, 4, 8),
     (FEW, 2, 2, 2, 4), (FEW, 1, 1, 4, 8), (FEW, 4, 2, 8, 16),
 )  # fmt: skip
+#: The slow rank on some dp, tp and pp: the first one, and the last.
+ENDS = {(2, 2, 2): 0, (8, 1, 1): -1}
 
 
 def draw(rng: Rng) -> Cases:
-    """Each kind once, in any order, with sizes of its own."""
-    return [case(rng, number, *KINDS[kind]) for number, kind in enumerate(rng.permutation(len(KINDS)), 1)]
+    """Each kind once, and each fault on a mesh that is drawn, in any order, with sizes of its own."""
+    drawn = [(fault, *map(int, (*rng.integers(2, 5, 3), 2 * rng.integers(2, 9)))) for fault in FAULTS]
+    kinds = [*KINDS, *drawn]
+    return [case(rng, number, *kinds[place]) for number, place in enumerate(rng.permutation(len(kinds)), 1)]
 
 
 def case(rng: Rng, number: int, kind: str, dp: int, tp: int, pp: int, m: int) -> dict[str, Any]:
     run: dict[str, Any] = {
         "dp": dp, "tp": tp, "pp": pp, "micro_batches": m, "micro_seconds": float(rng.uniform(0.2, 0.9)),
-        "tp_bytes": int(rng.integers(2, 30)) * 10**9 if tp > 1 else 0, "inside": float(rng.uniform(200, 450)) * 1e9,
-        "dp_bytes": int(rng.integers(1, 9)) * 10**8 if dp > 1 else 0, "across": float(rng.uniform(20, 50)) * 1e9,
+        "inside": float(rng.uniform(200, 450)) * 1e9, "across": float(rng.uniform(20, 50)) * 1e9,
+        "dp_bytes": int(rng.integers(1, 9)) * 10**8 if dp > 1 else 0,
     }  # fmt: skip
+    waits = float(rng.uniform(0.4, 0.8)) * m * run["micro_seconds"] if tp > 1 else 0.0
+    run["tp_bytes"] = round(waits * run["inside"])
     n = dp * tp * pp
-    slow = int(rng.integers(n)) if kind == SLOW else None
+    slow = ENDS.get((dp, tp, pp), int(rng.integers(n))) % n if kind == SLOW else None
     words = f"run {number}, on dp {dp}, tp {tp}, pp {pp}, {m} micro-batches"
     return call(words, [run | measured(rng, run, kind, slow, n)]) | {"wrong": kind, "rank": slow}
 
@@ -72,7 +78,7 @@ def of(*kinds: str, part: int = 0) -> Any:
 
 EXERCISE = on_paper(
     "planner.4", "diagnose_run", "What slows this run?", draw,
-    of(SLOW)(1, "slow", "a rank that computes for longer"), of(SLOW, part=1)(1, "rank", "which one it is", ),
+    of(SLOW, NOTHING)(3, "slow", "a rank that computes for longer, and runs with nothing wrong"),
+    of(SLOW, part=1)(1, "rank", "which rank it is"),
     of(ACROSS, EACH, AGAIN, FEW)(4, "all", "what slows all ranks"),
-    of(NOTHING)(2, "nothing", "nothing is found where nothing is wrong"),
 )  # fmt: skip

@@ -26,7 +26,8 @@ def case(rng: Rng, dp: int, tp: int, pp: int, stage: int, zero: int, m: int) -> 
     job = {
         "dp": dp, "tp": tp, "pp": pp, "stage": stage, "zero": zero, "micro_batches": m,
         "micro_batch": int(rng.integers(1, 5)), "seq": 1024 * int(rng.integers(1, 9)), "hidden": hidden,
-        "layers": layers, "layer_params": 12 * hidden**2, "vocab": 1000 * int(rng.integers(30, 130)),
+        "layers": layers, "layer_params": int(rng.integers(9, 17)) * hidden**2,
+        "vocab": 1000 * int(rng.integers(30, 130)),
     }  # fmt: skip
     words = f"dp {dp}, tp {tp}, pp {pp}, ZeRO {zero}, {m} micro-batches, stage {stage}"
     return call(words, [job])

@@ -1,6 +1,7 @@
 """threed.4: what is wrong with a run on a mesh, by what each rank has sent to each other; on paper."""
 
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -31,33 +32,48 @@ KINDS = (
 
 
 def draw(rng: Rng) -> Cases:
-    """Each kind once, in any order, with sizes of its own."""
-    return [case(rng, number, *KINDS[kind]) for number, kind in enumerate(rng.permutation(len(KINDS)), 1)]
+    """Each kind once, and each fault on a mesh that is drawn, in any order, with sizes of its own."""
+    kinds = [*KINDS, *(drawn(rng, fault) for fault in (NOTHING, PLACED, EACH, AGAIN, WHOLE))]
+    return [case(rng, number, *kinds[place]) for number, place in enumerate(rng.permutation(len(kinds)), 1)]
+
+
+def drawn(rng: Rng, fault: str) -> tuple[str, tuple[int, ...], tuple[str, ...], int, int]:
+    """A run with a fault on a mesh of three axes in any order."""
+    degrees = tuple(int(each) for each in (*rng.integers(2, 4, 2), 2 * rng.integers(1, 3)))
+    order = tuple(str(each) for each in rng.permutation(AXES))
+    return fault, degrees, order, int(rng.integers(3, 9)), int(rng.integers(1, 5))
 
 
 def case(
     rng: Rng, number: int, kind: str, degrees: tuple[int, ...], order: tuple[str, ...], m: int, layers: int
 ) -> dict[str, Any]:
-    sizes = dict(zip(AXES, degrees, strict=True))
-    axes = {name: sizes[name] for name in order}
-    run: dict[str, Any] = {
-        "axes": axes, "micro_batches": m, "layers": layers, "tokens": 1024 * int(rng.integers(2, 9)),
-        "hidden": 1024 * int(rng.integers(1, 9)), "gradient_bytes": int(rng.integers(50, 900)) * 10**6,
-    }  # fmt: skip
+    axes = {name: degrees[AXES.index(name)] for name in order}
+    run: dict[str, Any] = {"axes": axes, "micro_batches": m, "layers": layers}
+    while True:  # axes that send about as much are not told apart by what they send
+        run |= {name: 1024 * int(rng.integers(2, 9)) for name in ("tokens", "hidden")}
+        run["gradient_bytes"] = int(rng.integers(50, 900)) * 10**6
+        sizes = sorted(filter(None, bytes_by_axis(run, axes, kind).values()))
+        if all(one > 1.3 * other for other, one in pairwise(sizes)):
+            break
     real = dict(reversed(axes.items())) if kind == PLACED else axes
     sent = bytes_between(run, real, kind) * rng.uniform(1.001, 1.006, (np.prod(degrees),) * 2)
-    words = f"run {number}, on {', '.join(f'{name} {size}' for name, size in axes.items())}"
+    words = f"run {number}, on {', '.join(f'{name} {size}' for name, size in axes.items())}, {m} micro-batches"
     return call(words, [run | {"sent": np.round(sent)}]) | {"wrong": kind}
 
 
-def bytes_between(run: dict[str, Any], axes: dict[str, int], kind: str) -> Array:
-    """What each rank sends to each: around the rings of tp and dp, and to the stages in front and behind."""
-    n, m, activation = int(np.prod(list(axes.values()))), run["micro_batches"], 2 * run["tokens"] * run["hidden"]
-    each = {
+def bytes_by_axis(run: dict[str, Any], axes: dict[str, int], kind: str) -> dict[str, float]:
+    """What a rank sends to the next one along each axis."""
+    m, activation = run["micro_batches"], 2 * run["tokens"] * run["hidden"]
+    return {
         "tp": (12 if kind == AGAIN else 8) * (axes["tp"] - 1) / axes["tp"] * m * run["layers"] * activation,
         "dp": 2 * (axes["dp"] - 1) / axes["dp"] * run["gradient_bytes"] * (m if kind == EACH else 1),
         "pp": m * activation / (1 if kind == WHOLE else axes["tp"]),
     }
+
+
+def bytes_between(run: dict[str, Any], axes: dict[str, int], kind: str) -> Array:
+    """What each rank sends to each: around the rings of tp and dp, and to the stages in front and behind."""
+    each, n = bytes_by_axis(run, axes, kind), int(np.prod(list(axes.values())))
     sent = np.zeros((n, n))
     for rank in range(n):
         at = place(axes, rank)
@@ -84,7 +100,6 @@ def of(*kinds: str) -> Any:
 
 EXERCISE = on_paper(
     "threed.4", "diagnose_mesh", "What is wrong with this mesh?", draw,
-    of(PLACED)(2, "order", "ranks that stand elsewhere than meant"),
+    of(PLACED, NOTHING)(4, "order", "ranks that stand elsewhere than meant, and runs with nothing wrong"),
     of(EACH, AGAIN, WHOLE)(4, "axis", "an axis that sends too much"),
-    of(NOTHING)(2, "nothing", "nothing is found where nothing is wrong"),
 )  # fmt: skip

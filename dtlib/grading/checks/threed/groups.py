@@ -19,13 +19,19 @@ KINDS = (
 
 
 def draw(rng: Rng) -> Cases:
-    """Each kind for the first rank, the last one and one between; the names of the axes along which in any order."""
+    """Each kind, and meshes that are drawn, for the first rank, the last one and one between; names in any order."""
     cases = []
-    for axes, along in KINDS:
+    for axes, along in (*KINDS, *(drawn(rng, several) for several in (1, 1, 2, 3))):
         n = prod(size for _, size in axes)
         ranks = (0, n - 1, int(rng.integers(1, n - 1)))
         cases += [case(dict(axes), rank, [str(each) for each in rng.permutation(along)]) for rank in ranks]
     return [cases[place] for place in rng.permutation(len(cases))]
+
+
+def drawn(rng: Rng, several: int) -> tuple[tuple[tuple[str, int], ...], tuple[str, ...]]:
+    """A mesh of four axes, and the `several` of them along which the ranks differ."""
+    names = [str(each) for each in rng.permutation(["dp", "cp", "pp", "tp"])]
+    return tuple((name, int(rng.integers(2, 5))) for name in names), tuple(rng.permutation(names)[:several].tolist())
 
 
 def case(axes: dict[str, int], rank: int, along: list[str]) -> dict[str, Any]:

@@ -21,13 +21,27 @@ KINDS = (
 
 
 def draw(rng: Rng) -> Cases:
-    """Each kind for the first two ranks and others; more ranks of dp than elements divide, and more than there are."""
+    """Each kind, and some that are drawn, for the first two ranks and others.
+
+    There are more ranks of dp than divide the elements, and more than there are elements.
+    """
     cases = []
-    for shape, old, new in KINDS:
+    for shape, old, new in (*KINDS, drawn(rng, True), drawn(rng, False), drawn(rng, False)):
         n = int(np.prod([size for _, size in new]))
         ranks = {0, min(1, n - 1), n - 1, int(rng.integers(n))}
         cases += [case(rng, shape, dict(old), dict(new), rank) for rank in sorted(ranks)]
     return [cases[number] for number in rng.permutation(len(cases))]
+
+
+def drawn(rng: Rng, same: bool) -> tuple[tuple[int, int], tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]]:
+    """A shape and two meshes, of the `same` number of ranks of tp or not; their axes in any order."""
+    before, after = map(int, rng.permutation([1, 2, 3, 4, 6])[:2])
+    meshes = []
+    for tp in (before, before if same else after):
+        first, second = rng.permutation([0, 1])
+        pairs = (("dp", int(rng.integers(1, 7))), ("tp", tp))
+        meshes.append((pairs[first], pairs[second]))
+    return (int(rng.integers(2, 7)), 12), meshes[0], meshes[1]
 
 
 def case(rng: Rng, shape: tuple[int, int], old: dict[str, int], new: dict[str, int], rank: int) -> dict[str, Any]:

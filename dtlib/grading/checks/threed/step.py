@@ -17,11 +17,11 @@ RTOL, ATOL = 2e-4, 1e-3  # float32, sums of some hundred numbers around 1
 ROWS, HIDDEN, WIDTH = 96, 48, 96  # of a copy; wide enough that connections weigh nothing beside it
 
 #: dp, pp and tp.
-MESHES = ((2, 2, 2), (1, 2, 2), (2, 1, 2), (2, 2, 1), (1, 1, 2), (2, 1, 1), (1, 2, 1))
+MESHES = ((2, 1, 1), (1, 1, 2), (1, 2, 1), (1, 2, 2), (2, 1, 2), (2, 2, 1), (2, 2, 2))
 
 
 def draw(rng: inputs.Rng) -> inputs.Cases:
-    """The cube, and meshes on which axes have one rank."""
+    """Meshes on which axes have one rank, and the cube."""
     cases = []
     for dp, pp, tp in MESHES:
         axes, n = {"dp": dp, "pp": pp, "tp": tp}, dp * pp * tp
@@ -83,8 +83,8 @@ def found(case: Case, forward: bool, backward: bool) -> dict[tuple[int, ...], li
     return gradients
 
 
-def theory(*along: str, over: str = "", forward: bool = True, backward: bool = True) -> Theory:
-    """The gradients of each rank, added up along these axes, and divided by the ranks of the axis `over`."""
+def theory(*along: str, over: str = "", times: int = 1, forward: bool = True, backward: bool = True) -> Theory:
+    """The gradients of each rank, added up along these axes, divided by the ranks of the axis `over`, so many times."""
 
     def of(case: Case) -> list[Any]:
         own, axes, told = alone(case)[forward, backward], case["axes"], []
@@ -92,7 +92,7 @@ def theory(*along: str, over: str = "", forward: bool = True, backward: bool = T
             at = place(axes, rank)
             fixed = [(k, at[name]) for k, name in enumerate(axes) if name not in along]
             same = [own[each] for each in own if all(each[k] == here for k, here in fixed)]
-            told.append([sum(pair[k] for pair in same) / axes.get(over, 1) for k in range(2)])
+            told.append([times * sum(pair[k] for pair in same) / axes.get(over, 1) for k in range(2)])
         return told
 
     return of
@@ -113,6 +113,7 @@ def wire(first: int = 0) -> Theory:
 WRONG: Wrong = {
     "not summed over dp": theory(), "mean over dp": theory("dp", over="dp"), "summed over tp": theory("dp", "tp"),
     "no sum forward": theory("dp", forward=False), "no sum backward": theory("dp", backward=False),
+    "no half": theory("dp", times=2),
 }  # fmt: skip
 TRAFFIC: Wrong = {"gradient of the first x summed": wire(first=1), "weights gathered": GATHERED}
 
@@ -123,7 +124,7 @@ def axes_in_use(case: Case) -> int:
 
 right = partial(
     values, of="gradients", right=theory("dp"), wrong=WRONG, rtol=RTOL, atol=ATOL, kind="gradient",
-    names=lambda case: ("A", "C"),
+    names=lambda case: ("A", "C"), least_sent=lambda case: wire()(case) / 2,
 )  # fmt: skip
 
 EXERCISE = Exercise(

@@ -18,19 +18,26 @@ MESHES = (
     ((1, 1, 4, 1), False, False, 8), ((1, 1, 1, 4), False, True, 4), ((1, 1, 1, 4), True, True, 4),
     ((1, 1, 1, 8), False, False, 2), ((2, 2, 1, 4), True, False, 2), ((4, 1, 2, 2), False, True, 2),
     ((2, 1, 8, 8), True, True, 8), ((2, 2, 2, 2), True, True, 1), ((1, 1, 1, 1), False, True, 8),
+    ((2, 1, 2, 2), False, False, 8), ((1, 2, 1, 4), True, True, 8),
 )  # fmt: skip
 
 
 def draw(rng: Rng) -> Cases:
-    """Each kind of weight on each mesh, with the axes in any order."""
+    """Each kind of weight on each mesh, and on some that are drawn, with the axes in any order."""
     cases = []
-    for weight, ((dp, cp, pp, tp), split, tied, heads) in product(WEIGHTS, MESHES):
+    for weight, ((dp, cp, pp, tp), split, tied, heads) in product(WEIGHTS, [*MESHES, *(drawn(rng) for _ in range(3))]):
         sizes = {"dp": dp, "cp": cp, "pp": pp, "tp": tp}
         axes = {str(name): sizes[str(name)] for name in rng.permutation(list(sizes))}
         words = f"{weight} on {', '.join(f'{name} {size}' for name, size in axes.items())}"
         words += f", {'tokens split, ' * split}{'tied' if tied else 'untied'}, {heads} heads of keys"
         cases.append(call(words, [weight, axes, split, tied, heads]))
     return [cases[place] for place in rng.permutation(len(cases))]
+
+
+def drawn(rng: Rng) -> tuple[tuple[int, ...], bool, bool, int]:
+    """A mesh like those of `MESHES`."""
+    dp, cp, pp, tp, heads = (2 ** int(rng.integers(5)) for _ in range(5))
+    return (3 * dp, cp, pp, tp), bool(rng.integers(2)), bool(rng.integers(2)), heads
 
 
 def right(case: Case) -> list[str]:
