@@ -5,8 +5,8 @@ Shapes: b sequences of this place on dp, s positions, h hidden, v vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from dtlib.ranks.model import GPT, IGNORED
 from dtlib.ranks.shared.clipping import clip_grad_norm
 from dtlib.ranks.shared.replicas import broadcast, refuse_unlike_ranks
 from dtlib.ranks.zero import Zero
-from dtlib.theory.pp import Schedule
+from dtlib.theory.pp import Action, Schedule
 from dtlib.theory.valid import flag
 
 from .pieces import Place, cut, pieces, places
@@ -47,9 +47,9 @@ weight meets a part of the tokens, in the backward pass |
     `make_optimizer` gets parameters; there is one of `optimizers` for each of this rank's `parts`: its `stages` as
     wrapped, with `zero` 0 and 1 all together. All ranks begin with the weights of rank 0.
 
-    ``ValueError`` before anything is sent for another axis, a `schedule` for another number of ranks, and for stages 2
-    and 3 where they cannot reduce in each backward pass: where `schedule` splits it, and where two stages share the
-    embedding, whose sum is of whole gradients. Other errors are those of the parts.
+    ``ValueError`` before anything is sent for another axis, a `schedule` for another number of ranks, for stages 2 and
+    3 where two pipeline stages share the embedding, whose sum is of whole gradients, and for stage 3 where `schedule`
+    splits backward passes: the later half would gather the weights a third time. Other errors are those of the parts.
     """
 
     def __init__(
@@ -107,8 +107,19 @@ weight meets a part of the tokens, in the backward pass |
             width=model.config.hidden, dtype=model.config.dtype, group=mesh.group("pp"),
             parts=dist.get_world_size(tensor_group) if sequence_parallel else 1,
             loss=partial(tp.next_token_loss, vocab=model.config.vocab, group=tensor_group, reduction="sum"),
-            count=self._tokens, tied=self.tied, recompute=recompute,
+            count=self._tokens, tied=self.tied, recompute=recompute, around=self._around,
         )  # fmt: skip
+
+    @contextmanager
+    def _around(self, action: Action) -> Iterator[None]:
+        """The weights' half of a backward pass is many passes to autograd, and one to stage 2: it reduces after all."""
+        if action.kind != "W" or self.sends_once:
+            yield
+            return
+        part = self.parts[list(self.stages).index(action.stage)]
+        with part.no_sync():
+            yield
+        part.sync()
 
     def _part(self, module: nn.Module, make_optimizer: Callable[[Any], Optimizer], stage: int) -> dp.DataParallel:
         """`module` with gradients that are summed over dp and cp, and its optimizer."""
@@ -197,7 +208,7 @@ def _refuse(model: Any, mesh: Any, schedule: Schedule, zero: Any) -> None:
         raise ValueError(f"schedule must be for {p} ranks, as many as mesh has on pp, not {schedule.num_ranks}")
     if isinstance(zero, bool) or zero not in (0, 1, 2, 3):
         raise ValueError(f"zero must be 0, 1, 2 or 3, not {zero!r}")
-    if zero > 1 and any(action.kind == "W" for actions in schedule.actions for action in actions):
-        raise ValueError(f"zero must be 0 or 1 where the schedule splits backward passes, as {schedule.name} does")
+    if zero == 3 and any(action.kind == "W" for actions in schedule.actions for action in actions):
+        raise ValueError(f"zero must be 0, 1 or 2 where the schedule splits backward passes, as {schedule.name} does")
     if zero > 1 and model.config.tied and schedule.num_stages > 1:
         raise ValueError("zero must be 0 or 1 where two stages share the embedding, or the model be untied")

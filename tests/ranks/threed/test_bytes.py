@@ -19,6 +19,7 @@ DEEP, PAPER = replace(GPT, **SIZES, mlp_ratio=4), models.gpt("deep", **SIZES)
 TIED = {"config": replace(DEEP, tied=True)}
 CASES = [
     case("dp 4", config=DEEP, zero=0), case("pp 4", **TIED, m=4), case("cp 2, dp 2", config=DEEP, zero=2),
+    case("dp 2, pp 2", "ZB-H1", config=DEEP, zero=2),
     case("pp 2, dp 2", config=DEEP, zero=3), case("tp 2, pp 2", **TIED, m=4), case("tp 4", config=DEEP),
     case("tp 2, pp 2", config=DEEP, sequence_parallel=True), case("dp 2, tp 2", config=DEEP, zero=1),
     case("cp 2, tp 2", config=DEEP, zero=1, sequence_parallel=True),

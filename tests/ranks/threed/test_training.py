@@ -22,6 +22,7 @@ from .judge import LLAMA, ONE_KEY, case, check, compare, make_adamw, train
 CHOSEN = [
     case("dp 2, tp 2", m=1, zero=3), case("dp 2, pp 2", "ZB-H1", m=4, zero=1),
     case("pp 2, dp 2", "interleaved", zero=2, config=LLAMA), case("cp 2, dp 2", zero=1),
+    case("dp 2, pp 2", "ZB-H1", m=4, zero=2, config=LLAMA),
     case("tp 2, pp 2", sequence_parallel=True), case("pp 2, cp 2", config=LLAMA),
     case("cp 2, tp 2", sequence_parallel=True, config=ONE_KEY),
 ]  # fmt: skip
@@ -32,6 +33,8 @@ PAIRS = [
     case("cp 2, pp 2", "ZB-H1"), case("tp 2, cp 2", zero=1, config=LLAMA, way="ulysses"),
     case("dp 4", zero=3), case("pp 2, cp 2", "DualPipeV", m=4), case("tp 4", config=ONE_KEY),
     case("cp 4", order="contiguous"), case("pp 4", m=4),
+    case("pp 2, dp 2", "ZB-V", m=4, zero=2, config=LLAMA), case("pp 2, cp 2", "DualPipeV", m=4, zero=2, config=LLAMA),
+    case("dp 2, pp 2", "ZB-H2", m=4, zero=2, config=LLAMA, recompute=True),
 ]  # fmt: skip
 CUBES = [
     case("dp 2, pp 2, tp 2"), case("dp 2, pp 2, tp 2", "ZB-H1", zero=1, sequence_parallel=True),
@@ -142,7 +145,7 @@ def build(axes, schedule, config=TIED, **options):
         (lambda: build({"dp": 1, "ep": 2}, theory.one_f_one_b(1, 2)), "axes among dp, pp, cp, tp, and has 'ep'"),
         (lambda: build({"pp": 2}, theory.one_f_one_b(4, 2)), "schedule must be for 2 ranks"),
         (lambda: build({"dp": 2}, theory.one_f_one_b(1, 2), zero=4), "zero must be 0, 1, 2 or 3, not 4"),
-        (lambda: build({"pp": 2}, theory.zb_h1(2, 2), LLAMA, zero=2), "where the schedule splits backward"),
+        (lambda: build({"pp": 2}, theory.zb_h1(2, 2), LLAMA, zero=3), "zero must be 0, 1 or 2 where the schedule"),
         (lambda: build({"pp": 2}, theory.one_f_one_b(2, 2), zero=3), "zero must be 0 or 1 where two stages share"),
         (lambda: build({"dp": 2}, theory.one_f_one_b(1, 2), recompute="full"), "recompute must be True or False"),
         (lambda: build({"dp": 2}, theory.one_f_one_b(1, 2), sequence_parallel=2), "sequence_parallel must be True or"),
