@@ -65,7 +65,7 @@ class Constants:
 
 
 FITTED = Constants(
-    matmul_share=0.84,
+    matmul_share=0.84,  # the fit's 0.849 rounded down: the mean error is the same, the worst row's smaller
     operand_passes=0.93,
     attention_share=0.38,
     kept_passes=1.7,
