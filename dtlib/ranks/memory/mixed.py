@@ -54,7 +54,11 @@ class MixedAdamW(Optimizer):
                     f"params must be {_BYTES.get(int(kept.weights), 'as wide')} for the recipe {self.recipe.name!r}, "
                     f"not {parameter.dtype}"
                 )
-            if kept.gradients == 4 and kept.weights == 2:
+        self._widen_gradients()
+
+    def _widen_gradients(self) -> None:
+        for parameter in self._parameters():
+            if self.recipe.per_param.gradients == 4 and self.recipe.per_param.weights == 2:
                 parameter.grad_dtype = torch.float32
 
     def _parameters(self) -> list[nn.Parameter]:
@@ -117,6 +121,41 @@ class MixedAdamW(Optimizer):
             dequantised(state["second_moment"], state["second_scales"], UNSIGNED, self._block),
         )
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a ``state_dict()`` to the bit. ``ValueError``, before anything is changed, for one that another
+        recipe left, or of parameters of other sizes.
+
+        torch's own casts every tensor of floating point to the parameter's dtype: masters and moments would be bf16.
+        """
+        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+        saved = {p: state_dict["state"].get(n, {}) for n, p in zip(numbers, self._parameters(), strict=False)}
+        for parameter, state in saved.items():
+            found = {name: tuple(each.shape) for name, each in state.items() if isinstance(each, Tensor)}
+            if state and found != (wanted := self._shapes(parameter)):
+                raise ValueError(
+                    f"state_dict must hold {wanted} for a parameter of {tuple(parameter.shape)} by the recipe "
+                    f"{self.recipe.name!r}, and holds {found}"
+                )
+        super().load_state_dict(state_dict)
+        for parameter, state in saved.items():
+            for name, value in state.items():
+                if isinstance(value, Tensor):
+                    self.state[parameter][name] = value.detach().to(parameter.device, copy=True)
+
+    def _shapes(self, parameter: nn.Parameter) -> dict[str, tuple[int, ...]]:
+        """The tensors that `_begin` makes."""
+        kept, shape = self.recipe.per_param, tuple(parameter.shape)
+        names = [name for name in _KEPT if getattr(kept, name)]
+        scales = ("first_scales", "second_scales") if self._block else ()
+        return dict.fromkeys(names, shape) | {name: (-(-parameter.numel() // self._block),) for name in scales}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "recipe": self.recipe, "_block": self._block}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._widen_gradients()  # a copied parameter has forgotten it
+
     def stored(self) -> ModelStates:
         """Bytes of all tensors that belong to the parameters now, by name: read off the tensors, not computed."""
         found = dict.fromkeys(ModelStates(0, 0).parts, 0)
@@ -129,6 +168,7 @@ class MixedAdamW(Optimizer):
         return ModelStates(**found)
 
 
+_KEPT = ("master_weights", "main_gradients", "first_moment", "second_moment")
 _OPTIONS = ("lr", "betas", "eps", "weight_decay")
 
 

@@ -1,6 +1,7 @@
 """Recipes done for real: the bytes are the recipe's, the numbers those of torch's AdamW."""
 
 import copy
+import io
 
 import pytest
 import torch
@@ -252,3 +253,86 @@ def test_eight_bits_work_under_fake_tensors_too():
         optimizer.step()
         stored = optimizer.stored()
     assert stored.first_moment == stored.second_moment == model.config.num_params
+
+
+def small(name):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(70, 33), nn.Tanh(), nn.Linear(33, 5)).to(dtype_of(name))
+    return model, mixed.MixedAdamW(model.parameters(), name, lr=1e-2)
+
+
+def take_steps(model, optimizer, steps):
+    for step in steps:
+        for half in range(2):
+            draws = torch.Generator().manual_seed(2 * step + half)
+            model(torch.randn(4, 70, generator=draws).to(model[0].weight.dtype)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def after_a_stop(name, how):
+    """Parameters and states after four steps in one go, and after two, a stop, and two more."""
+    model, optimizer = small(name)
+    take_steps(model, optimizer, range(4))
+    stopped = small(name)
+    take_steps(*stopped, range(2))
+    again = how(*stopped, name)
+    take_steps(*again, range(2, 4))
+    return (list(model.parameters()), optimizer), (list(again[0].parameters()), again[1])
+
+
+def in_a_file(model, optimizer, name, load=mixed.MixedAdamW.load_state_dict):
+    file = io.BytesIO()
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    file.seek(0)
+    saved = torch.load(file)
+    model, optimizer = small(name)
+    model.load_state_dict(saved["model"])
+    load(optimizer, saved["optimizer"])
+    return model, optimizer
+
+
+def as_copies(model, optimizer, name):
+    return copy.deepcopy((model, optimizer))
+
+
+def compare(before, after):
+    (params, one), (others, other) = before, after
+    for p, q in zip(params, others, strict=True):
+        torch.testing.assert_close(p, q, rtol=0, atol=0)
+        assert p.grad_dtype == q.grad_dtype
+        assert one.state[p].keys() == other.state[q].keys()
+        for key, value in one.state[p].items():
+            torch.testing.assert_close(value, other.state[q][key], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("how", [in_a_file, as_copies], ids=["file", "copies"])
+@pytest.mark.parametrize("name", [*NAMES, "adam-8bit"])
+def test_training_goes_on_to_the_bit_after_save_and_load(name, how):
+    """Here bf16 masters, moments or codes would show (torch's own casts them: pytorch 43706)."""
+    before, after = after_a_stop(name, how)
+    compare(before, after)
+
+
+@pytest.mark.parametrize("name", [*WIDTH_2, "adam-8bit"])
+def test_torchs_own_loading_would_be_seen(name):
+    def by_torch(model, optimizer, name):
+        return in_a_file(model, optimizer, name, load=torch.optim.Optimizer.load_state_dict)
+
+    with pytest.raises((AssertionError, RuntimeError, IndexError, TypeError)):  # most crash a step later
+        compare(*after_a_stop(name, by_torch))
+
+
+def test_a_loaded_state_is_a_copy_and_another_recipes_is_refused():
+    model, optimizer = made("16-byte")
+    train(model, optimizer)
+    state = optimizer.state_dict()
+    _, other = made("16-byte")
+    other.load_state_dict(state)
+    other.state[other.param_groups[0]["params"][0]]["master_weights"].zero_()
+    assert state["state"][0]["master_weights"].any()
+    for name, dims in ("12-byte", {}), ("20-byte", {}), ("16-byte", {"hidden": 32}):
+        fresh = mixed.MixedAdamW(net(**dims).parameters(), name)
+        with pytest.raises(ValueError, match=rf"^state_dict must hold .* by the recipe '{name}', and holds"):
+            fresh.load_state_dict(state)
+        assert not fresh.state, "nothing is changed"
