@@ -77,14 +77,14 @@ def grade(
         with shown(console, quiet=quiet) as show:
             results = grade_all(submissions, out, limits=limits_of(timeout), progress=show, **options)
     except GradeError as error:
-        raise click.UsageError(str(error)) from error
+        raise click.UsageError(_logged(str(error))) from error
     except KeyboardInterrupt:
         click.echo(_INTERRUPTED, err=True)
         raise SystemExit(130) from None
     except Exception as error:
         if not isinstance(error, OSError):
-            traceback.print_exc()
-        click.echo(f"Error: the grader itself failed: {type(error).__name__}: {error}", err=True)
+            click.echo(_logged(traceback.format_exc()), err=True)
+        click.echo(_logged(f"Error: the grader itself failed: {type(error).__name__}: {error}"), err=True)
         raise SystemExit(3) from error
     if not quiet:
         from .report.pages import summary_lines
@@ -125,7 +125,13 @@ def shown(console: Console, *, quiet: bool = False) -> Iterator[Callable[[Event]
 
 
 def _print(console: Console, line: str) -> None:
-    console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=True)
+    console.print(_logged(line), markup=False, highlight=False, emoji=False, soft_wrap=True)
+
+
+def _logged(text: str) -> str:
+    from .report.text import log_lines
+
+    return log_lines(text)
 
 
 def _exit_code(results: Record, fail_under: float | None) -> int:
@@ -144,7 +150,7 @@ def _exit_code(results: Record, fail_under: float | None) -> int:
         code, told = 1, f"under {least:g} %: {_some(under)}"
     else:
         return 0
-    click.echo(told, err=True)
+    click.echo(_logged(told), err=True)
     return code
 
 

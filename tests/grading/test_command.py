@@ -1,6 +1,7 @@
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -77,6 +78,39 @@ def test_fail_under(handed_in, tmp_path, percent, code):
     assert result.exit_code == code
     assert (f"under {percent} %" in result.output) == bool(code)
     assert ("bob [red]x (53.3 %)" in result.output) == bool(code)
+
+
+COMMANDS = ("::error title=Grading failed::", "  ::add-mask::5", "##[error]x", "a ##vso[task.complete result=Failed;]")
+
+
+def grade_who_commands(folder, out):
+    """Learners whose folders are named like commands to a CI system, each with another thing to tell of."""
+    for name, trouble in zip(COMMANDS, ("fault", "not known", "", ""), strict=True):
+        hand_in(folder, name, {**reference(*PAPER), **(troubled("collectives.1", trouble, name) if trouble else {})})
+    told = [invoke(folder, "--out", out, "--seed", "7", *CHOSEN).output]
+    for left_out in COMMANDS[:1], COMMANDS[:2]:  # the worst is told alone: then who is not known, who is under
+        for name in left_out:
+            shutil.rmtree(folder / name, ignore_errors=True)
+        told.append(invoke(folder, "--out", out, "--fail-under", "100", *CHOSEN).output)
+    told.append(invoke(folder / "##[group]nobody", "--out", out).output)  # refused
+    return "\n".join(told)
+
+
+def commands(log):
+    return [line for line in log.splitlines() if line.lstrip().startswith("::") or "##" in line]
+
+
+def test_no_name_of_a_folder_is_a_command_to_the_system_that_keeps_the_log(handed_in, tmp_path):
+    log = grade_who_commands(handed_in, tmp_path / "results")
+    assert commands(log) == []
+    for said in (": :error title=Grading failed", ": :add-mask", "# #[error]x: 15", "# #vso[", "# #[group]nobody"):
+        assert said in log, log
+    assert "not known: " in log
+
+
+def test_the_names_would_be_commands(handed_in, tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "_logged", lambda text: text)
+    assert len(commands(grade_who_commands(handed_in, tmp_path / "results"))) > 4
 
 
 def test_a_fault_of_the_grader_has_an_exit_code_of_its_own(handed_in, tmp_path):

@@ -1,7 +1,7 @@
 """Words of learners in files of others: every text is bounded and made harmless for the format that it goes into.
 
 Nothing that a learner chose (a name, an exception, what was printed) may become a heading, a link, an image, a tag, a
-formula of a spreadsheet or an escape sequence of a terminal.
+formula of a spreadsheet, an escape sequence of a terminal or a command to the CI system that reads the log.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ _HARMFUL = re.compile(
 _STRUCTURE = re.compile(
     r"[&<>`*#|~\\$@]|(?<![^\W_])_|_(?![^\W_])|\](?=\s*[\[(:])|\[(?=\^)|:(?=/)|(?<=\bwww)\.", re.IGNORECASE
 )
+# How a log talks to the CI system that keeps it: `::error title=…::` at the start of a line (GitHub), `##[group]` and
+# `##vso[…]` anywhere in one (GitHub, Azure), `##teamcity[…]`.
+_COMMAND = re.compile(r"^(\s*:)(?=:)|(#)(?=#)", re.MULTILINE)
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
@@ -41,6 +44,11 @@ def clean(text: str, limit: int = MAX_MESSAGE) -> str:
 def one_line(text: str, limit: int = MAX_MESSAGE) -> str:
     """`text` cleaned, in a single line."""
     return " ".join(clean(text, limit).split())
+
+
+def log_lines(text: str, limit: int = 20 * MAX_MESSAGE) -> str:
+    """`text` for a terminal or the log of a CI system, line by line: no line of it is a command to that system."""
+    return _COMMAND.sub(lambda found: f"{found[0]} ", clean(text, limit))
 
 
 def markdown(text: str, limit: int = MAX_MESSAGE) -> Markdown:
