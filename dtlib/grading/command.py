@@ -27,7 +27,7 @@ _INTERRUPTED = "interrupted: run the same command again to grade the rest"
 @click.argument("submissions", type=click.Path(path_type=Path))
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The folder for the results.")
 @click.option(
-    "--seed", type=int, help="Draw these cases again. Default: the seed of the results in --out, or a new one."
+    "--seed", type=int, help="Draw the cases of this seed. Default: a new one each time, for those who are graded now."
 )
 @click.option("--jobs", type=int, metavar="N", help="How many exercises run at once. Default: one a core.")
 @click.option("--chapter", "chapters", multiple=True, metavar="STEM", help="Only this chapter; may be repeated.")

@@ -28,10 +28,9 @@ from .intake import Submission
 from .intake.names import file_name
 from .judging import grade_exercise, said
 from .report.exports import gradescope_results
-from .report.folder import GRADESCOPE, LEARNERS, RESULTS, Folder, refuse
+from .report.folder import GRADESCOPE, LEARNERS, Folder, refuse
 from .report.record import (
     LEARNER_SCHEMA,
-    RESULTS_SCHEMA,
     Record,
     class_record,
     entry_of,
@@ -44,6 +43,7 @@ from .seals import Key
 from .walls.limits import Limits
 
 _ALIKE = "the two names differ in case or form alone, and count as two learners"
+_SEEDS = 2**53  # too many to be tried until one has a digest that was told, and few enough for a number of JSON
 _REFRESHES = 50  # how often results.json is written while a class is graded
 
 
@@ -85,9 +85,9 @@ def grade(
 
     `chapters` (stems) and `exercises` (ids) choose what counts, for everybody alike; without them every chapter counts
     of which anybody handed in a notebook, and all chapters where nobody did. With `one_learner` all of `submissions` is
-    of one learner. Without `seed` that of the results in `out` is used again, if this machine wrote them, or a fresh
-    one drawn. `jobs` threads work at once, by default one a core. `fresh` grades those again who are done. `progress`
-    may be called in any thread. A `sandbox` that is given is not closed.
+    of one learner. Without `seed` each call draws a fresh one for those whom it grades: who hands in again meets other
+    cases, and who is done keeps the verdict on theirs. `jobs` threads work at once, by default one a core. `fresh`
+    grades those again who are done. `progress` may be called in any thread. A `sandbox` that is given is not closed.
 
     Returns the content of ``results.json``, also where ``KeyboardInterrupt`` ended it early. Raises `GradeError` for
     bad input, before anything is written, and ``OSError`` where the files of the class cannot be written.
@@ -109,11 +109,9 @@ def grade(
         stems = set().union(*(each.stems for each in found))
         known = checks.all_exercises().values()
         counted = chosen or [each for each in known if not stems or each.id.partition(".")[0] in stems]
-        if seed is None:
-            before = folder.read_sealed(folder.path / RESULTS, RESULTS_SCHEMA)
-            seed = int(before["seed"]) if before else secrets.randbelow(2**31)
-        roster = _Roster(folder, counted, found, seed, limits or Limits(), progress)
-        left = [each for each in found if fresh or not roster.keep(each)]
+        drawn = secrets.randbelow(_SEEDS) if seed is None else seed
+        roster = _Roster(folder, counted, found, drawn, limits or Limits(), progress)
+        left = [each for each in found if fresh or not roster.keep(each, seed)]
         roster.begin(left)
         try:
             if left:
@@ -209,14 +207,17 @@ class _Roster:
         self._graded: dict[str, dict[str, Record]] = {}
         self._done = self._num_steps = self._unsaved = 0
 
-    def keep(self, submission: Submission) -> bool:
+    def keep(self, submission: Submission, seed: int | None) -> bool:
         """Whether the record of an earlier run holds the learner's verdict; then it is taken as it is.
 
-        It has to be one of this machine's, of these very inputs, free of faults and open questions.
+        It has to be one of this machine's, of these very inputs, free of faults and open questions, and of `seed`,
+        unless that is None.
         """
         path = self.folder.of(LEARNERS, self._standings[submission.learner]["file"])
         record = self.folder.read_sealed(path, LEARNER_SCHEMA)
-        if record is None or record["status"] != "graded" or record["fingerprint"] != self._fingerprint(submission):
+        if record is None or record["status"] != "graded":
+            return False
+        if record["fingerprint"] != self._fingerprint(submission, record["seed"] if seed is None else seed):
             return False
         self._stand(record["walls"])
         self._enter(submission.learner, record)
@@ -226,6 +227,8 @@ class _Roster:
     def begin(self, left: Sequence[Submission]) -> None:
         """Write a zero for everybody who is `left`: whatever happens later, there is a result."""
         self._num_steps = len(left) * len(self.exercises)
+        if not left:
+            self.group["seed"] = self.group["learners"][0]["seed"]
         report.write_results(self.folder, self.group)
         zero = gradescope_results(self._blank)
         for each in left:
@@ -273,7 +276,7 @@ class _Roster:
         others = [each for each in submission.alike[:3] if each != name]
         alike = [f"there is also a learner {each}: {_ALIKE}" for each in others]
         try:
-            entries, mark = [graded[each.id] for each in self.exercises], self._fingerprint(submission)
+            entries, mark = [graded[each.id] for each in self.exercises], self._fingerprint(submission, self.seed)
             more = {"fingerprint": mark, "seed": self.seed, "walls": dict(self._walls)}
             self._enter(name, learner_record(name, entries, [*alike, *submission.notes], **more))
         except Exception as error:
@@ -292,10 +295,10 @@ class _Roster:
         report.write_learner(self.folder, mine["file"], record)
         mine |= standing(record, mine["file"])
 
-    def _fingerprint(self, submission: Submission) -> str:
+    def _fingerprint(self, submission: Submission, seed: int) -> str:
         names = [submission.learner, *submission.alike]
         exercises = [each.id for each in self.exercises]
-        return fingerprint.of_learner(names, submission.digest, self.seed, exercises, asdict(self.limits))
+        return fingerprint.of_learner(names, submission.digest, seed, exercises, asdict(self.limits))
 
     def _stand(self, walls: Mapping[str, str]) -> None:
         """A wall stood for the class if it stood for everybody."""

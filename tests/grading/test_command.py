@@ -63,7 +63,7 @@ def test_a_class_is_graded_and_told_of(handed_in, tmp_path, made):
     again = invoke(handed_in, "--out", out, *CHOSEN)
     assert "2 of 2 learners are kept" not in again.output, "nothing had to begin"
     assert "2 learners graded, 2 of them kept" in again.output
-    assert "seed 7" in again.output
+    assert "seed 7" in again.output, "of the learners who were kept"
     assert len(made) == 1, "no sandbox is started for nothing"
 
 

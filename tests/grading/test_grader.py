@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import json
 import shutil
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from dtlib.grading.seen import Observed, Trouble
 from .classroom import (
     HALF,
     NAMES,
+    NONE,
     PAPER,
     SEED,
     FakeSandbox,
@@ -68,13 +70,37 @@ def test_two_runs_with_one_seed_are_the_same_whatever_the_number_of_jobs(group, 
     assert verdicts(tmp_path / "one") == verdicts(tmp_path / "two")
 
 
-def test_the_seed_is_drawn_recorded_and_used_again(group, tmp_path):
-    first = run(group, tmp_path / "one", seed=None)["seed"]
-    assert load(tmp_path / "one" / "results.json")["seed"] == first
-    assert run(group, tmp_path / "one", seed=None)["seed"] == first
-    assert run(group, tmp_path / "two", seed=None)["seed"] != first
-    assert run(group, tmp_path / "one", seed=first + 1)["seed"] == first + 1
-    assert f"seed={first + 1}" in (tmp_path / "one" / "reports" / "bob.md").read_text()
+def seeds(results):
+    return {each["learner"]: each["seed"] for each in results["learners"]}
+
+
+def test_who_hands_in_again_meets_cases_that_nobody_has_seen(group, tmp_path):
+    out = tmp_path / "out"
+    first = run(group, out, seed=None)
+    (drawn,) = set(seeds(first).values())
+    assert load(out / "results.json")["seed"] == first["seed"] == drawn
+    again = run(group, out, seed=None)
+    assert (seeds(again), again["measured"]["kept"]) == (seeds(first), 5), "who is done is done"
+    hand_in(group, "bob", {**reference("collectives.1"), "collectives-2": NONE})
+    later = seeds(run(group, out, seed=None))
+    assert later.pop("bob") not in {drawn, *later.values()}
+    assert set(later.values()) == {drawn}
+    assert set(seeds(run(group, out, seed=None, fresh=True)).values()).isdisjoint({drawn, *later.values()})
+    assert set(seeds(run(group, out, seed=7)).values()) == {7}, "unless it is said which"
+
+
+def test_a_learner_is_told_the_digest_of_the_seed_and_the_instructor_the_seed(group, tmp_path):
+    out = tmp_path / "out"
+    results = run(group, out, seed=None)
+    seed = str(results["seed"])
+    for folder in ("reports", "gradescope"):
+        for path in (out / folder).iterdir():
+            assert seed not in path.read_text(), path
+    digest = hashlib.sha256(f"dtlib {seed}".encode()).hexdigest()[:16]
+    assert digest in (out / "reports" / "bob.md").read_text()
+    for name in ("report.md", "report.html", "results.json", "learners/bob.json"):
+        assert seed in (out / name).read_text(), name
+    assert int(seed) >= 2**31, "few seeds could be tried one after the other (fails once in four million runs)"
 
 
 def test_the_same_exercises_count_for_everybody(tmp_path):

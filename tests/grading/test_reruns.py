@@ -331,12 +331,14 @@ def test_without_a_wall_around_the_files_no_record_is_believed_later(group, tmp_
     assert run(group, out, seed=SEED + 1)["measured"]["kept"] == 0
 
 
-def test_a_seed_that_somebody_else_wrote_is_not_used(group, tmp_path):
+def test_a_seed_that_somebody_else_wrote_is_not_believed(group, tmp_path):
     out = tmp_path / "out"
     run(group, out)
-    path = out / "results.json"
+    path = out / "learners" / "bob.json"
     path.write_text(path.read_text().replace(f'"seed": {SEED}', '"seed": 1'))
-    assert run(group, out, seed=None)["seed"] not in (1, SEED)
+    results = run(group, out, seed=None)
+    assert results["measured"]["kept"] == 4
+    assert {each["learner"]: each["seed"] for each in results["learners"]}["bob"] not in (1, SEED)
 
 
 # Really

@@ -6,6 +6,7 @@ no structure in it, unless it is `Markdown` already.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dtlib.grading.result import SIGNS, is_told_of, once
 from dtlib.grading.walls import MEANING
 
-from .record import WAITING, WHOLE, Record
+from .record import WAITING, WHOLE, Record, digest_of
 from .text import Markdown, bar, duration, fenced, markdown, percent, prose
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ MARK = "<!-- dtlib-grade-report/2 -->"  # also good for the summary of a job on 
 MAX_BYTES = 900 * 1024
 _MOST_ROWS = 1000
 _MOST_LISTED = 30
+_MOST_SEEDS = 5
 _MAX_COLUMNS = 14  # exercises; above that, a column is a chapter
 _SLOW_SECONDS = 10  # that all ranks waited for a processor, if it is longer than they computed
 _SHOWN_SIGNS = {**SIGNS, "error": "⚠", WAITING: "…"}
@@ -31,7 +33,7 @@ _OUR_FAULT = "The grader itself failed here, which is not your fault. Your instr
 
 def learner_report(record: Record) -> str:
     """The whole report of one learner. Of a check that learners do not see it shows the name and the points alone."""
-    return _filled("learner.md", record=record, told=told, reason_of=reason_of)
+    return _filled("learner.md", record=record, told=told, reason_of=reason_of, digest=digest_of(record["seed"]))
 
 
 def class_reports(group: Record, exercises: Sequence[Exercise], odd: Sequence[Record] = ()) -> dict[str, str]:
@@ -60,14 +62,21 @@ def reason_of(entry: Record) -> str:
 def summary_lines(group: Record, limit: int = 10) -> list[str]:
     """The class in a few lines of plain text, for a terminal."""
     of_all, kept = group["class"], group["measured"]["kept"]
-    middle = f"mean {of_all['mean_percent']:g} %, median {of_all['median_percent']:g} %, seed {group['seed']}"
+    middle = f"mean {of_all['mean_percent']:g} %, median {of_all['median_percent']:g} %"
     lines = [f"{_count(of_all['graded'], 'learner')} graded, {kept} of them kept from an earlier run"]
     if of_all["graded"]:
-        lines.append(middle)
+        lines.append(f"{middle}, seed {', '.join(_seeds(group))}")
     if group["not_kept"]:
         lines.append(f"the next run grades everybody again, since no record is kept: {group['not_kept']}")
     lines += [f"these names look alike: {', '.join(names)}" for names in group["alike"][:limit]]
     return lines + [f"⚠ {' '.join(each.values())}" for each in group["faults"][:limit]]
+
+
+def _seeds(group: Record) -> list[str]:
+    """The seeds of the learners' cases, that of most learners first; of many the first few."""
+    counts = Counter(each["seed"] for each in group["learners"] if each["status"] != WAITING)
+    seeds = [str(seed) for seed, _ in counts.most_common()] or [str(group["seed"])]
+    return seeds[:_MOST_SEEDS] + (["…"] if len(seeds) > _MOST_SEEDS else [])
 
 
 def _distribution(row: Record) -> Markdown:
@@ -87,6 +96,7 @@ def _class(group: Record, exercises: Sequence[Exercise], odd: Sequence[Record], 
         "class.md",
         **group,
         of_all=group["class"],
+        seeds=_seeds(group),
         columns=columns,
         worth=worth,
         odd=odd,

@@ -7,6 +7,7 @@ alone. All else depends on the submission, the seed and the exercises.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -107,10 +108,15 @@ def learner_record(learner: str, entries: Sequence[Record], notes: Sequence[str]
     }
 
 
+def digest_of(seed: int) -> str:
+    """What a learner is told of a seed: whoever is told the seed later can see that it was this one."""
+    return hashlib.sha256(f"dtlib {seed}".encode()).hexdigest()[:16]
+
+
 def standing(record: Record, file: str) -> Record:
     """The learner's entry in ``results.json``; `file` is the name of the learner's files without their ending."""
     return {
-        **{name: record[name] for name in ("learner", "status", "points", "max_points")},
+        **{name: record[name] for name in ("learner", "status", "points", "max_points", "seed")},
         "file": file,
         "percent": percent(record["points"], record["max_points"]),
         "exercises": {each["id"]: {"points": each["points"], "status": each["status"]} for each in record["exercises"]},
