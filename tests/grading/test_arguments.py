@@ -1,0 +1,174 @@
+"""No argument of an exercise on paper can be ignored: who takes it for a constant is refused, whatever is drawn.
+
+The constants are those of the task's example, of a case that is drawn once, and nothing (0, or the other truth). What a
+dictionary holds counts as an argument, entry by entry. And examples have the form of what a check hands out.
+"""
+
+from __future__ import annotations
+
+import copy
+import doctest
+import io
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import redirect_stdout
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dtlib.grading import bank, plain
+from dtlib.grading.checks import all_exercises
+from dtlib.grading.exercise import Exercise
+from dtlib.grading.seen import Case, Observed, Trouble
+
+from .answers import reference_namespace
+from .test_notebooks import cells
+
+ON_PAPER = [name for name, exercise in all_exercises().items() if bank.is_on_paper(exercise)]
+SEEDS = range(3)
+MANY = range(50)
+#: What tells the answer nothing, and stands there to be left alone.
+DECOYS = {"tp.1": {(3,)}, "tp.4": {(0, "num_kv_heads"), (0, "vocab")}}
+#: Holes that are still open: arguments, by their place.
+OPEN: dict[str, set[tuple[Any, ...]]] = {
+    "memory.1": {(1,), (4,)}, "zero.8": {(9,)}, "cp.2": {(3,), (6,)},
+    "tp.4": {(0, "tp"), (0, "seq"), (0, "num_layers")},
+    "cp.5": {(0, "kv_width")}, "pp.7": {(2,)}, "pp.8": {(4,)},
+    "planner.3": {(0, "rate"), (0, "vocab"), (0, "inside")},
+    "planner.4": {(0, each) for each in ("dp", "tp", "tp_bytes", "inside", "across")} | {(0, "seconds", "dp")},
+    "planner.5": {(0, each) for each in (
+        "layers", "hidden", "heads", "kv_heads", "vocab", "node", "card_bytes", "rate", "inside", "across",
+    )},
+}  # fmt: skip
+#: Tasks whose example shows tuples, and whose check hands lists out.
+OTHER_FORM = {"memory.1", "collectives.3", "pp.3", "threed.3", "planner.2", "planner.3"}
+ANOTHER = 20262  # the seed of the case that is drawn once
+QUIET = {"library": [], "built_in": [], "escaped": [], "form": "bytes", "shortcut": []}
+Place = tuple[Any, ...]
+
+
+@cache
+def reference(name: str) -> Callable[..., Any]:
+    """The answer in the solutions."""
+    found: Callable[..., Any] = reference_namespace(name.partition(".")[0])[all_exercises()[name].function]
+    return found
+
+
+@cache
+def example(name: str) -> list[Any]:
+    """The arguments with which the task's first example calls the function."""
+    stem, _, number = name.partition(".")
+    calls: list[list[Any]] = []
+    space = {**reference_namespace(stem)}
+
+    def noted(*arguments: Any, **named: Any) -> Any:
+        assert not named, name
+        calls.append(list(arguments))
+        return reference(name)(*arguments)
+
+    space[all_exercises()[name].function] = noted
+    text = "\n".join(re.findall(r"```python\n(.*?)```", cells(stem)[f"{stem}-{number}-task"], re.S))
+    for each in doctest.DocTestParser().get_examples(text):
+        with redirect_stdout(io.StringIO()):
+            exec(compile(each.source, name, "single"), space)
+    return calls[0]
+
+
+def handed(arguments: Any) -> Any:
+    """Arguments as they are handed out: plain data."""
+    return plain.unpack(plain.pack(arguments))
+
+
+def places(arguments: list[Any]) -> Iterator[Place]:
+    """Each argument, and each entry of one that is a dictionary with the same keys in every case."""
+    for number, each in enumerate(arguments):
+        yield (number,)
+        if isinstance(each, dict):
+            for key, inner in each.items():
+                yield number, key
+                if isinstance(inner, dict):
+                    yield from ((number, key, deeper) for deeper in inner)
+
+
+def at(arguments: Any, place: Place) -> Any:
+    """What stands there."""
+    for step in place:
+        arguments = arguments[step]
+    return arguments
+
+
+def replaced(arguments: list[Any], place: Place, value: Any) -> list[Any]:
+    """The arguments, with another value there."""
+    found = copy.deepcopy(arguments)
+    at(found, place[:-1])[place[-1]] = copy.deepcopy(value)
+    return found
+
+
+def answered(exercise: Exercise, case: Case, function: Callable[[], Any]) -> Observed:
+    """What the judge would see of an answer."""
+    try:
+        with np.errstate(all="ignore"):
+            answer = function()
+    except Exception as error:
+        return Observed(case, trouble=Trouble("raised", f"the function raised {type(error).__name__}: {error}"))
+    return Observed(case, ({"answer": plain.simplify(answer), **QUIET},))
+
+
+def unrefused(name: str, seeds: range) -> dict[Place, str]:
+    """The places at which a constant earns all points with some seed; which one, and how often."""
+    exercise, holes = all_exercises()[name], dict[Place, str]()
+    drawn = {seed: exercise.cases(seed) for seed in seeds}
+    once = handed(exercise.cases(ANOTHER)[0]["arguments"])
+    for place in places(once):
+        constants = [at(arguments, place) for arguments in (handed(example(name)), once) if has(arguments, place)]
+        if isinstance(constants[-1], int | float):
+            constants.append(not constants[-1] if isinstance(constants[-1], bool) else 0)
+        for constant in constants:
+            passed = [seed for seed, cases in drawn.items() if not is_refused(exercise, cases, place, constant)]
+            if passed:
+                holes[place] = f"{constant!r} for {name}'s argument {place} passes with seeds {passed}"
+    return holes
+
+
+def has(arguments: list[Any], place: Place) -> bool:
+    """Whether something stands there."""
+    try:
+        at(arguments, place)
+    except (KeyError, IndexError, TypeError):
+        return False
+    return True
+
+
+def is_refused(exercise: Exercise, cases: Iterable[Case], place: Place, value: Any) -> bool:
+    """Whether some check finds a case in which the reference, told `value` there, is wrong."""
+    function = reference(exercise.id)
+    for case in cases:
+        arguments = handed(list(case["arguments"]))
+        changed = replaced(arguments, place, value) if has(arguments, place) else arguments
+        seen = answered(exercise, case, lambda changed=changed: function(*changed))
+        if any(check.applies(case) and check.judge([seen]).verdict == "fail" for check in exercise.checks):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("name", ON_PAPER)
+@pytest.mark.parametrize("seeds", [SEEDS, pytest.param(MANY, marks=pytest.mark.soak)], ids=["few", "many"])
+def test_no_argument_can_be_taken_for_a_constant(name: str, seeds: range):
+    allowed = OPEN.get(name, set()) | DECOYS.get(name, set())
+    assert {place: told for place, told in unrefused(name, seeds).items() if place not in allowed} == {}
+
+
+def kinds(value: Any) -> Iterator[type]:
+    """The kinds of containers in a value."""
+    if isinstance(value, dict | list | tuple | np.ndarray):
+        yield type(value)
+        if not isinstance(value, np.ndarray):
+            yield from (kind for each in (value.values() if isinstance(value, dict) else value) for kind in kinds(each))
+
+
+@pytest.mark.parametrize("name", ON_PAPER)
+def test_examples_have_the_form_of_what_is_handed_out(name: str):
+    given = handed(all_exercises()[name].cases(ANOTHER)[0]["arguments"])
+    assert (set(kinds(example(name))) <= set(kinds(given))) == (name not in OTHER_FORM)
