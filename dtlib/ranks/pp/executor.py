@@ -233,7 +233,7 @@ class _Batch:
                 y.backward(gradient)
             found = x.grad if stage else None
         else:
-            later = self.passes[stage, i] = SplitBackward(x, y, self.pipeline.stages[stage].parameters(), kept)
+            later = self.passes[stage, i] = SplitBackward(x, y, saved=kept)
             found = later.input_gradient(gradient)
         if stage:
             self.here["B", stage, i] = found

@@ -7,6 +7,7 @@ from functools import cache
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from dtlib.ranks import model as gpt
 from dtlib.ranks import pp
@@ -52,9 +53,24 @@ def data(m):
     return tokens[:, :, :-1], targets
 
 
+class Again(nn.Module):
+    """A layer that is gone through twice, between which one number a column is used three times."""
+
+    def __init__(self, block):
+        super().__init__()
+        self.block, self.shift = block, nn.Parameter(torch.full((8,), 0.1, dtype=torch.float64))
+
+    def forward(self, x, **where):
+        x = (self.block(x, **where) + self.shift) * 2 - self.shift
+        return self.block(torch.tanh(x * self.shift), **where)
+
+
 def built(case):
-    """The model: for a frozen case neither the third layer nor the embedding is trained."""
+    """The model, in which every other layer's weights are used twice: for a frozen case neither the third layer nor the
+    embedding is trained."""
     model = gpt.GPT(MODELS[case.model])
+    for number in range(0, len(model.blocks), 2):
+        model.blocks[number] = Again(model.blocks[number])
     if case.frozen:
         model.blocks[2].requires_grad_(False)
         model.token_embedding.requires_grad_(False)
