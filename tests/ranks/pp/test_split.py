@@ -1,4 +1,4 @@
-"""A backward pass in two parts, of any graph: weights used again, tied, frozen, unused; every gradient as in one part."""
+"""A backward pass in two parts, of any graph: weights used again, frozen, unused; gradients are those of one part."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from dtlib.ranks.pp.split import Saved
 
 WEIGHTS = 3
 PLACES = st.integers(0, 99)
-STEPS = st.lists(st.tuples(st.sampled_from("add times matmul tanh half square".split()), PLACES, PLACES), max_size=9)
+KINDS = st.sampled_from(["add", "times", "matmul", "tanh", "half", "square"])
+STEPS = st.lists(st.tuples(KINDS, PLACES, PLACES), max_size=9)
 
 
 class Square(torch.autograd.Function):
