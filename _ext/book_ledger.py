@@ -1,4 +1,4 @@
-"""The ledger in the book: pages measure into a file of this build, and one page shows what they measured.
+"""The ledger in the book: pages measure into a file of this build, and one page shows what they found.
 
 - Before a notebook is executed, ``DTLIB_LEDGER`` names the build's ledger and ``DTLIB_WHERE`` the page.
 - ``DTLIB_STATIC`` tells the figures that there will be no kernel behind the page.
@@ -29,12 +29,12 @@ from dtlib import theory
 from dtlib.lab import ledger
 from dtlib.lab.row import format_ratio
 
-COLUMNS = ("title", "where", "by", "ratio")
+COLUMNS = ("title", "evidence", "where", "ratio")
 FORMULA = re.compile(r'data-formula="([^"]+)"')
 
 
-class measured(nodes.Inline, nodes.Element):
-    """Where a formula's measurement will stand; attributes ``formula`` and ``column``."""
+class mark(nodes.Inline, nodes.Element):
+    """Where a formula's evidence will stand; attributes ``formula`` and ``column``."""
 
 
 class total(nodes.General, nodes.Element):
@@ -65,10 +65,10 @@ def anchor(formula: str) -> str:
 
 
 class LedgerDirective(SphinxDirective):
-    """``{ledger}``: the registered formulas of one chapter and how they were measured in this build.
+    """``{ledger}``: the registered formulas of one chapter and the evidence of this build.
 
     The argument is the chapter's stem; without it the sentence of totals appears. What the registry knows is
-    written now; what was measured is filled in when all notebooks have run.
+    written now; what was found is filled in when all notebooks have run.
     """
 
     optional_arguments = 1
@@ -82,7 +82,7 @@ class LedgerDirective(SphinxDirective):
         if self.arguments[0] not in known_chapters:
             raise self.error(f"no formula belongs to chapter {self.arguments[0]!r}, only to {known_chapters}")
         lines = [":::::{list-table}", ":header-rows: 1", ":class: ledger", ":widths: 46 17 14 11 12", ""]
-        lines += ["* - formula", "  - source", "  - measured on", "  - by", "  - worst ratio"]
+        lines += ["* - formula", "  - source", "  - evidence", "  - on", "  - worst ratio"]
         for name, known in theory.formulas(self.arguments[0]).items():
             lines += [f"* - {known.title}", "", f"    `{name}`"]
             lines += ["", f"    $${known.equation}$$"] if known.equation else []
@@ -109,7 +109,7 @@ def role(column: str) -> Any:
     """The role that marks one cell of the table."""
 
     def make(name: str, rawtext: str, text: str, *_: Any, **__: Any) -> tuple[list[nodes.Node], list[Any]]:
-        return [measured(formula=text, column=column)], []
+        return [mark(formula=text, column=column)], []
 
     return make
 
@@ -183,33 +183,34 @@ def refresh(app: Sphinx, env: BuildEnvironment) -> Iterator[str]:
 
 
 def fill(app: Sphinx, doctree: nodes.document, docname: str) -> None:
-    """Put what was measured in the place of the marks."""
-    marks, totals = list(doctree.findall(measured)), list(doctree.findall(total))
+    """Put what was found in the place of the marks."""
+    marks, totals = list(doctree.findall(mark)), list(doctree.findall(total))
     if not marks and not totals:
         return
-    entries = {entry.formula.name: entry for entry in ledger.coverage(path(app)).entries}
-    for mark in marks:
-        mark.replace_self(cell(app, docname, entries[mark["formula"]], mark["column"]))
-    count = sum(entry.measured for entry in entries.values())
-    words = f"{count} of {len(entries)} registered formulas were measured while these pages were built."
+    coverage = ledger.coverage(path(app))
+    entries = {entry.formula.name: entry for entry in coverage.entries}
+    for each in marks:
+        each.replace_self(cell(app, docname, entries[each["formula"]], each["column"]))
     for place in totals:
-        place.replace_self(nodes.paragraph("", words))
+        place.replace_self(nodes.paragraph("", str(coverage)))
 
 
 def cell(app: Sphinx, docname: str, entry: ledger.Entry, column: str) -> list[nodes.Node]:
-    """One cell: the formula's title, the pages, the methods, or the ratio furthest from one."""
+    """One cell: the formula's title, the evidence and its methods, the pages, or the ratio furthest from one."""
     if column == "title":
         chapter = f"chapters/{entry.formula.chapter}"
         page = chapter if chapter in entry.where else next(iter(entry.where), None)
         text = nodes.Text(entry.formula.title)
         return [link(app, docname, page, entry, text) if page in app.env.found_docs else text]
-    if column == "by":
-        return [nodes.Text(", ".join(entry.by) or "–")]
+    if column == "evidence":
+        if entry.evidence is None:
+            return [nodes.strong("", "none")]
+        return [nodes.Text(f"{entry.evidence}: {', '.join(entry.by)}")]
     if column == "ratio":
         ratio = "–" if entry.worst_ratio is None else format_ratio(entry.worst_ratio)
         return [nodes.Text(ratio if entry.asserted or entry.worst_ratio is None else f"{ratio} (shown)")]
     if not entry.where:
-        return [nodes.strong("", "not measured")]
+        return [nodes.Text("–")]
     found: list[nodes.Node] = []
     for page in entry.where:
         if found:
@@ -230,7 +231,7 @@ def link(app: Sphinx, docname: str, page: str, entry: ledger.Entry, text: nodes.
 def setup(app: Sphinx) -> dict[str, bool]:
     """Connect the steps above. The build must stay sequential: the kernel's environment names the page."""
     app.add_transform(Anchors)
-    app.add_node(measured)
+    app.add_node(mark)
     app.add_node(total)
     app.add_directive("ledger", LedgerDirective)
     for column in COLUMNS:

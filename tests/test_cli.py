@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from dtlib import doctor, lab, theory
 from dtlib.cli import main
 from dtlib.doctor import Examination, Finding
+from dtlib.lab import ledger
 
 registry = importlib.import_module("dtlib.theory.formula")
 
@@ -115,16 +116,39 @@ def _two_formulas(tmp_path, monkeypatch):
 def test_ledger_shows_what_was_and_was_not_measured():
     result = invoke("ledger")
     assert result.exit_code == 0
-    assert "0 of 2 formulas measured" in result.output
+    assert "Of 2 formulas, 0 were measured by" in result.output
+    assert "2 have no evidence" in " ".join(result.output.split())
     lab.check("demo.a_bytes", theory=100, measured=101, by="wire", rtol=0.1)
     result = invoke("ledger", "--require-all")
     assert result.exit_code == 1
+    assert "compared: wire" in result.output
     assert "1.01" in result.output
-    assert "not measured" in result.output
+    assert "none" in result.output
     lab.check("demo.b_bytes", theory=1, measured=1, by="count")
     result = invoke("ledger", "--require-all")
     assert result.exit_code == 0
-    assert "2 of 2 formulas measured" in " ".join(result.output.split())
+    assert "Of 2 formulas, 1 were measured by" in " ".join(result.output.split())
+
+
+@pytest.mark.usefixtures("_two_formulas")
+def test_ledger_right_after_make_book_reads_what_the_book_measured(tmp_path, monkeypatch):
+    folder = tmp_path / "course" / "chapters"
+    (folder.parent / "_build").mkdir(parents=True)
+    folder.mkdir()
+    book = folder.parent / "_build" / "ledger.jsonl"
+    monkeypatch.setenv("DTLIB_LEDGER", str(book))
+    lab.check("demo.a_bytes", theory=1, measured=1, by="wire")
+    monkeypatch.delenv("DTLIB_LEDGER")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    for place in (folder.parent, folder):
+        monkeypatch.chdir(place)
+        data = json.loads(invoke("ledger", "--json").output)
+        assert (data["ledger"], data["counts"]["measured"]) == (str(book), 1)
+    monkeypatch.setenv("DTLIB_LEDGER", str(tmp_path / "mine.jsonl"))  # what is asked for by name comes first
+    assert json.loads(invoke("ledger", "--json").output)["counts"]["measured"] == 0
+    monkeypatch.delenv("DTLIB_LEDGER")
+    monkeypatch.chdir(tmp_path)
+    assert json.loads(invoke("ledger", "--json").output)["ledger"] == str(ledger.default_path())
 
 
 @pytest.mark.usefixtures("_two_formulas")
@@ -133,7 +157,8 @@ def test_ledger_as_json():
     result = invoke("ledger", "--json", "--chapter", "demo", "--require-all")
     assert result.exit_code == 1
     data = json.loads(result.output)
-    assert data["unmeasured"] == ["demo.b_bytes"]
+    assert data["missing"] == ["demo.b_bytes"]
+    assert data["counts"] | {"compared": 1, "missing": 1} == data["counts"]
     assert data["formulas"][0]["worst_ratio"] == 1.01
 
 

@@ -22,13 +22,16 @@ class CheckError(AssertionError):
 
 
 def check(formula: str, *, theory: Any, measured: Any, by: str, rtol: float | None = 0.0) -> Row:
-    """Hold a measured number against a formula: raise if they disagree, show a row, write the ledger.
+    """Hold a number against a formula: raise if they disagree, show a row, write the ledger.
 
     `formula` is a name in ``theory.formulas()``. `theory` and `measured` are numbers in base units, or arrays
     of one shape (a single predicted number may face an array); of arrays the element that agrees worst is
     reported. They agree where abs(measured − theory) ≤ rtol · abs(theory); nothing agrees with a number
-    that is not finite. `by` says how the number was obtained: ``wire``, ``count``, ``memory``, ``clock``,
-    ``values`` or ``published``. ``rtol=None``, for the clock alone, shows and records without asserting.
+    that is not finite. `by` says how the number was obtained. ``wire``, ``count``, ``memory``, ``values`` (of a
+    program that ran) and ``clock`` are for what was measured by something that does not know the formula, and
+    ``published`` for what others measured. ``simulation``, ``derivation`` (also a published number that its
+    author computed) and ``definition`` measure nothing and say so. ``rtol=None``, for the clock alone, shows and
+    records without asserting.
 
     Returns the `Row`. Raises `CheckError` (an ``AssertionError``) with both numbers where they disagree, and
     ``ValueError`` for arguments that make no comparison. Inside a rank of ``lab.run`` it raises
@@ -40,7 +43,7 @@ def check(formula: str, *, theory: Any, measured: Any, by: str, rtol: float | No
         near = difflib.get_close_matches(str(formula), known, n=3, cutoff=0.4)
         hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
         raise ValueError(f"formula {formula!r} is not in theory.formulas(){hint}")
-    if by not in ledger.METHODS:
+    if not isinstance(by, str) or by not in ledger.METHODS:
         raise ValueError(f"by must be one of {', '.join(ledger.METHODS)}, not {by!r}")
     _validate_rtol(rtol, by)
     worst_theory, worst_measured, element, agrees = _worst(theory, measured, rtol)
@@ -157,5 +160,5 @@ def _disagreement(row: Row) -> str:
         reason = f"they differ by {off:.6g}{share}; {row.allowed_words}"
     return (
         f"{row.formula}{row.element_words}: theory predicts {predicted} ({row.theory!r}), "
-        f"measured {measured} ({row.measured!r}) by {row.by}; ratio {format_ratio(row.ratio)}: {reason}"
+        f"{row.seen} {measured} ({row.measured!r}) by {row.by}; ratio {format_ratio(row.ratio)}: {reason}"
     )

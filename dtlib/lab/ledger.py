@@ -1,4 +1,4 @@
-"""The ledger: one JSON line for every number of theory that was held against a measurement.
+"""The ledger: one JSON line for every number of theory that was held against another one, and what that one was.
 
 `lab.check` appends; the ledger page of the book, `dtlib ledger` and the coverage test read. The file is the
 one that the environment variable ``DTLIB_LEDGER`` names, else one in the user's own state folder.
@@ -17,7 +17,24 @@ from typing import Any
 
 from dtlib.theory.formula import Formula, formulas
 
-METHODS = ("wire", "count", "memory", "clock", "values", "published")
+OFF = 0.03  #: of its value: a formula that is so far off fails whatever is called measured
+
+#: The kinds of evidence, strongest first, each with what is said of the formulas that have no stronger one.
+EVIDENCE = {
+    "measured": "were measured by something that does not know the formula",
+    "compared": "were compared with a clock or an estimate, shown or allowed to differ by 3 % or more",
+    "published": "were held against measurements that others published",
+    "derived": "were held against another derivation or a simulation",
+    "defined": "are definitions",
+}
+
+#: How a number was obtained, and which evidence that is where it is asserted within less than `OFF`.
+METHODS = dict.fromkeys(("wire", "count", "memory", "clock", "values"), "measured") | {
+    "published": "published",
+    "simulation": "derived",
+    "derivation": "derived",
+    "definition": "defined",
+}
 
 
 class LedgerWarning(UserWarning):
@@ -26,7 +43,7 @@ class LedgerWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the ledger: a predicted number, the measured one, and how and where it was measured.
+    """One line of the ledger: a predicted number, the one it was held against, and how and where that was found.
 
     `ratio` is measured over theory. `rtol` is the relative difference that was allowed, None where the number
     was shown without being asserted. `where` names the notebook, test or script. `run` tells apart the
@@ -46,6 +63,13 @@ class Line:
     run: str
     versions: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def evidence(self) -> str:
+        """What the line is evidence of, a key of `EVIDENCE`."""
+        found = METHODS[self.by]
+        is_wide = self.rtol is None or self.rtol >= OFF
+        return "compared" if found == "measured" and is_wide else found
+
     def to_json(self) -> str:
         """The line as strict JSON: numbers that JSON has no word for are the strings ``"nan"`` and
         ``"inf"``."""
@@ -58,6 +82,8 @@ class Line:
         names = {each.name for each in fields(cls)}
         if not isinstance(record, dict) or not names <= record.keys():
             raise ValueError("not a line of a ledger")
+        if record["by"] not in METHODS:
+            raise ValueError(f"by is {record['by']!r}, not one of {', '.join(METHODS)}")
         for name in ("theory", "measured", "ratio"):
             if isinstance(record[name], str):
                 record[name] = float(record[name])
@@ -70,13 +96,14 @@ class Line:
 class Entry:
     """What the ledger knows of one registered formula.
 
-    `where` and `by` list, without repetition, the places and the methods of the lines that agreed.
-    `worst_ratio` is the asserted measured/theory furthest from 1; of numbers that were only shown (`asserted`
-    is False), the furthest of those; None where nothing was measured. `failed` counts lines that disagreed:
-    they measure nothing.
+    `evidence` is the strongest of the lines that agreed, None where there is none; of those of that evidence `where`
+    and `by` list, without repetition, the places and the methods. `worst_ratio` is the asserted measured/theory
+    furthest from 1; of numbers that were only shown (`asserted` is False), the furthest of those. `num_lines` counts
+    all that agreed, `failed` those that disagreed: they are evidence of nothing.
     """
 
     formula: Formula
+    evidence: str | None
     where: tuple[str, ...]
     by: tuple[str, ...]
     worst_ratio: float | None
@@ -84,13 +111,8 @@ class Entry:
     num_lines: int
     failed: int
 
-    @property
-    def measured(self) -> bool:
-        """True if at least one measurement agreed with the formula, or was shown beside it on purpose."""
-        return self.num_lines > 0
-
     def as_dict(self) -> dict[str, Any]:
-        """The entry as plain data for JSON: the formula's registered fields, then what was measured."""
+        """The entry as plain data for JSON: the formula's registered fields, then its evidence."""
         known = self.formula
         return {
             "formula": known.name,
@@ -98,27 +120,40 @@ class Entry:
             "equation": known.equation,
             "source": known.source,
             "chapter": known.chapter,
+            "evidence": self.evidence,
             "where": list(self.where),
             "by": list(self.by),
             "worst_ratio": self.worst_ratio,
             "asserted": self.asserted,
             "lines": self.num_lines,
             "failed": self.failed,
-            "measured": self.measured,
         }
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """Every registered formula with what was measured of it, in the order of the names."""
+    """Every registered formula with its evidence, in the order of the names."""
 
     entries: tuple[Entry, ...]
     unregistered: tuple[str, ...]  #: names that the file holds and the registry does not
 
     @property
-    def unmeasured(self) -> tuple[str, ...]:
-        """The registered formulas that no line measures. The course promises that there are none."""
-        return tuple(entry.formula.name for entry in self.entries if not entry.measured)
+    def missing(self) -> tuple[str, ...]:
+        """The registered formulas without any evidence. The course promises that there are none."""
+        return tuple(entry.formula.name for entry in self.entries if entry.evidence is None)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many formulas have each evidence as their strongest; "missing" counts those without any."""
+        found = [entry.evidence or "missing" for entry in self.entries]
+        return {kind: found.count(kind) for kind in (*EVIDENCE, "missing")}
+
+    def __str__(self) -> str:
+        """The counts as a sentence."""
+        sayings = EVIDENCE | {"missing": "have no evidence"}
+        counts = {kind: count for kind, count in self.counts.items() if count or kind == "measured"}
+        words = "; ".join(f"{count} {sayings[kind]}" for kind, count in counts.items())
+        return f"Of {len(self.entries)} formulas, {words}."
 
 
 def default_path() -> Path:
@@ -129,6 +164,13 @@ def default_path() -> Path:
     import platformdirs
 
     return Path(platformdirs.user_state_dir("dtlib", appauthor=False)) / "ledger.jsonl"
+
+
+def built_path() -> Path | None:
+    """The ledger of the last ``make book`` in this folder or in one above it; None where there is none."""
+    here = Path.cwd()
+    found = (folder / "_build" / "ledger.jsonl" for folder in (here, *here.parents))
+    return next((path for path in found if path.is_file()), None)
 
 
 def append(line: Line, path: str | os.PathLike[str] | None = None) -> bool:
@@ -180,7 +222,7 @@ def read(path: str | os.PathLike[str] | None = None) -> list[Line]:
 
 
 def coverage(path: str | os.PathLike[str] | None = None, *, chapter: str | None = None) -> Coverage:
-    """What the ledger at `path` measured of every registered formula, or of those of one `chapter`.
+    """The evidence that the ledger at `path` holds of every registered formula, or of those of one `chapter`.
 
     Of each formula in each place only the lines of the last process count: a page that was run again does not
     keep what its older self measured.
@@ -201,12 +243,15 @@ def _latest(lines: Iterable[Line]) -> list[Line]:
 
 def _entry(known: Formula, lines: list[Line]) -> Entry:
     agreed = [line for line in lines if line.passed]
-    asserted = [line for line in agreed if line.rtol is not None]
-    ratios = [line.ratio for line in asserted or agreed]
+    evidence = min((line.evidence for line in agreed), key=list(EVIDENCE).index, default=None)
+    strongest = [line for line in agreed if line.evidence == evidence]
+    asserted = [line for line in strongest if line.rtol is not None]
+    ratios = [line.ratio for line in asserted or strongest]
     return Entry(
         formula=known,
-        where=tuple(dict.fromkeys(line.where for line in agreed)),
-        by=tuple(dict.fromkeys(line.by for line in agreed)),
+        evidence=evidence,
+        where=tuple(dict.fromkeys(line.where for line in strongest)),
+        by=tuple(dict.fromkeys(line.by for line in strongest)),
         worst_ratio=max(ratios, key=lambda ratio: abs(ratio - 1)) if ratios else None,
         asserted=bool(asserted),
         num_lines=len(agreed),

@@ -22,6 +22,8 @@ _TABLE = (
 _HEAD = "padding:.1rem .35rem;border:0;font-weight:normal;font-size:.8em;opacity:.75"
 _CELL = "padding:.15rem .35rem .3rem;border:0;border-bottom:1px solid rgba(128,128,128,.4)"
 
+_SEEN = {"published": "published", "simulation": "simulated", "derivation": "derived", "definition": "defined"}
+
 
 @dataclass(frozen=True)
 class Row:
@@ -45,11 +47,16 @@ class Row:
     recorded: bool = True
     shown_in: int | None = None  #: the notebook's execution count when the row was shown
 
+    @property
+    def seen(self) -> str:
+        """What the second number is: measured, or what it is instead."""
+        return _SEEN.get(self.by, "measured")
+
     def __str__(self) -> str:
         """One line of text, for where there is no notebook."""
         predicted, measured = format_pair(self.formula, self.theory, self.measured)
         return (
-            f"{self._mark} {self.title}{self.element_words}: predicted {predicted}, measured {measured}, "
+            f"{self._mark} {self.title}{self.element_words}: predicted {predicted}, {self.seen} {measured}, "
             f"ratio {format_ratio(self.ratio)} ({self.allowed_words}), by {self.by}"
         )
 
@@ -59,7 +66,7 @@ class Row:
         cells = (
             ("formula", f"{self._mark} {html.escape(self.title + self.element_words)}", "left", 34),
             ("predicted", html.escape(predicted), "right", 20),
-            ("measured", f"<strong>{html.escape(measured)}</strong>", "right", 20),
+            (self.seen, f"<strong>{html.escape(measured)}</strong>", "right", 20),
             ("ratio", f"{format_ratio(self.ratio)} {allowed}", "right", 13),
             ("by", html.escape(self.by), "left", 13),
         )
@@ -67,7 +74,10 @@ class Row:
             f'<th scope="col" style="{_HEAD};text-align:{side};width:{width}%">{name}</th>'
             for name, _, side, width in cells
         )
-        body = "".join(f'<td style="{_CELL};text-align:{side}">{content}</td>' for _, content, side, _ in cells)
+        body = "".join(
+            f'<td data-label="{name}" style="{_CELL};text-align:{side}">{content}</td>'
+            for name, content, side, _ in cells
+        )
         name = html.escape(self.formula)
         return (
             f'<table class="dataframe dtlib-check" data-formula="{name}" style="{_TABLE}">'

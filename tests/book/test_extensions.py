@@ -153,8 +153,8 @@ def test_a_build_measures_into_its_own_ledger_and_forgets_what_a_page_no_longer_
     assert done.returncode == 0, done.stderr
     assert [(line["where"], line["theory"]) for line in lines(small_book)] == [("page", 14)]
     page = (small_book / "_build" / "html" / "ledger.html").read_text()
-    assert "1 of " in page
-    assert "not measured" in page
+    assert "formulas, 1 were measured by" in page
+    assert "<strong>none</strong>" in page
     measuring = (small_book / "_build" / "html" / "page.html").read_text()
     assert "1 page" in measuring
     (target,) = re.findall(r'href="page\.html#(measured-[\w-]+)"', page)
@@ -164,7 +164,7 @@ def test_a_build_measures_into_its_own_ledger_and_forgets_what_a_page_no_longer_
     (small_book / "page.md").write_text(NOTEBOOK.replace("lab.check(", "0 and lab.check(") % 14)
     assert build(small_book).returncode == 0
     assert lines(small_book) == []
-    assert "0 of " in (small_book / "_build" / "html" / "ledger.html").read_text()
+    assert "formulas, 0 were measured by" in (small_book / "_build" / "html" / "ledger.html").read_text()
 
 
 def test_a_disagreement_fails_the_build_and_the_next_one_too(small_book):
