@@ -12,12 +12,13 @@ from dtlib.theory.units import GB, us
 
 FULL = 7_200_000  # bytes; every number of ranks below divides it
 SHAPES = [(1, 1), (1, 4), (2, 1), (3, 1), (2, 2), (3, 2), (4, 3), (5, 4)]
+PORTS = [*((m, g, None) for m, g in SHAPES), (2, 2, 1), (4, 3, 1), (5, 4, 1), (5, 4, 2)]
 
 
-def made(m: int, g: int) -> Cluster:
+def made(m: int, g: int, ports: int | None = None) -> Cluster:
     return Cluster(
         name="drawn", num_nodes=m, ranks_per_node=g, inside_alpha_seconds=3 * us, inside_bytes_per_s=50 * GB,
-        across_alpha_seconds=8 * us, across_bytes_per_s=5 * GB,
+        across_alpha_seconds=8 * us, across_bytes_per_s=5 * GB, ports_per_node=ports,
     )  # fmt: skip
 
 
@@ -29,7 +30,9 @@ def played(of: Cluster, rounds) -> float:
         for source, target, num_bytes in messages:
             inside = source // of.ranks_per_node == target // of.ranks_per_node
             rate = of.inside_bytes_per_s if inside else of.across_bytes_per_s
-            sent[source, inside] = sent.get((source, inside), 0) + num_bytes / rate
+            node, place = divmod(source, of.ranks_per_node)
+            link = ("rank", source) if inside else ("port", node, place % of.num_ports)
+            sent[link] = sent.get(link, 0) + num_bytes / rate
             alpha = max(alpha, of.inside_alpha_seconds if inside else of.across_alpha_seconds)
         total += alpha + max(sent.values(), default=0)
     return total
@@ -46,10 +49,10 @@ def side_by_side(*parts):
     return [list(itertools.chain(*messages)) for messages in itertools.zip_longest(*parts, fillvalue=())]
 
 
-@pytest.mark.parametrize(("m", "g"), SHAPES)
+@pytest.mark.parametrize(("m", "g", "ports"), PORTS)
 @pytest.mark.parametrize(("name", "passes"), [("ring_all_reduce", 2), ("ring_all_gather", 1)])
-def test_rings_flat_and_in_parallel(m, g, name, passes):
-    of = made(m, g)
+def test_rings_flat_and_in_parallel(m, g, ports, name, passes):
+    of = made(m, g, ports)
     flat = list(ring(range(m * g), FULL, name))
     assert cluster.flat_ring(of, FULL, passes) == pytest.approx(played(of, flat))
     # ring k enters a node behind rank k and leaves it there: each leaves by another port
@@ -58,9 +61,9 @@ def test_rings_flat_and_in_parallel(m, g, name, passes):
     assert cluster.parallel_rings(of, FULL, passes) == pytest.approx(played(of, several))
 
 
-@pytest.mark.parametrize(("m", "g"), SHAPES)
-def test_two_levels(m, g):
-    of, n = made(m, g), m * g
+@pytest.mark.parametrize(("m", "g", "ports"), PORTS)
+def test_two_levels(m, g, ports):
+    of, n = made(m, g, ports), m * g
     rounds = collectives.schedule("two_level_all_reduce", n, n, ranks_per_node=g)
     messages = [[(t.source, t.target, FULL / n * (t.stop - t.start)) for t in transfers] for transfers in rounds]
     assert cluster.two_level(of, FULL) == pytest.approx(played(of, messages))
@@ -68,14 +71,14 @@ def test_two_levels(m, g):
     assert cluster.two_level(of, FULL) == pytest.approx(
         collectives.two_level_all_reduce_seconds(
             FULL, n, of.inside_alpha_seconds, of.inside_bytes_per_s, ranks_per_node=g,
-            slow_alpha_seconds=of.across_alpha_seconds, slow_link_bytes_per_s=of.across_bytes_per_s,
+            slow_alpha_seconds=of.across_alpha_seconds, slow_link_bytes_per_s=of.shared_bytes_per_s,
         )
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("m", "g"), SHAPES)
-def test_an_all_to_all_goes_place_by_place_and_node_by_node(m, g):
-    of, n = made(m, g), m * g
+@pytest.mark.parametrize(("m", "g", "ports"), PORTS)
+def test_an_all_to_all_goes_place_by_place_and_node_by_node(m, g, ports):
+    of, n = made(m, g, ports), m * g
     rounds = [
         [(i * g + j, (i + gap) % m * g + (j + turn) % g, FULL / n) for i in range(m) for j in range(g)]
         for gap in range(m)
@@ -147,12 +150,12 @@ def test_two_trees_need_as_many_rounds_as_the_formula_charges(m, pieces, up):
     assert most / 2 <= passes  # half of a rank's bytes goes through each tree: in pieces of d, at most `passes` a round
 
 
-@pytest.mark.parametrize(("m", "g"), [(2, 2), (16, 8), (100, 1)])
+@pytest.mark.parametrize(("m", "g", "ports"), [(2, 2, None), (16, 8, None), (16, 8, 1), (100, 1, None)])
 @pytest.mark.parametrize("full_bytes", [8, 10**6, 10**9])
 @pytest.mark.parametrize("passes", [1, 2])
-def test_the_number_of_pieces_is_the_best(m, g, full_bytes, passes):
-    of = made(m, g)
-    sent = passes * full_bytes / g / of.across_bytes_per_s
+def test_the_number_of_pieces_is_the_best(m, g, ports, full_bytes, passes):
+    of = made(m, g, ports)
+    sent = passes * full_bytes / (ports or g) / of.across_bytes_per_s
     depth = passes * (m - 1).bit_length()
     tried = min((depth + k - 1) * (of.across_alpha_seconds + sent / k) for k in range(1, 5000))
     inside = passes * (g - 1) * (of.inside_alpha_seconds + full_bytes / g / of.inside_bytes_per_s)
@@ -182,6 +185,16 @@ def test_a_large_all_reduce_goes_at_the_speed_of_all_ports():
     assert one == pytest.approx(of.across_bytes_per_s, rel=0.01)
 
 
+def test_with_one_port_a_node_a_flat_ring_is_the_best_for_long_buffers_of_many_nodes():
+    """Its bytes leave a node once, as everybody's do, and its passage through the node costs no time of its own."""
+    for m in (2, 3, 8, 16, 100):
+        of = cluster.cluster("H100", m, ports_per_node=1)
+        plans = cluster.plans("all_reduce", of, 1e12)
+        assert (plans["flat_ring"] <= min(plans.values()) * (1 + 1e-6)) == (m > 9)  # the links' rates are 9 to 1
+        spread = cluster.plans("all_reduce", cluster.cluster("H100", m), 1e12)
+        assert spread["flat_ring"] > 4 * min(spread.values())
+
+
 @pytest.mark.parametrize("g", [1, 2, 3, 4, 7, 8])
 def test_in_one_node_all_rings_are_one(g):
     of = made(1, g)
@@ -203,6 +216,8 @@ def test_a_published_measurement_lies_above_the_price_and_within_twice_of_it():
     [
         (lambda: made(0, 4), "num_nodes must be at least 1, not 0"),
         (lambda: cluster.cluster("H100", 2, ranks_per_node=1.5), "ranks_per_node must be a whole number"),
+        (lambda: cluster.cluster("H100", 2, ports_per_node=3), "ports_per_node must divide ranks_per_node"),
+        (lambda: cluster.cluster("H100", 2, ports_per_node=0), "ports_per_node must be at least 1, not 0"),
         (lambda: cluster.cluster("abacus", 2), "name 'abacus' of accelerator is unknown"),
         (lambda: cluster.cluster("H100", 2, across_alpha_seconds=-1), "across_alpha_seconds must be"),
         (lambda: cluster.best("all_reduce", made(2, 2), -1), "full_bytes must be"),
