@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
+import gc
+import weakref
 from contextlib import nullcontext
 
 import pytest
@@ -14,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
 
 from dtlib import lab, theory
-from dtlib.ranks import dp
+from dtlib.ranks import dp, zero
 from dtlib.ranks.model import GPT, IGNORED, GPTConfig, batches, load_text, next_token_loss
 
 ALL = [dp.NaiveDataParallel, dp.FlatDataParallel, dp.BucketedDataParallel]
@@ -315,6 +318,36 @@ def test_a_module_that_is_wrapped_anew_is_averaged_once(wrap):
     for grad, total in lab.run(again, 2):
         assert grad == pytest.approx(1.5)
         assert total < 1000
+
+
+def test_a_wrapper_that_is_dropped_is_freed_and_its_module_trains_alone():
+    """On two ranks: a hook of autograd that held the wrapper would hide it from the garbage collector."""
+
+    class Held(dp.FlatDataParallel):
+        def _listen(self):
+            for index, parameter in enumerate(self._params):
+                parameter.register_post_accumulate_grad_hook(functools.partial(self._on_gradient, index))
+
+    def step_and_drop(wrap, model):
+        wrapped = wrap(model)
+        wrapped(torch.ones(1, 8)).sum().backward()
+        return weakref.ref(wrapped)
+
+    def dropped():
+        freed = []
+        simple = functools.partial(zero.SimpleZero, make_optimizer=functools.partial(torch.optim.SGD, lr=0.1), stage=2)
+        for wrap in (*ALL, simple, Held):
+            model = network()
+            wrapper, module = step_and_drop(wrap, model), weakref.ref(model)
+            gc.collect()
+            if wrap is not Held and wrap is not simple and dist.get_rank() == 0:
+                model(torch.ones(1, 8)).sum().backward()  # alone: what was sent would wait for ever
+            del model
+            gc.collect()
+            freed.append((wrapper() is None, module() is None))
+        return freed
+
+    assert lab.run(dropped, 2, timeout_s=30) == [[(True, True)] * 4 + [(False, False)]] * 2
 
 
 @pytest.mark.parametrize("wrap", ALL)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +12,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Variable
 
-from dtlib.ranks.shared.replicas import broadcast, gradient_hooks, refuse_unlike_ranks, signature, split_modules
+from dtlib.ranks.shared.replicas import (
+    broadcast,
+    gradient_hooks,
+    refuse_unlike_ranks,
+    signature,
+    split_modules,
+    weakly,
+)
 
 
 class DataParallel(nn.Module, ABC):
@@ -68,7 +74,8 @@ class DataParallel(nn.Module, ABC):
         for index, parameter in enumerate(self._params):
             if parameter in gradient_hooks:  # the module is wrapped anew: the last wrapper averages, once
                 gradient_hooks[parameter].remove()
-            gradient_hooks[parameter] = parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, index))
+            hook = weakly(self._on_gradient, index)
+            gradient_hooks[parameter] = parameter.register_post_accumulate_grad_hook(hook)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

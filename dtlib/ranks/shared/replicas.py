@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
-from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -16,8 +16,22 @@ gradient_hooks: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """The hook of each parameter that some wrapper averages."""
 
 
-split_modules: WeakSet[nn.Module] = WeakSet()
+split_modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 """The modules whose weights are split among ranks: no other wrapper can average their gradients."""
+
+
+def weakly(method: Callable[..., Any], *first: Any) -> Callable[..., Any]:
+    """`method` with its `first` arguments, as a hook that does not keep the method's object alive.
+
+    Python's garbage collector does not see what hangs on a tensor: a hook with its wrapper would never be freed.
+    """
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        alive = reference()
+        return None if alive is None else alive(*first, *args, **kwargs)
+
+    return call
 
 
 def raw_grad(parameter: Tensor) -> Any:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -64,17 +63,6 @@ class Away(Sharded):
                     "this rank has a piece: compute with them in the forward pass of their module, or inside gathered()"
                 ) from failure
         return result
-
-
-def weakly(method: Callable[..., Any], *first: Any) -> Callable[..., Any]:
-    """`method` with its `first` arguments, as a hook that does not keep the method's object alive."""
-    reference = weakref.WeakMethod(method)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        alive = reference()
-        return None if alive is None else alive(*first, *args, **kwargs)
-
-    return call
 
 
 def claim(parameter: Tensor, shard: Any, index: int, name: str) -> None:

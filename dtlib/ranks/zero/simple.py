@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.variable import Variable
 
 from dtlib.ranks.collectives import ring_all_gather, ring_reduce_scatter, tree_broadcast
+from dtlib.ranks.shared.replicas import weakly
 
 
 class SimpleZero:
@@ -47,7 +48,7 @@ class SimpleZero:
             parameter.data, mine = full, self._mine(full)
             self.pieces[parameter] = nn.Parameter(mine.clone() if stage == 3 else mine, parameter.requires_grad)
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self._reduce)
+                parameter.register_post_accumulate_grad_hook(weakly(self._reduce))
         trained = [p for p in self.full if p.requires_grad]
         groups = param_groups or [{"params": trained}]
         mine = [{**each, "params": [self.pieces[p] for p in each["params"] if p.requires_grad]} for each in groups]

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_leaves
 
-from .parameter import weakly
+from dtlib.ranks.shared.replicas import weakly
+
 from .shard import Shard
 
 

@@ -18,11 +18,18 @@ from torch.optim import Optimizer
 from dtlib.ranks.dp import DataParallel
 from dtlib.ranks.shared.clipping import clip_grad_norm
 from dtlib.ranks.shared.peers import Peers
-from dtlib.ranks.shared.replicas import broadcast, gradient_hooks, raw_grad, refuse_unlike_ranks, split_modules
+from dtlib.ranks.shared.replicas import (
+    broadcast,
+    gradient_hooks,
+    raw_grad,
+    refuse_unlike_ranks,
+    split_modules,
+    weakly,
+)
 from dtlib.theory.units import MiB
 
 from . import check
-from .parameter import Claim, weakly
+from .parameter import Claim
 from .shard import Shard
 from .stages import in_buckets
 from .units import Gathering, choose, make_units
