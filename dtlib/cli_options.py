@@ -22,6 +22,7 @@ _SIZES = {
     "hidden": "hidden",
     "heads": "num_heads",
     "kv_heads": "num_kv_heads",
+    "head_dim": "head_dim",
     "ffn": "ffn_hidden",
     "vocab": "vocab",
 }
@@ -62,13 +63,15 @@ def chosen_model(name: str, given: Mapping[str, Any]) -> Architecture:
     heads, hidden = changes.get("num_heads", found.num_heads), changes.get("hidden", found.hidden)
     if "num_heads" in changes and found.num_kv_heads == found.num_heads:
         changes.setdefault("num_kv_heads", heads)
-    if {"num_heads", "hidden"} & set(changes):
+    follows = found.head_dim * found.num_heads == found.hidden  # else heads have a width of their own, and keep it
+    if {"num_heads", "hidden"} & set(changes) and follows and "head_dim" not in changes:
         if heads < 1 or hidden % heads:
             raise ValueError(f"hidden must be a multiple of heads={heads}, not {hidden}")
         changes["head_dim"] = hidden // heads
-    if "hidden" in changes and not found.gated:
+    if "hidden" in changes and not found.gated and found.ffn_hidden == 4 * found.hidden:
         changes.setdefault("ffn_hidden", 4 * hidden)
-    return replace(found, name=f"{found.name}, changed", **changes)
+    changed = replace(found, **changes)
+    return found if changed == found else replace(changed, name=f"{found.name}, changed")
 
 
 def chosen_card(name: str, given: Mapping[str, Any]) -> Accelerator:

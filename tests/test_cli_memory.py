@@ -1,5 +1,6 @@
 """``dtlib memory``: what it prints is what the theory says, and what is impossible says what is possible."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -151,6 +152,18 @@ def test_a_model_by_its_file_or_by_flags(tmp_path):
     same = told("llama2-7b", *flags, "--seq", 256)
     assert same["model"] == "llama2-7b, changed"
     assert {key: same[key] for key in ("num_params", "bytes")} == {key: data[key] for key in ("num_params", "bytes")}
+
+
+def test_a_size_that_is_said_again_changes_nothing():
+    """Heads of 128 entries on a width of 5120: they keep theirs, whatever their number."""
+    plain = told("qwen3-32b")
+    assert told("qwen3-32b", "--heads", 64) == told("qwen3-32b", "--hidden", 5120, "--head-dim", 128) == plain
+    fewer = models.model_parameters(dataclasses.replace(models.model("qwen3-32b"), num_heads=32)).total
+    assert told("qwen3-32b", "--heads", 32)["num_params"] == fewer
+    narrow = dataclasses.replace(models.model("llama3-8b"), num_heads=16, head_dim=256)
+    assert told("llama3-8b", "--heads", 16)["num_params"] == models.model_parameters(narrow).total
+    narrow = dataclasses.replace(models.model("llama3-8b"), head_dim=64)
+    assert told("llama3-8b", "--head-dim", 64)["num_params"] == models.model_parameters(narrow).total
 
 
 def test_a_context_group_shares_sequences_and_states():

@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dtlib.ranks import model as course
-from dtlib.theory import models
+from dtlib.theory import memory, models
+from dtlib.theory.activations import layer_activations
 from dtlib.theory.breakdown import Breakdown
+
+from . import hub_configurations as hub
 
 DATA = Path(__file__).parents[2] / "chapters" / "data"
 
@@ -355,45 +358,67 @@ def test_a_hubs_hyperparameters_give_the_published_model(config, name):
     assert dataclasses.replace(models.from_config(config, name), source=published.source) == published
 
 
+@pytest.mark.parametrize("name", hub.PUBLISHED)
+def test_a_hubs_configuration_has_the_parameters_of_the_weights(name):
+    config, num_params = hub.PUBLISHED[name]
+    made = models.from_config(config)
+    assert models.model_parameters(made).total == num_params
+    window, share = hub.WINDOWS.get(name, (None, 1))
+    assert (made.window, made.windowed_share) == (window, pytest.approx(share))
+
+
+@pytest.mark.parametrize("name", hub.REFUSED)
+def test_a_configuration_that_is_not_counted_says_why(name):
+    config, message = hub.REFUSED[name]
+    with pytest.raises(ValueError, match=message):
+        models.from_config(config)
+
+
+@pytest.mark.parametrize("name", [*hub.PUBLISHED])
+def test_a_key_that_is_not_understood_is_refused_by_name(name):
+    """A key that nobody has heard of, and each one of another family that changes a number there."""
+    config, num_params = hub.PUBLISHED[name]
+    for key, value in (("use_mla", False), ("kv_lora_rank", 512), ("lm_head_bias", True), ("n_shared_experts", 1)):
+        with pytest.raises(ValueError, match=key):
+            models.from_config({**config, key: value})
+    assert models.model_parameters(models.from_config({**config, "use_mla": None})).total == num_params
+    for key in ("attention_bias", "mlp_bias", "tie_word_embeddings", "sliding_window", "qk_layernorm", "head_dim"):
+        with pytest.raises(ValueError, match=key):
+            models.from_config({**config, key: "false"})
+
+
 @pytest.mark.parametrize(
-    ("config", "num_params"),
-    [  # as the released weights have them
-        (
-            {"model_type": "gpt_neox", "hidden_size": 6144, "intermediate_size": 24576, "num_hidden_layers": 44,
-             "num_attention_heads": 64, "vocab_size": 50432, "max_position_embeddings": 2048},
-            20_554_567_680,
-        ),
-        (
-            {"model_type": "falcon", "hidden_size": 8192, "num_hidden_layers": 60, "num_attention_heads": 128,
-             "num_kv_heads": 8, "multi_query": True, "new_decoder_architecture": True, "vocab_size": 65024},
-            41_303_293_952,
-        ),
-        (
-            {"model_type": "gemma", "hidden_size": 3072, "intermediate_size": 24576, "num_hidden_layers": 28,
-             "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 256, "vocab_size": 256000,
-             "max_position_embeddings": 8192},
-            8_537_680_896,
-        ),
-        (
-            {"model_type": "phi3", "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32,
-             "num_attention_heads": 32, "vocab_size": 32064, "max_position_embeddings": 4096},
-            3_821_079_552,
-        ),
+    ("key", "more"),
+    [  # of a layer: h = 4096, 8 of 32 heads of keys, an MLP of 14336
+        ("attention_bias", 4096 + 2 * 1024 + 4096),
+        ("mlp_bias", 2 * 14336 + 4096),
     ],
-)  # fmt: skip
-def test_other_families_of_hubs_have_their_published_parameters(config, num_params):
-    assert models.model_parameters(models.from_config(config)).total == num_params
+)
+def test_biases_are_counted(key, more):
+    plain, biased = (models.from_config({**LLAMA_CONFIG, key: value}) for value in (False, True))
+    assert models.layer_parameters(biased).total - models.layer_parameters(plain).total == more
 
 
-def test_a_falcon_with_one_head_of_keys_for_all_and_a_bloom():
-    falcon = {"model_type": "falcon", "hidden_size": 4544, "num_hidden_layers": 32, "num_attention_heads": 71,
-              "multi_query": True, "vocab_size": 65024}  # fmt: skip
-    made = models.from_config(falcon)
-    assert (made.num_kv_heads, made.seq, made.tied) == (1, 2048, True)
-    assert models.model_parameters(made).total == 6_921_720_704 + 32 * 2 * 4544  # the second norms
-    bloom = {"model_type": "bloom", "n_embed": 4096, "n_layer": 30, "num_attention_heads": 32, "vocab_size": 250880}
-    published = models.model("bloom-7.1b")
-    assert dataclasses.replace(models.from_config(bloom, published.name), source=published.source) == published
+def test_a_window_leaves_the_scores_that_pairs_of_tokens_have():
+    for seq, window in ((1, 1), (7, 3), (7, 7), (8, 9), (64, 5)):
+        m = dataclasses.replace(models.model("tiny"), window=window, windowed_share=0.25)
+        seen = sum(1 for i in range(seq) for j in range(seq) if i - window < j <= i)
+        whole = seq * (seq + 1) / 2
+        assert m.score_share(seq) == pytest.approx(0.75 + 0.25 * seen / whole)
+    mistral = models.from_config(hub.PUBLISHED["Mistral 7B v0.1"][0])
+    assert 1 / mistral.score_share(32768) == pytest.approx(4.27, abs=0.01)
+    assert mistral.score_share(4096) == 1
+    with_window, without = (
+        memory.forward_flops_per_token(m, causal=True) for m in (mistral, dataclasses.replace(mistral, window=None))
+    )
+    assert with_window.scores == pytest.approx(without.scores * mistral.score_share(32768))
+
+
+def test_norms_behind_attention_and_mlp_keep_their_inputs():
+    plain = models.model("tiny")
+    four = dataclasses.replace(plain, norms_per_layer=4)
+    found, more = (layer_activations(m, 2, dropout=False) for m in (plain, four))
+    assert more.total - found.total == more.output_norm_inputs == 2 * (2 * 2 * plain.seq * plain.hidden)
 
 
 @pytest.mark.parametrize(
@@ -402,6 +427,18 @@ def test_a_falcon_with_one_head_of_keys_for_all_and_a_bloom():
         ({"model_type": "mamba"}, r"model_type must be one of llama, .* not 'mamba'"),
         ({"num_experts": 8}, r"num_experts must be absent, .* not 8"),
         ({"hidden_size": None}, r"config must have hidden_size or n_embd"),
+        ({"attention_bias": "false"}, r"attention_bias must be true or false, not 'false'"),
+        ({"hidden_size": "4096"}, r"hidden_size must be a whole number of at least 1, not '4096'"),
+        ({"hidden_size": 1e30}, r"hidden_size must be a whole number of at least 1, not 1e\+30"),
+        ({"hidden_size": 10**30}, r"hidden must be at most 1,000,000,000,000"),
+        ({"num_hidden_layers": 10**6}, r"num_layers must be at most 100,000"),
+        ({"n_layer": 31}, r"num_hidden_layers and n_layer must be equal, not 32 and 31"),
+        ({"sliding_window": 4096}, r"others may change a number, not sliding_window=4096"),
+        ({"model_type": "mistral"}, r"config must have sliding_window"),
+        (
+            {"model_type": "qwen2", "layer_types": ["full_attention", "linear_attention"]},
+            r"layer_types must be 32 of full_attention and sliding_attention, not",
+        ),
         ({"num_attention_heads": 33}, r"hidden must be a multiple of num_heads=33, not 4096"),
     ],
 )

@@ -166,6 +166,22 @@ def test_the_bubble_is_the_laws():
     assert zero_bubble.bubble == pytest.approx(time.bubble / 3)
 
 
+def test_utilisation_counts_the_heads_that_there_are_and_the_scores_that_a_window_leaves():
+    """By hand: 6Ψ and 12 operations a layer for each entry of the heads and each token seen."""
+    qwen, machine = models.model("qwen3-32b"), eight(gpus=64)
+    for model in (qwen, replace(qwen, window=4096, windowed_share=0.5)):
+        found = planner.search(model, machine, seq=32768, sequences=64, degrees={"pp": 1}, keep=1)
+        share = (
+            1 if model.window is None else 0.5 + 0.5 * (4096 * 4097 / 2 + (32768 - 4096) * 4096) / (32768 * 32769 / 2)
+        )
+        flops = 6 * models.model_parameters(model).total + 12 * 64 * 64 * 128 * 32768 * share
+        done = flops * 64 * 32768 / found.best.time.total / (64 * machine.accelerator.half_flop_per_s)
+        assert found.mfu(found.best) == pytest.approx(done)
+    plan = Plan(dp=64, zero=3, seq=32768)
+    seconds = [planner.step_time(each, plan, machine).attention for each in (qwen, replace(qwen, window=4096))]
+    assert seconds[0] / seconds[1] == pytest.approx(4.27, abs=0.01)
+
+
 def test_more_of_a_resource_takes_no_longer():
     found = planner.search("llama3-8b", eight(gpus=16), sequences=128)
     assert all(seconds <= found.best.time.total for seconds in found.buys.values())

@@ -84,9 +84,10 @@ class LayerActivations(Breakdown):
 
     `attention_input` and `mlp_input` are what the norms put out, `head_norm_inputs` are queries and keys before norms
     of their own. `softmax_output` is the attention matrix, `softmax_dropped` the same after dropout, `log_sum_exp` all
-    that flash attention keeps of it. `mlp_hidden` is what
-    the first matrix (or both, if gated) puts out, `mlp_activation` the non-linearity's output, `mlp_product` the
-    gated product. After a full recompute only `attention_norm_input` is kept: the layer's input.
+    that flash attention keeps of it. `mlp_hidden` is what the first matrix (or both, if gated) puts out,
+    `mlp_activation` the non-linearity's output, `mlp_product` the gated product. `output_norm_inputs` are what
+    attention and the MLP put out before norms of their own. After a full recompute only `attention_norm_input` is kept:
+    the layer's input.
     """
 
     attention_norm_input: float = 0
@@ -110,6 +111,8 @@ class LayerActivations(Breakdown):
     mlp_activation: float = 0
     mlp_product: float = 0
     mlp_mask: float = 0
+    output_norm_inputs: float = 0
+    output_norm_statistics: float = 0
 
     @property
     def core(self) -> float:
@@ -156,7 +159,8 @@ def layer_activations(
     per_norm = widths.statistic * (2 if model.norm == "layer" else 1)
     statistics = over(per_norm * tokens, outside)
     kv_entries = tokens * kv_width_of_rank(model, t)
-    normed = tokens * (model.query_width // t + kv_width_of_rank(model, t)) if model.qk_norms else 0
+    of_heads = model.query_width // t + kv_width_of_rank(model, t) if model.qk_norms or model.wide_qk_norms else 0
+    normed, head_norms = tokens * of_heads, 2 if model.wide_qk_norms else of_heads // model.head_dim
     matrix = 0 if flash or recompute == "selective" else over(model.num_heads * s * tokens, t)
     mask = over(widths.mask * tokens * h, outside) if dropout else 0
     wide = over(kept * tokens * model.ffn_hidden, t)
@@ -165,7 +169,7 @@ def layer_activations(
         attention_norm_statistics=statistics,
         attention_input=norm_input,
         head_norm_inputs=kept * normed,
-        head_norm_statistics=over(per_norm * normed, model.head_dim),
+        head_norm_statistics=per_norm * tokens * head_norms,
         queries=over(widths.core * tokens * model.query_width, t),
         keys=widths.core * kv_entries,
         values=(widths.core if widths.values is None else widths.values) * kv_entries,
@@ -182,6 +186,8 @@ def layer_activations(
         mlp_activation=wide,
         mlp_product=wide if model.gated else 0,
         mlp_mask=mask,
+        output_norm_inputs=norm_input * max(0, model.norms_per_layer - 2),
+        output_norm_statistics=statistics * max(0, model.norms_per_layer - 2),
     )
 
 

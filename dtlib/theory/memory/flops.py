@@ -52,7 +52,8 @@ def training_flops_per_token(
     """Operations to train on one token.
 
     6Ψ + 12 l h s: each parameter multiplies and adds once forward and twice backward, and every layer compares the
-    token with all s of its sequence (2hs for the scores, 2hs for the weighted values, three times). The published
+    token with all s of its sequence (2hs for the scores, 2hs for the weighted values, three times). Where the heads are
+    not h wide together, `hidden` is their width, a·d (``model.query_width``). The published
     rates of utilisation count all s; with `causal` only the half that a causal mask leaves counts: 6 l h s. Recompute
     adds a forward pass of everything (``"full"``: 2Ψ + 4 l h s, so 8Ψ in all) or of the attention between tokens
     (``"selective"``: 4 l h s).
@@ -112,13 +113,13 @@ def forward_flops_per_token(model: Architecture | str, *, seq: int | None = None
     """Operations of the forward pass for one token, product by product.
 
     For sequences of `seq` tokens, those of `model` by default. Exact for matrix products: 2·inputs·outputs each. With
-    `causal`, a token looks at itself and what came before, (s + 1)/2 tokens in the mean instead of s. Times 3 for
-    training. ``ValueError`` for a `seq` below 1.
+    `causal`, a token looks at itself and what came before, (s + 1)/2 tokens in the mean instead of s. A window leaves
+    the share that `Architecture.score_share` says. Times 3 for training. ``ValueError`` for a `seq` below 1.
     """
     model = checked_model(model)
     s = model.seq if seq is None else whole("seq", seq, 1)
     h, q, k, l = model.hidden, model.query_width, model.kv_width, model.num_layers
-    seen = (s + 1) / 2 if causal else s
+    seen = ((s + 1) / 2 if causal else s) * model.score_share(s)
     return ForwardFlops(
         projections=l * 2 * (2 * h * q + 2 * h * k),
         scores=l * 2 * q * seen,

@@ -8,12 +8,13 @@ matrices) and `llama` (rotary positions, RMS norms, no biases, grouped heads, a 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Any, Literal
 
-from dtlib.theory.valid import flag, whole
+from dtlib.theory.valid import amount, flag, whole
 
 Norm = Literal["layer", "rms"]
 _NORMS = ("layer", "rms")
+_MOST = {"num_layers": 10**5, "num_heads": 10**5, "num_kv_heads": 10**5}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,13 +23,17 @@ class Architecture:
 
     Attention has `num_heads` query heads and `num_kv_heads` key and value heads of `head_dim` entries each. The MLP
     is `ffn_hidden` wide; `gated` means three matrices (gate, up, down) instead of two. `tied` shares one matrix
-    between the embedding and the head. With `biases` every matrix of a layer has one, with `qkv_biases` those of
-    queries, keys and values do; the head never does. A ``"layer"`` norm has a weight and a bias, an ``"rms"`` norm a
-    weight. `qk_norms` adds one over the entries of each query head and one over those of each key head,
-    `embedding_norm` one behind the embedding. `learned_positions` is a table of `seq` rows; without it, positions cost
-    nothing. `source` says where the sizes were published.
+    between the embedding and the head. With `biases` every matrix of a layer has one; `qkv_biases`, `output_bias` and
+    `mlp_biases` give one to those of queries, keys and values, to that of attention's output, and to those of the MLP.
+    The head never has one. A layer has `norms_per_layer` norms over its width; a ``"layer"`` norm has a weight and a
+    bias, an ``"rms"`` norm a weight. `qk_norms` adds one over the entries of each query head and one over those of each
+    key head, or with `wide_qk_norms` one over those of all query heads and one over those of all key heads;
+    `embedding_norm` adds one behind the embedding. `learned_positions` is a table of `seq` rows; without it, positions
+    cost nothing. In `windowed_share` of the layers a token sees the last `window` tokens alone, itself among them.
+    `source` says where the sizes were published.
 
-    ``ValueError`` for a size below 1, heads that the key and value heads do not divide, or an unknown norm.
+    ``ValueError`` for a size below 1, heads that the key and value heads do not divide, a share that is not between 0
+    and 1, or an unknown norm.
     """
 
     name: str
@@ -46,21 +51,31 @@ class Architecture:
     gated: bool
     learned_positions: bool
     qkv_biases: bool = False
+    output_bias: bool = False
+    mlp_biases: bool = False
+    norms_per_layer: int = 2
     qk_norms: bool = False
+    wide_qk_norms: bool = False
     embedding_norm: bool = False
+    window: int | None = None
+    windowed_share: float = 1.0
     source: str = ""
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
             if field.type == "int":
-                object.__setattr__(self, field.name, whole(field.name, value, 1))
+                object.__setattr__(self, field.name, _size(field.name, value))
             elif field.type == "bool":
                 flag(field.name, value)
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_kv_heads must divide num_heads={self.num_heads}; {self.num_kv_heads} does not")
         if self.norm not in _NORMS:
             raise ValueError(f"norm must be one of {', '.join(_NORMS)}, not {self.norm!r}")
+        if self.window is not None:
+            object.__setattr__(self, "window", _size("window", self.window))
+        if not amount("windowed_share", self.windowed_share) <= 1:
+            raise ValueError(f"windowed_share must be from 0 to 1, not {self.windowed_share!r}")
 
     @property
     def query_width(self) -> int:
@@ -71,6 +86,16 @@ class Architecture:
     def kv_width(self) -> int:
         """Entries of all keys of one token, and as many of its values."""
         return self.num_kv_heads * self.head_dim
+
+    def score_share(self, seq: int) -> float:
+        """The scores that windows leave of those of a causal mask, in the mean of the layers.
+
+        Of s tokens the first w see 1, 2, … w tokens and the others w: w(w + 1)/2 + (s − w) w of s(s + 1)/2. 1 without a
+        window, or where it is as long as `seq`.
+        """
+        s = whole("seq", seq, 1)
+        w = s if self.window is None else min(self.window, s)
+        return 1 - self.windowed_share * (1 - (w * (w + 1) / 2 + (s - w) * w) / (s * (s + 1) / 2))
 
 
 def gpt(
@@ -149,6 +174,14 @@ def llama(
         qk_norms=qk_norms,
         source=source,
     )
+
+
+def _size(name: str, value: Any) -> int:
+    """`value` as a size: no model has more, and beyond, bytes are no longer exact and plans take too long."""
+    number, most = whole(name, value, 1), _MOST.get(name, 10**12)
+    if number > most:
+        raise ValueError(f"{name} must be at most {most:,}, not {number}")
+    return number
 
 
 def _head_dim(hidden: int, num_heads: int) -> int:

@@ -54,8 +54,8 @@ def layer_parameters(model: Architecture | str) -> LayerParameters:
     """Count the parameters of one layer of `model`.
 
     With q = a·d entries of all queries of a token, k of all keys, f of the MLP: attention has h·q + 2·h·k + q·h
-    weights (and q + 2k + h biases, or the q + 2k alone), the MLP 2·h·f (f + h biases) or, gated, 3·h·f (2f + h biases),
-    the two norms h each (2h each with a bias), those of queries and keys d each.
+    weights (and q + 2k biases before the scores, h behind them), the MLP 2·h·f (f + h biases) or, gated, 3·h·f (2f + h
+    biases), the norms h each (2h each with a bias), those of queries and keys d each, or q and k.
     """
     return layer_of_rank(checked_model(model), 1)
 
@@ -63,19 +63,21 @@ def layer_parameters(model: Architecture | str) -> LayerParameters:
 def layer_of_rank(model: Architecture, tp: int) -> LayerParameters:
     """`layer_parameters` on one of `tp` ranks.
 
-    They split the columns of the first matrices of each pair and the rows of the second. Norms and the biases of the
-    second matrices are on every rank. ``ValueError`` for a `tp` that `model` does not divide by.
+    They split the columns of the first matrices of each pair and the rows of the second. Norms over the width and the
+    biases of the second matrices are on every rank. ``ValueError`` for a `tp` that `model` does not divide by.
     """
     t = checked_tp(model, tp)
     h, q, k, f = model.hidden, model.query_width // t, kv_width_of_rank(model, t), model.ffn_hidden // t
     attention, mlp = 2 * h * q + 2 * h * k, (3 if model.gated else 2) * h * f
     if model.biases or model.qkv_biases:
         attention += q + 2 * k
-    if model.biases:
+    if model.biases or model.output_bias:
         attention += h
+    if model.biases or model.mlp_biases:
         mlp += (2 if model.gated else 1) * f + h
-    of_heads = 2 * norm_parameters(model, model.head_dim) if model.qk_norms else 0
-    return LayerParameters(attention, mlp, 2 * norm_parameters(model) + of_heads)
+    widths = (q, k) if model.wide_qk_norms else (model.head_dim, model.head_dim) if model.qk_norms else ()
+    of_heads = sum(norm_parameters(model, width) for width in widths)
+    return LayerParameters(attention, mlp, model.norms_per_layer * norm_parameters(model) + of_heads)
 
 
 def model_parameters(model: Architecture | str) -> ModelParameters:

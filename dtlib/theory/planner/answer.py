@@ -59,9 +59,14 @@ class Answer:
         return self.sequences * self.best.plan.seq_of(self.model)
 
     def mfu(self, found: Found) -> float:
-        """Model FLOPs utilisation of a plan, 0 to 1: 6Ψ + 12 l h s operations a token."""
+        """Model FLOPs utilisation of a plan, 0 to 1.
+
+        6Ψ + 12 l (a d) s operations a token, with the width of all query heads (h for most models); of the scores those
+        that a window leaves.
+        """
         model, seq = self.model, found.plan.seq_of(self.model)
-        flops = training_flops_per_token(model_parameters(model).total, model.num_layers, model.hidden, seq).model
+        each = training_flops_per_token(model_parameters(model).total, model.num_layers, model.query_width, seq)
+        flops = each.dense + model.score_share(seq) * each.attention
         peak = self.machine.accelerator.half_flop_per_s * self.machine.gpus
         return flops * self.tokens / found.time.total / peak
 

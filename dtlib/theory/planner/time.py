@@ -167,8 +167,9 @@ def _layer(
     products = [product_seconds(tokens, rows, columns, rate, operands) for rows, columns in shapes]
     kept = {each: kept_bytes(model, s, t, each, mesh.attention, mesh.dropout) for each in (False, True)}
     elementwise = b * np.where(split, kept[True], kept[False]) * k.kept_passes / memory
-    # a rank of a context group has s queries of s · cp keys, of which a causal mask leaves half
+    # a rank of a context group has s queries of s · cp keys, of which a causal mask leaves half, a window fewer
     scores = cp.forward_flops(1, s * s * mesh.cp, model.num_heads, model.head_dim) / t * b
+    scores = scores * model.score_share(s * mesh.cp)
     if mesh.attention == "flash":
         attention = scores / 2 / (_rates(machine, k)[0] / k.matmul_share * k.attention_share)
     else:
