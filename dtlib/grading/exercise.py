@@ -20,6 +20,7 @@ from .seen import Case, Observed
 
 Kind = Literal["value", "gradient", "traffic", "memory", "overlap", "schedule"]
 KINDS: tuple[str, ...] = get_args(Kind)
+CHANGED = "writes into what it was given"
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Finding:
     seen: str
     expected: str
     where: str = ""
+    mistake: str = ""  # by which it is known, where it is one by itself
 
     def __str__(self) -> str:
         where = f" ({self.where})" if self.where else ""
@@ -68,6 +70,7 @@ class Check:
 
     `applies` selects the cases that the check looks at. A check that is not `visible` is judged by the grader alone.
     Where a `gate` finds something wrong, no other check of the exercise earns points; it may be worth none itself.
+    Where `inputs_stay`, a call that changed what it was given fails it too.
     `is_told` says that it rests on what the submission's own processes tell. `agrees(observed, theory)` is whether what
     was observed is what a theory gives for the case: `inspect` asks it of the right one, mistakes of wrong ones.
     """
@@ -81,6 +84,7 @@ class Check:
     visible: bool = True
     gate: bool = False
     is_told: bool = False
+    inputs_stay: bool = False
     applies: Callable[[Case], bool] = lambda case: True
     agrees: Callable[[Observed, Any], bool] | None = None
 
@@ -106,7 +110,11 @@ class Check:
         if not failing:
             return self.result("pass" if passing else "not looked at")
         failed = [each for each, _ in failing]
-        known = next((mistake for mistake in self.mistakes if _fits(mistake, failed, passing)), None)
+        by_itself = {finding.mistake for _, finding in failing} == {CHANGED}
+        known = next(
+            (each for each in self.mistakes if (each.name == CHANGED if by_itself else _fits(each, failed, passing))),
+            None,
+        )
         # A wrong result says more than none; among equals, the first and easiest case says most.
         told = min(failing, key=lambda pair: not pair[0].has_come)[1]
         if known is None:
@@ -117,7 +125,7 @@ class Check:
         if observed.trouble is not None:
             return Finding(f"no result: {observed.trouble}", "", observed.words)
         try:
-            return self.inspect(observed)
+            return self.inspect(observed) or (_changed(observed) if self.inputs_stay else None)
         except FormError as error:
             return Finding(error.seen, error.expected, observed.words)
         except Exception as error:  # data of an unexpected form came back: never the judge's crash
@@ -161,6 +169,13 @@ class Exercise:
     named: Callable[[Case, int], dict[str, Any]] = field(default=lambda case, rank: {})
     holds: Callable[[Case], Sequence[tuple[int, int, int, int]]] = field(default=lambda case: ())
 
+    def __post_init__(self) -> None:
+        """The first check of what is answered also fails where a call changed what it was given."""
+        seen_outside = () if self.harness.startswith("paper.") else ("traffic", "memory")
+        first = next((each for each in self.checks if not each.gate and each.kind not in seen_outside), None)
+        changed = tuple(_guarding(check) if check is first else check for check in self.checks)
+        object.__setattr__(self, "checks", changed)
+
     @property
     def points(self) -> int:
         """What the exercise is worth: the points of all its checks."""
@@ -196,6 +211,22 @@ class Exercise:
         """The result of an exercise that nobody has begun: `message` says what to do first."""
         checks = tuple(check.result("not looked at") for check in self.checks if check.visible)
         return Result(self.id, self.title, "not attempted", message, checks)
+
+
+def _guarding(check: Check) -> Check:
+    names = {mistake.name for mistake in check.mistakes}
+    own = () if CHANGED in names else (Mistake(CHANGED, lambda failing, passing: False),)
+    return replace(check, inputs_stay=True, mistakes=(*check.mistakes, *own))
+
+
+def _changed(observed: Observed) -> Finding | None:
+    """What a call changed of what it was given, by the names of its arguments; None where a harness does not look."""
+    for rank, said in enumerate(observed.said):
+        if names := said.get("changed"):
+            told = ", ".join(f"`{str(name)[:40]}`" for name in names[:4])
+            where = f"on rank {rank}; {observed.words}" if len(observed.said) > 1 else observed.words
+            return Finding(f"{told} changed by the call", "what a function is given stays as it was", where, CHANGED)
+    return None
 
 
 def _is_unknown(observed: Observed) -> bool:

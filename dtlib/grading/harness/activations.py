@@ -12,6 +12,7 @@ from torch.nn import functional
 from dtlib.grading import inputs
 
 from .desk import Desk
+from .given import Given
 from .network import elements
 
 _DICE = 4  # how many dice others throw
@@ -27,8 +28,11 @@ def gated(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
     given = desk.next()
     gate, up = (torch.from_numpy(each).requires_grad_() for each in inputs.gate_and_up(given))
     pair = _halves(gate, up) if given["fused"] else (gate * 1, up * 1)
-    y = function(*pair) + pair[0] if given["residual"] else function(*pair)
-    del pair
+    kept = Given(function, pair)
+    y = function(*pair)
+    changed = kept.changed()
+    y = y + pair[0] if given["residual"] else y
+    del pair, kept
     ends = [y, function(up * 1, gate * 1)] if given["twice"] else [y]
     del y
     wanted = desk.next()
@@ -36,7 +40,8 @@ def gated(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
     while ends:
         ends.pop(0).backward(torch.from_numpy(inputs.noise(given, "upstream", given["shape"])))
     desk.next()
-    return {"output": output, "gradients": [elements(each.grad, wanted) for each in (gate, up)]}
+    found = [elements(each.grad, wanted) for each in (gate, up)]
+    return {"output": output, "gradients": found, "changed": changed}
 
 
 def checkpoint(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:

@@ -10,14 +10,17 @@ import torch
 from dtlib.grading import inputs
 
 from .desk import Desk
+from .given import Given
 from .network import elements
 
 
 def ring(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
     """``function(q, k, v, lengths, causal)``; of many elements it tells those at some ``positions``."""
     given = desk.next()
-    output = function(*tensors(given, "qkv"), given["lengths"], given["causal"])
-    return {"output": elements(output, given["positions"])}
+    arguments = [*tensors(given, "qkv"), given["lengths"], given["causal"]]
+    kept = Given(function, arguments)
+    output = function(*arguments)
+    return {"output": elements(output, given["positions"]), "changed": kept.changed()}
 
 
 def tensors(given: dict[str, Any], names: str) -> list[torch.Tensor]:
@@ -30,5 +33,7 @@ def back(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
     given = desk.next()
     q, k, v, gradient = tensors(given, "qkvg")
     output, log_sum = (torch.from_numpy(given[name]) for name in ("output", "log_sum"))
-    to_q, to_k, to_v = function(q, k, v, output, log_sum, gradient, given["lengths"], given["causal"])
-    return {"queries": to_q, "keys": [to_k, to_v]}
+    arguments = [q, k, v, output, log_sum, gradient, given["lengths"], given["causal"]]
+    kept = Given(function, arguments)
+    to_q, to_k, to_v = function(*arguments)
+    return {"queries": to_q, "keys": [to_k, to_v], "changed": kept.changed()}

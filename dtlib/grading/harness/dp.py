@@ -8,6 +8,7 @@ from typing import Any
 
 from .collectives import on_values
 from .desk import Desk
+from .given import Given
 from .network import Network, batches, gradients, loss_fn
 
 token_weighted = partial(on_values, names=("num_tokens",))
@@ -17,8 +18,10 @@ def accumulate(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
     """``function(model, micro_batches, loss_fn)``, which leaves the gradients in ``parameter.grad``."""
     given = desk.next()
     model = Network(given)
-    function(model, batches(given), loss_fn)
-    return {"gradients": gradients(model)}
+    arguments = [model, batches(given), loss_fn]
+    kept = Given(function, arguments)
+    function(*arguments)
+    return {"gradients": gradients(model), "changed": kept.changed()}
 
 
 def overlap(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:

@@ -11,12 +11,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .desk import Desk
+from .given import Given
 from .watch import note_escape
 
 
 def call(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
-    """``{"answer": function(*arguments)}``."""
-    return {"answer": function(*desk.next())}
+    """``{"answer": function(*arguments)}``, and which arguments it ``changed``."""
+    arguments = desk.next()
+    given = Given(function, arguments)
+    return {"answer": function(*arguments), "changed": given.changed()}
 
 
 predict = call  # of an answer that is to be worked out: whatever torch or the lab runs is told
@@ -32,9 +35,9 @@ def encode(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
         start(thread)
 
     with mock.patch.object(threading.Thread, "start", noted), seen:
-        answer = call(function, desk)["answer"]
-    form = "bytes" if isinstance(answer, bytes | bytearray | memoryview) else type(answer).__name__
-    return {"answer": answer, "form": form, "shortcut": sorted(seen.made)}
+        said = call(function, desk)
+    is_bytes = isinstance(said["answer"], bytes | bytearray | memoryview)
+    return said | {"form": "bytes" if is_bytes else type(said["answer"]).__name__, "shortcut": sorted(seen.made)}
 
 
 class _Bfloat16(TorchDispatchMode):

@@ -10,6 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from .desk import Desk
+from .given import Given
 from .network import Gate
 
 
@@ -29,8 +30,10 @@ def split(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
 
     weights = [torch.from_numpy(each) for each in given["weights"]]
     inputs = [torch.from_numpy(each) for each in given["inputs"]]
+    kept = [Given(function, [weights, x]) for x in inputs]
     passes = counted("forward", [partial(function, weights, x) for x in inputs])
     gradients = [torch.from_numpy(each) for each in desk.next()]
+    kept += [Given(each[1], [gradient]) for each, gradient in zip(passes, gradients, strict=True)]
     first_halves = [partial(each[1], gradient) for each, gradient in zip(passes, gradients, strict=True)]
     to_inputs = counted("first half", first_halves)
     to_weights = counted("second half", [each[2] for each in reversed(passes)])
@@ -39,6 +42,7 @@ def split(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
         "inputs": to_inputs,
         "weights": [list(each) for each in reversed(to_weights)],
         "operations": operations,
+        "changed": sorted({name for each in kept for name in each.changed()}),
     }
 
 
@@ -66,5 +70,8 @@ def executor(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
     losses = [partial(loss, i) for i in range(len(given["rows"]))] if given["is_last"] else None
     inputs = [torch.from_numpy(each) for each in given["inputs"]] if given["inputs"] is not None else None
     actions = [(kind, i) for kind, i in given["actions"]]
-    total = function(actions, stage, given["rows"], inputs, losses)
-    return {"gradient": stage.weight.grad, "loss": float(total) if given["is_last"] else None}
+    arguments = [actions, stage, given["rows"], inputs, losses]
+    kept = Given(function, arguments)
+    total = function(*arguments)
+    told = float(total) if given["is_last"] else None
+    return {"gradient": stage.weight.grad, "loss": told, "changed": kept.changed()}

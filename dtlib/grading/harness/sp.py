@@ -10,6 +10,7 @@ import torch
 from dtlib.grading import inputs
 
 from .desk import Desk
+from .given import Given
 from .network import elements
 
 
@@ -22,9 +23,11 @@ def mlp(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
     given = desk.next()
     x = torch.from_numpy(inputs.noise({"weights_seed": given["own_seed"]}, "x", given["shape"], 1.5)).requires_grad_()
     weights = [torch.from_numpy(each).requires_grad_() for each in given["weights"]]
+    kept = Given(function, [x, *weights])
     y = function(x, *weights)
     output = elements(y, given["positions"])
     upstream = inputs.noise({"weights_seed": desk.next()}, "upstream", given["shape"])
     y.backward(torch.from_numpy(upstream))
     gradient = elements(x.grad, given["positions"])
-    return {"output": output, "gradient": gradient, "weights": [each.grad for each in weights]}
+    found = [each.grad for each in weights]
+    return {"output": output, "gradient": gradient, "weights": found, "changed": kept.changed()}

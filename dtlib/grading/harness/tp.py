@@ -10,6 +10,7 @@ import torch
 from dtlib.grading import inputs
 
 from .desk import Desk
+from .given import Given
 from .network import elements
 
 
@@ -20,11 +21,13 @@ def mlp(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
     """
     given = desk.next()
     x, *slices = (torch.from_numpy(each).requires_grad_() for each in (given["x"], *given["slices"]))
+    kept = Given(function, [x, *slices])
     y = function(x, *slices)
     output = y.detach().clone()
     upstream = torch.from_numpy(desk.next())
     (y + x if given["shared"] else y).backward(upstream)
-    return {"output": output, "gradient": x.grad, "slices": [each.grad for each in slices]}
+    found = [each.grad for each in slices]
+    return {"output": output, "gradient": x.grad, "slices": found, "changed": kept.changed()}
 
 
 def loss(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
@@ -35,8 +38,11 @@ def loss(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
     """
     given = desk.next()
     logits = torch.from_numpy(inputs.logits(given)).requires_grad_()
-    losses = function(logits, torch.from_numpy(given["targets"]), given["first"])
+    arguments = [logits, torch.from_numpy(given["targets"]), given["first"]]
+    kept = Given(function, arguments)
+    losses = function(*arguments)
     upstream = torch.from_numpy(desk.next())
     told = losses.detach().clone()
     losses.backward(upstream)
-    return {"losses": told, "gradient": elements(logits.grad, given["positions"])}
+    found = elements(logits.grad, given["positions"])
+    return {"losses": told, "gradient": found, "changed": kept.changed()}
