@@ -20,20 +20,21 @@ def clip_grad_norm(
     everywhere: Sequence[Tensor] = (),
     copies: Sequence[Tensor] = (),
     group: dist.ProcessGroup | None = None,
+    device: torch.device | None = None,
 ) -> Tensor:
     """Scale the gradients in place so that their norm over the ranks of `group` is at most `max_norm`; returns it.
 
     (Σ |g|^p)^(1/p), the maximum for p = ∞, over each element once: `chunks` lie on this rank alone, `everywhere` is on
-    all ranks alike, and `copies` are among the chunks of another rank. One all-reduce of 8 bytes. float64,
-    0-dimensional, on all ranks the same. ``ValueError`` for a negative `max_norm` or a `norm_type` that is not above 0,
-    ``RuntimeError`` for a norm that is not finite if `error_if_nonfinite`.
+    all ranks alike, and `copies` are among the chunks of another rank. One all-reduce of 8 bytes, on `device` where a
+    rank has no gradient. float64, 0-dimensional, on all ranks the same. ``ValueError`` for a negative `max_norm` or a
+    `norm_type` that is not above 0, ``RuntimeError`` for a norm that is not finite if `error_if_nonfinite`.
     """
     if not max_norm >= 0:
         raise ValueError(f"max_norm must be at least 0, not {max_norm!r}")
     if not norm_type > 0:
         raise ValueError(f"norm_type must be above 0 (math.inf for the largest entry), not {norm_type!r}")
     every = [*chunks, *everywhere, *copies]
-    device = every[0].device if every else None
+    device = every[0].device if every else device
     mine, common = _norms(chunks, norm_type, device), _norms(everywhere, norm_type, device)
     if math.isinf(norm_type):
         total = mine.max()

@@ -9,7 +9,6 @@ from itertools import accumulate, pairwise
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dtlib.ranks.dp import DataParallel
 from dtlib.ranks.shared.split import Split, splits_of
 from dtlib.ranks.zero import Zero
 
@@ -83,7 +82,7 @@ class Piece:
         return None if grad is None else grad.view(-1)
 
 
-def pieces(part: DataParallel) -> Iterator[Piece]:
+def pieces(part: nn.Module) -> Iterator[Piece]:
     """What this rank has of a wrapped module: of what a `Zero` has spread its own, and all of the rest."""
     spread = set[int]()
     for shard in part.all_shards if isinstance(part, Zero) else ():

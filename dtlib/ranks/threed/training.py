@@ -6,7 +6,7 @@ Shapes: b sequences of this place on dp, s positions, h hidden, v vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -121,13 +121,18 @@ weight meets a part of the tokens, in the backward pass |
             yield
         part.sync()
 
-    def _part(self, module: nn.Module, make_optimizer: Callable[[Any], Optimizer], stage: int) -> dp.DataParallel:
+    def _part(
+        self, module: nn.Module, make_optimizer: Callable[[Any], Optimizer], stage: int
+    ) -> dp.DataParallel | Rests:
         """`module` with gradients that are summed over dp and cp, and its optimizer."""
+        trained = [each for each in module.parameters() if each.requires_grad]
+        if not trained:
+            self.optimizers.append(make_optimizer([{"params": []}]))  # for its settings
+            return Rests(module)
         if stage:
             part = Zero(module, make_optimizer, stage=stage, group=self.batch_group)
             self.optimizers.append(part.optimizer)
             return part
-        trained = [each for each in module.parameters() if each.requires_grad]
         self.optimizers.append(make_optimizer(trained))
         return dp.BucketedDataParallel(module, group=self.batch_group)
 
@@ -166,7 +171,8 @@ weight meets a part of the tokens, in the backward pass |
                     is_here = self.is_first or not piece.is_everywhere
                     for view, _, counts in cut(piece.gradient, piece.start, self.places[piece.parameter]):
                         (mine if counts and is_here else copies).append(view)
-        return clip_grad_norm(mine, max_norm, norm_type, error_if_nonfinite, copies=copies)
+        device = next(self.parts[0].parameters()).device
+        return clip_grad_norm(mine, max_norm, norm_type, error_if_nonfinite, copies=copies, device=device)
 
     def evaluate(self, tokens_bs: Tensor, targets_bs: Tensor) -> Tensor:
         """The mean loss over all tokens of all ranks, without gradients."""
@@ -195,11 +201,36 @@ weight meets a part of the tokens, in the backward pass |
         return loss / dist.get_world_size(self.batch_group)
 
 
+class Rests(nn.Module):
+    """A frozen `module` in the place of a wrapper: nothing of it is reduced, split or stepped."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's own."""
+        return self.module(*args, **kwargs)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's own."""
+        return self.module.state_dict(*args, **kwargs)
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """There is nothing to put off."""
+        return nullcontext()
+
+    def sync(self) -> None:
+        """There is nothing to reduce."""
+
+
 def _refuse(model: Any, mesh: Any, schedule: Schedule, zero: Any) -> None:
     if not isinstance(model, GPT):
         raise ValueError(f"model must be a GPT of ranks.model, not {type(model).__name__}")
     if not isinstance(mesh, Mesh):
         raise ValueError(f"mesh must be a Mesh of ranks.mesh, not {type(mesh).__name__}")
+    if not any(each.requires_grad for each in model.parameters()):
+        raise ValueError("model must have a parameter that requires a gradient, and all are frozen")
     for axis in mesh.axes:
         if axis not in AXES:
             raise ValueError(f"mesh must have axes among {', '.join(AXES)}, and has {axis!r}")

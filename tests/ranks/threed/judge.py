@@ -36,6 +36,7 @@ class Case:
     m: int = 2
     config: gpt.GPTConfig = GPT
     options: tuple[tuple[str, object], ...] = field(default=())
+    frozen: tuple[str, ...] = ()
 
     def made(self):
         p = dict(self.axes).get("pp", 1)
@@ -46,10 +47,17 @@ class Case:
         )
 
 
-def case(axes, schedule="1F1B", m=2, config=GPT, **options):
-    """A `Case`, of axes as in "dp 2, tp 2"."""
+def case(axes, schedule="1F1B", m=2, config=GPT, frozen=(), **options):
+    """A `Case`, of axes as in "dp 2, tp 2"; parameters whose names begin as `frozen` says are not trained."""
     sizes = tuple((name, int(size)) for name, size in (each.split() for each in axes.split(", ")))
-    return Case(sizes, schedule, m, config, tuple(options.items()))
+    return Case(sizes, schedule, m, config, tuple(options.items()), frozen)
+
+
+def made(config, frozen, **options):
+    model = gpt.GPT(config, **options)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not name.startswith(frozen or ("none",)))
+    return model
 
 
 def data():
@@ -62,15 +70,15 @@ def data():
 
 
 @cache
-def alone(config):
+def alone(config, frozen=()):
     """Losses, the gradients of every step and weights of one process, the whole batch at once."""
-    model, losses, gradients, norms = gpt.GPT(config), [], [], []
+    model, losses, gradients, norms = made(config, frozen), [], [], []
     adam = make_adamw(model.parameters())
     for x, y in zip(*data(), strict=True):
         loss = gpt.next_token_loss(model(x), y)
         loss.backward()
         losses.append(loss.item())
-        gradients.append({name: each.grad.clone() for name, each in model.named_parameters()})
+        gradients.append({name: p.grad.clone() for name, p in model.named_parameters() if p.requires_grad})
         norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM).item())
         adam.step()
         adam.zero_grad()
@@ -79,7 +87,7 @@ def alone(config):
 
 def built(case):
     mesh = Mesh(dict(case.axes))
-    model = gpt.GPT(case.config, seed=dist.get_rank())  # all begin with those of rank 0
+    model = made(case.config, case.frozen, seed=dist.get_rank())  # all begin with those of rank 0
     return threed.Training(model, mesh, make_adamw, schedule=case.made(), **dict(case.options))
 
 
@@ -104,7 +112,7 @@ def gradients_of(training):
     found = {}
     for part in training.parts:
         if not hasattr(part, "shards"):
-            found |= {id(each): each.grad for each in part.parameters()}
+            found |= {id(each): each.grad for each in part.parameters() if each.requires_grad}
             continue
         for shard in part.shards:
             chunks = [None] * dist.get_world_size(part.group)
@@ -126,8 +134,10 @@ def whole(training, tensors):
     """Tensors by the ``id`` of parameters, unsplit over tp and under the names of the whole model."""
     found = {}
     for stage in training.stages.values():
-        named = {name: tensors[id(each)] for name, each in stage.named_parameters(remove_duplicate=False)}
-        names = {name: training.places[id(each)].name for name, each in stage.named_parameters(remove_duplicate=False)}
+        every = stage.named_parameters(remove_duplicate=False)
+        mine = {name: each for name, each in every if id(each) in tensors}
+        named = {name: tensors[id(each)] for name, each in mine.items()}
+        names = {name: training.places[id(each)].name for name, each in mine.items()}
         for name, each in tp.unsplit(stage, named).items():
             found[names[name]] = each.clone()
     return found
@@ -139,7 +149,7 @@ def on_a_rank(cases):
 
 def compare(case, by_rank):
     """Every rank has the losses; together they have every gradient and every weight, each like one process's."""
-    losses, norms, gradients, weights = alone(case.config)
+    losses, norms, gradients, weights = alone(case.config, case.frozen)
     seen = set()
     for found in by_rank:
         assert_close(found[0], losses, **CLOSE)

@@ -41,6 +41,15 @@ def before_and_after(case, folder):
     return losses, steps(training, [1, 2])
 
 
+def test_a_rank_whose_layers_are_all_frozen_is_saved_and_read(tmp_path):
+    frozen = ("token", "blocks.0", "blocks.1")
+    apart, together = (case(axes, zero=1, config=LLAMA, frozen=frozen) for axes in ("pp 2", "dp 2"))
+    (losses, again), *_ = lab.run(before_and_after, 2, args=(apart, tmp_path))
+    assert again == losses
+    (found,), *_ = lab.run(from_there, 2, args=([together], tmp_path))
+    assert_close(found, losses, **CLOSE)
+
+
 def from_there(cases, folder):
     results = []
     for each in cases:

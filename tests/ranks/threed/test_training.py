@@ -17,14 +17,18 @@ from dtlib.ranks.threed import training
 from dtlib.theory import pp as theory
 
 from .judge import GPT as TIED
-from .judge import LLAMA, ONE_KEY, case, check, compare, make_adamw, train
+from .judge import LLAMA, ONE_KEY, built, case, check, compare, make_adamw, train
 
+FIRST, LAST = ("token", "blocks.0", "blocks.1"), ("blocks.2", "blocks.3", "norm", "head")  # a whole rank's
 CHOSEN = [
     case("dp 2, tp 2", m=1, zero=3), case("dp 2, pp 2", "ZB-H1", m=4, zero=1),
     case("pp 2, dp 2", "interleaved", zero=2, config=LLAMA), case("cp 2, dp 2", zero=1),
     case("dp 2, pp 2", "ZB-H1", m=4, zero=2, config=LLAMA),
     case("tp 2, pp 2", sequence_parallel=True), case("pp 2, cp 2", config=LLAMA),
     case("cp 2, tp 2", sequence_parallel=True, config=ONE_KEY),
+    case("dp 2, pp 2", config=LLAMA, frozen=FIRST), case("dp 2, pp 2", "ZB-H1", config=LLAMA, zero=2, frozen=LAST),
+    case("pp 2, tp 2", "ZB-H1", zero=1, config=LLAMA, frozen=FIRST),
+    case("pp 2, dp 2", "interleaved", zero=3, config=LLAMA, frozen=("blocks.1", "blocks.3", "norm", "head")),
 ]  # fmt: skip
 PAIRS = [
     *(case(axes, m=m, zero=zero) for axes in ("dp 2, tp 2", "dp 2, cp 2") for zero in range(4) for m in (1, 4)),
@@ -144,6 +148,7 @@ def build(axes, schedule, config=TIED, **options):
     [
         (lambda: build({"dp": 1, "ep": 2}, theory.one_f_one_b(1, 2)), "axes among dp, pp, cp, tp, and has 'ep'"),
         (lambda: build({"pp": 2}, theory.one_f_one_b(4, 2)), "schedule must be for 2 ranks"),
+        (lambda: built(case("dp 2", frozen=("",))), "model must have a parameter that requires a gradient"),
         (lambda: build({"dp": 2}, theory.one_f_one_b(1, 2), zero=4), "zero must be 0, 1, 2 or 3, not 4"),
         (lambda: build({"pp": 2}, theory.zb_h1(2, 2), LLAMA, zero=3), "zero must be 0, 1 or 2 where the schedule"),
         (lambda: build({"pp": 2}, theory.one_f_one_b(2, 2), zero=3), "zero must be 0 or 1 where two stages share"),
