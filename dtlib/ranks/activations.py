@@ -13,16 +13,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from .model import GPT, Attention
+from .model import Attention
 
 Layer = Callable[[Any], Any]
+Model = TypeVar("Model", bound=nn.Module)
 _DEVICES = ("cpu", "cuda")
 
 
@@ -63,8 +64,9 @@ def through(layers: Sequence[Layer], x: Any, *, every: int = 1, restore_rng: boo
     return x
 
 
-def recompute(model: GPT, what: str = "full", *, every: int = 1, restore_rng: bool = True) -> GPT:
-    """Let `model`, which is changed and returned, compute in its backward pass what it does not keep.
+def recompute(model: Model, what: str = "full", *, every: int = 1, restore_rng: bool = True) -> Model:
+    """Let `model`, a GPT or a stage of one, which is changed and returned, compute in its backward pass what it does
+    not keep.
 
     ``"full"`` keeps the input of every `every`-th layer, ``"selective"`` all of a layer but what lies between queries,
     keys, values and the weighted values, ``"none"`` everything. Weights and their names stay. ``ValueError`` for
@@ -76,8 +78,8 @@ def recompute(model: GPT, what: str = "full", *, every: int = 1, restore_rng: bo
     for patched, name in ((model, "run_blocks"), *((attention, "core") for attention in attentions)):
         patched.__dict__.pop(name, None)  # of an earlier call
     if what == "full":
-        layers: Sequence[Layer] = list(model.blocks)
-        if not 1 <= every <= len(layers):
+        layers: Sequence[Layer] = list(model.blocks)  # type: ignore[arg-type]
+        if not 1 <= every <= max(1, len(layers)):
             raise ValueError(f"every must be from 1 to num_layers={len(layers)}, not {every}")
         model.__dict__["run_blocks"] = partial(_blocks, layers, every=every, restore_rng=restore_rng)
     elif what == "selective":

@@ -61,14 +61,38 @@ def test_the_published_layers_take_what_their_traffic_says():
     assert sp.saved_seconds(4, 2048, 6144, 1, 1.0) == 0
 
 
-@given(b=sizes, s=sizes, h=sizes, t=st.integers(2, 64))
-def test_at_the_even_link_a_byte_costs_the_same_gathered_or_computed(b, s, h, t):
+@given(b=sizes, s=sizes, h=sizes, t=st.integers(2, 64), early_stop=st.booleans())
+def test_at_the_even_link_a_byte_costs_the_same_gathered_or_computed(b, s, h, t, early_stop):
     flop_per_s = 1e14
-    more = sp.sent_elements(b, s, h, t, "again") - sp.sent_elements(b, s, h, t)
-    freed = 4 * (t - 1) / t * b * s * h
-    gathered = 2 * more / sp.even_link(h, flop_per_s) / freed
-    computed = 24 * b * s * h * h / t / flop_per_s / (34 * b * s * h / t)
-    assert gathered == pytest.approx(computed)
+    link = sp.even_link(h, flop_per_s, t, early_stop=early_stop)
+
+    def price(plan, seconds=0.0, **recompute):
+        """Bytes sent more than by inputs that are kept, for each byte that is kept less, over the link; and seconds."""
+        kept = sp.kept_bytes(s, b, h, 1, t, "keep", core=False)
+        freed = kept - sp.kept_bytes(s, b, h, 1, t, plan, core=False, **recompute)
+        stop = {"early_stop": early_stop} if recompute else {}
+        more = sp.sent_elements(b, s, h, t, plan, **recompute, **stop) - sp.sent_elements(b, s, h, t, "keep")
+        return (seconds + (2 * more / link if link else 0)) / freed, 2 * more / freed
+
+    again, computed = price("again"), price("keep", 24 * b * s * h * h / t / flop_per_s, recompute="full")
+    if link:
+        assert again[0] == pytest.approx(1 / link)
+        assert again[0] == pytest.approx(computed[0])
+    else:  # over no link is it cheaper to compute: that sends as much for a byte, or more
+        assert again[1] <= computed[1] * (1 + 1e-9)
+
+
+def test_a_full_recompute_frees_and_sends_what_it_says():
+    for t, freed in ((1, 32), (2, 18), (8, 7.5)):
+        kept = [sp.kept_bytes(1, 1, 1, 1, t, "keep", core=False, recompute=each) for each in ("none", "full")]
+        assert kept[0] - kept[1] == freed
+    for plan, once in (("none", 8), ("keep", 8), ("again", 10)):
+        assert sp.phases(plan, recompute="selective") == once
+        assert sp.phases(plan, recompute="full") == once + 4
+        assert sp.phases(plan, recompute="full", early_stop=True) == once + (4 if plan == "none" else 3)
+    for t in (2, 3, 8):
+        again = tp.layer_elements(2, 3, 5, recompute="full")
+        assert sp.sent_elements(2, 3, 5, t, recompute="full") == pytest.approx(2 * (t - 1) / t * again)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +106,10 @@ def test_at_the_even_link_a_byte_costs_the_same_gathered_or_computed(b, s, h, t)
         (lambda: sp.norm_elements(1, 1, 0), "tp must be"),
         (lambda: sp.saved_seconds(1, 1, 1, 1, 0), "memory_bytes_per_s must be"),
         (lambda: sp.core_seconds(1, 1, 1, 1, 1, 0, 1), "flop_per_s must be"),
-        (lambda: sp.even_link(1, 0), "flop_per_s must be"),
+        (lambda: sp.even_link(1, 0, 8), "flop_per_s must be"),
+        (lambda: sp.even_link(1, 1, 8, early_stop=1), "early_stop must be True or False"),
+        (lambda: sp.phases("keep", recompute="some"), "recompute must be one of none, selective, full"),
+        (lambda: sp.kept_bytes(1, 1, 1, 1, 1, recompute="some"), "recompute must be one of none, selective, full"),
     ],
 )
 def test_bad_input_is_named(call, message):

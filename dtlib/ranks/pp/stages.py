@@ -36,12 +36,15 @@ class Stage(nn.Module):
             self.norm, self.head = model.norm, model.head
         self.train(model.training)
 
-    def forward(self, x: Tensor, *, offset: int | Tensor = 0) -> Tensor:
-        """Through this stage's layers; see the table for shapes, and `GPT.forward` for `offset`."""
-        x_bsh = GPT.embed(self, x, offset) if self.first else x  # type: ignore[arg-type]
-        where = {"offset": offset} if self.config.rotary else {}
-        x_bsh = GPT.run_blocks(self, x_bsh, **where)  # type: ignore[arg-type]
-        return GPT.logits(self, x_bsh) if self.last else x_bsh  # type: ignore[arg-type]
+    embed, run_blocks, logits = GPT.embed, GPT.run_blocks, GPT.logits
+
+    def forward(self, x: Tensor, *, offset: int | Tensor = 0, **where: Any) -> Tensor:
+        """Through this stage's layers; see the table for shapes, and `GPT.forward` for `offset` and what else blocks
+        are told."""
+        x_bsh = self.embed(x, offset) if self.first else x
+        where |= {"offset": offset} if self.config.rotary else {}
+        x_bsh = self.run_blocks(x_bsh, **where)
+        return self.logits(x_bsh) if self.last else x_bsh
 
 
 def cut(model: GPT, num_stages: int, layers: Sequence[int] | None = None) -> list[Stage]:

@@ -15,12 +15,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dtlib.ranks import cp, dp, pp, sp, tp
+from dtlib.ranks import activations, cp, dp, pp, sp, tp
 from dtlib.ranks.mesh import Mesh
 from dtlib.ranks.model import GPT, IGNORED
 from dtlib.ranks.shared.clipping import clip_grad_norm
 from dtlib.ranks.shared.replicas import broadcast, refuse_unlike_ranks
 from dtlib.ranks.zero import Zero
+from dtlib.theory.memory import checked_recompute
 from dtlib.theory.pp import Action, Schedule
 from dtlib.theory.valid import flag
 
@@ -50,6 +51,10 @@ weight meets a part of the tokens, in the backward pass |
     ``ValueError`` before anything is sent for another axis, a `schedule` for another number of ranks, for stages 2 and
     3 where two pipeline stages share the embedding, whose sum is of whole gradients, and for stage 3 where `schedule`
     splits backward passes: the later half would gather the weights a third time. Other errors are those of the parts.
+
+    `recompute` is a word of `activations.recompute`, of each layer (True: ``"full"``). Where `schedule` splits backward
+    passes a full one takes a whole stage at a time, as its later half needs what was computed: there the sums of
+    embedding and loss are sent again, too. `gather_again` is `sp`'s.
     """
 
     def __init__(
@@ -63,11 +68,16 @@ weight meets a part of the tokens, in the backward pass |
         sequence_parallel: bool = False,
         order: str = "zigzag",
         way: str = "ring",
-        recompute: bool = False,
+        recompute: str | bool = "none",
+        gather_again: bool = False,
     ) -> None:
         _refuse(model, mesh, schedule, zero)
         flag("sequence_parallel", sequence_parallel)
-        flag("recompute", recompute)
+        if flag("gather_again", gather_again) and not sequence_parallel:
+            raise ValueError("gather_again must be False without sequence_parallel, which splits the tokens")
+        if isinstance(recompute, bool):
+            recompute = "full" if recompute else "none"
+        by_stage = checked_recompute(recompute) == "full" and _splits_backward(schedule)
         mesh = Mesh(mesh.axes | {axis: 1 for axis in AXES if axis not in mesh.axes})  # in the order that was asked for
         self.mesh, self.config = mesh, model.config
         self.batch_group, tensor_group = mesh.group("dp", "cp"), mesh.group("tp")
@@ -76,7 +86,10 @@ weight meets a part of the tokens, in the backward pass |
         refuse_unlike_ranks(model, everything[0].device, None)
         broadcast([each.detach() for each in everything], None)
 
-        (sp if sequence_parallel else tp).parallelize(model, tensor_group)
+        if sequence_parallel:
+            sp.parallelize(model, tensor_group, gather_again=gather_again)
+        else:
+            tp.parallelize(model, tensor_group)
         self.context: cp.Context | None = None
         if mesh.size("cp") > 1:
             cp.parallelize(model, mesh.group("cp"), order=order, way=way, sum_gradients=False)
@@ -84,6 +97,8 @@ weight meets a part of the tokens, in the backward pass |
         place, stages = mesh.coordinates()["pp"], pp.cut(model, schedule.num_stages)
         own = {number: stages[number] for number, where in enumerate(schedule.placed) if where == place}
         self.stages = own
+        for each in own.values():
+            activations.recompute(each, "none" if by_stage else recompute)
         self.offset: int | Tensor = 0
         for stage in own.values():
             stage.register_forward_pre_hook(lambda _, x, where: (x, {"offset": self.offset}), with_kwargs=True)
@@ -107,7 +122,7 @@ weight meets a part of the tokens, in the backward pass |
             width=model.config.hidden, dtype=model.config.dtype, group=mesh.group("pp"),
             parts=dist.get_world_size(tensor_group) if sequence_parallel else 1,
             loss=partial(tp.next_token_loss, vocab=model.config.vocab, group=tensor_group, reduction="sum"),
-            count=self._tokens, tied=self.tied, recompute=recompute, around=self._around,
+            count=self._tokens, tied=self.tied, recompute=by_stage, around=self._around,
         )  # fmt: skip
 
     @contextmanager
@@ -224,6 +239,10 @@ class Rests(nn.Module):
         """There is nothing to reduce."""
 
 
+def _splits_backward(schedule: Schedule) -> bool:
+    return any(action.kind == "W" for actions in schedule.actions for action in actions)
+
+
 def _refuse(model: Any, mesh: Any, schedule: Schedule, zero: Any) -> None:
     if not isinstance(model, GPT):
         raise ValueError(f"model must be a GPT of ranks.model, not {type(model).__name__}")
@@ -239,7 +258,7 @@ def _refuse(model: Any, mesh: Any, schedule: Schedule, zero: Any) -> None:
         raise ValueError(f"schedule must be for {p} ranks, as many as mesh has on pp, not {schedule.num_ranks}")
     if isinstance(zero, bool) or zero not in (0, 1, 2, 3):
         raise ValueError(f"zero must be 0, 1, 2 or 3, not {zero!r}")
-    if zero == 3 and any(action.kind == "W" for actions in schedule.actions for action in actions):
+    if zero == 3 and _splits_backward(schedule):
         raise ValueError(f"zero must be 0, 1 or 2 where the schedule splits backward passes, as {schedule.name} does")
     if zero > 1 and model.config.tied and schedule.num_stages > 1:
         raise ValueError("zero must be 0 or 1 where two stages share the embedding, or the model be untied")

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from dtlib.ranks.mesh import Group
 from dtlib.ranks.shared.split import Ranges, Split, SplitModule, evenly
@@ -135,17 +136,18 @@ class _Column(torch.autograd.Function):
         return F.linear(all_bsi, w_oi, bias_o)
 
     @staticmethod
+    @once_differentiable
     def backward(context: Any, dy_bso: Tensor) -> Any:
         (x_bsi, w_oi), layer, dx_bsi, sums = context.saved_tensors, context.layer, None, []
-        dy_no, tokens = dy_bso.flatten(0, -2), layer.tokens
-        if context.needs_input_grad[0]:
+        dy_no, tokens, (needs_x, needs_w, needs_bias) = dy_bso.flatten(0, -2), layer.tokens, _asked_for(context)
+        if needs_x:
             dx_ni = dy_no @ w_oi
             sums += _start_sum(dx_ni, layer.group) if tokens is None else []
             dx_bsi = dx_ni.unflatten(0, dy_bso.shape[:-1])
             dx_bsi = dx_bsi if tokens is None else tokens.scatter(dx_bsi)
-        if tokens is not None and tokens.gather_again and x_bsi is not None:
+        if needs_w and tokens is not None and tokens.gather_again:
             x_bsi = tokens.gather(x_bsi)
-        dw_oi, dbias_o = _weight_gradients(context, dy_no, x_bsi)
+        dw_oi, dbias_o = _weight_gradients(dy_no, x_bsi if needs_w else None, needs_bias)
         if layer.shared_rows:
             for each in (dw_oi, dbias_o):
                 sums += [] if each is None else _start_sum(each[-layer.shared_rows :], layer.sharers)
@@ -172,12 +174,28 @@ class _Row(torch.autograd.Function):
         return y_no.unflatten(0, x_bsi.shape[:-1])
 
     @staticmethod
+    @once_differentiable
     def backward(context: Any, dy_bso: Tensor) -> Any:
-        x_bsi, w_oi = context.saved_tensors
-        dx_bsi = dy_bso @ w_oi if context.needs_input_grad[0] else None
-        return dx_bsi, *_weight_gradients(context, dy_bso.flatten(0, -2), x_bsi), None
+        (x_bsi, w_oi), (needs_x, needs_w, needs_bias) = context.saved_tensors, _asked_for(context)
+        dx_bsi = dy_bso @ w_oi if needs_x else None
+        return dx_bsi, *_weight_gradients(dy_bso.flatten(0, -2), x_bsi if needs_w else None, needs_bias), None
 
 
-def _weight_gradients(context: Any, dy_no: Tensor, x_bsi: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    dw_oi = None if x_bsi is None else dy_no.t() @ x_bsi.flatten(0, -2)
-    return dw_oi, dy_no.sum(0) if context.needs_input_grad[2] else None
+def _asked_for(context: Any) -> tuple[bool, bool, bool]:
+    """Whether this backward pass wants the gradients of input, weight and bias. What needs one in general need not be
+    asked for by a pass in two halves (`ranks.pp`): the input's, summed in the first half, is not summed again."""
+    nodes = iter(node for node, _ in context.next_functions)  # of tensors
+    needs_x, needs_w, needs_bias, _ = context.needs_input_grad
+    x, w, bias = next(nodes), next(nodes), next(nodes, None)
+    return needs_x and _is_wanted(x), needs_w and _is_wanted(w), needs_bias and _is_wanted(bias)
+
+
+def _is_wanted(node: Any) -> bool:
+    try:
+        return bool(torch._C._will_engine_execute_node(node))
+    except RuntimeError:  # a leaf of which torch.autograd.grad asks
+        return True
+
+
+def _weight_gradients(dy_no: Tensor, x_bsi: Tensor | None, bias: bool) -> tuple[Tensor | None, Tensor | None]:
+    return None if x_bsi is None else dy_no.t() @ x_bsi.flatten(0, -2), dy_no.sum(0) if bias else None

@@ -8,8 +8,9 @@ Letters: b sequences (`micro_batch`) of s tokens (`seq`), width h (`hidden`), a 
 | ``"keep"`` | split by tokens; gathered inputs are kept | 8 | sbh (4 + 30/t) |
 | ``"again"`` | split by tokens; inputs are gathered again | 10 | sbh · 34/t |
 
-A phase is half of a ring all-reduce: each rank sends (t−1)/t · bsh elements. Arguments out of range raise
-``ValueError``, which names the argument, its value and the rule.
+A phase is half of a ring all-reduce: each rank sends (t−1)/t · bsh elements. A full recompute of a layer sends its 4
+forward phases again and keeps 2sbh/t, under plan ``"none"`` 2sbh. Arguments out of range raise ``ValueError``, which
+names the argument, its value and the rule.
 """
 
 from .plans import PLANS, kept_bytes, norm_elements, phases, sent_elements

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dtlib.theory.formula import formula
-from dtlib.theory.valid import amount, whole
+from dtlib.theory.valid import amount, flag, whole
 
 
 @formula(
@@ -51,12 +51,17 @@ def core_seconds(
             + 13 * a * b * s * s / amount("memory_bytes_per_s", memory_bytes_per_s, positive=True)) / t  # fmt: skip
 
 
-def even_link(hidden: int, flop_per_s: float) -> float:
+def even_link(hidden: int, flop_per_s: float, tp: int, *, early_stop: bool = False) -> float:
     """Bytes a second, in one direction, of the link at which a byte costs as much to gather again as to compute again.
 
-    Gathered again, 4(t−1)/t · bsh bytes cost two phases of 2 bytes an element, so a byte not kept is a byte sent: 1/B
-    seconds. A whole layer computed again frees 34bsh/t bytes (attention's core apart, which flash attention never
-    keeps) for 24bsh²/(tF) seconds or more: 12h/(17F) a byte. So gathering is cheaper from B = 17F/(12h) on, whatever
-    b, s and t. ``ValueError`` for a width below 1 or a rate that is not positive.
+    Both begin with split tokens and kept inputs, 4 + 30/t bytes over sbh (attention's core apart, which flash attention
+    never keeps). Gathered again, 4(t−1)/t of them are not kept for two phases of 2 bytes an element: a byte freed is a
+    byte sent, 1/B seconds. A layer computed again frees 4 + 28/t, for 24bsh²/(tF) seconds or more and for the 4 phases
+    of its forward pass: (24h/F + 8(t−1)/B) / (4t + 28) seconds a byte. So gathering is cheaper from B = (9 − t)F/(6h)
+    on, and with `early_stop`, where 3 phases are sent again, from (17 − t)F/(12h), whatever b and s. On 9 ranks or more
+    (17) it is so over any link, a 0 here: what is computed again sends as much for a byte freed as what is gathered
+    again, and computes besides. ``ValueError`` for sizes below 1 or a rate that is not positive.
     """
-    return 17 * amount("flop_per_s", flop_per_s, positive=True) / (12 * whole("hidden", hidden, 1))
+    h, t = whole("hidden", hidden, 1), whole("tp", tp, 1)
+    f = amount("flop_per_s", flop_per_s, positive=True)
+    return max(0.0, (17 - t) * f / (12 * h) if flag("early_stop", early_stop) else (9 - t) * f / (6 * h))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dtlib.theory import tp, zero
+from dtlib.theory import sp, tp, zero
 from dtlib.theory.breakdown import Breakdown
 from dtlib.theory.cp import ring_elements
 from dtlib.theory.footprint import Setup, piece_layers, stage_parameters
 from dtlib.theory.formula import formula
 from dtlib.theory.models import Architecture, checked_model, kv_width_of_rank
-from dtlib.theory.valid import amount, whole
+from dtlib.theory.valid import amount, flag, whole
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,13 @@ class AxisBytes(Breakdown):
     ),
 )
 def sent_bytes(
-    model: Architecture | str, setup: Setup, *, cp: int = 1, stage: int = 0, element_bytes: float = 2
+    model: Architecture | str,
+    setup: Setup,
+    *,
+    cp: int = 1,
+    stage: int = 0,
+    element_bytes: float = 2,
+    gather_again: bool = False,
 ) -> AxisBytes:
     """Bytes that a rank sends in a step, by axis.
 
@@ -43,8 +49,13 @@ def sent_bytes(
     The equation is that of an inner stage under ZeRO 0; the first and the last stage also add up embedding, loss and
     the head's gradient over tp, and exchange the gradient of a tied embedding; with `setup.sequence_parallel` a message
     between stages is cut into t, and norms, positions and biases behind a sum have their gradients summed over tp once
-    a micro-batch. Under ZeRO 2 and 3 each micro-batch reduces, under 3 it gathers twice. All numbers travel in
-    `element_bytes`. ``ValueError`` where the model cannot be cut like that.
+    a micro-batch; with `gather_again` the gathered inputs are not kept, and gathered once more (`activation_bytes`
+    takes the same word). Under ZeRO 2 and 3 each micro-batch reduces, under 3 it gathers twice.
+
+    What `setup.recompute` repeats, layer by layer, sends again what its forward pass sent: a full one 2 of tp's
+    all-reduces a layer, and it and a selective one cp's ring of keys and values. ZeRO 3 gathers no third time: a layer
+    is computed again when its backward pass has gathered it. All numbers travel in `element_bytes`. ``ValueError``
+    where the model cannot be cut like that.
     """
     model = checked_model(model)
     setup.check(model)
@@ -57,8 +68,10 @@ def sent_bytes(
     l = sum(piece_layers(model.num_layers, p, v)[stage])
 
     outside = tp.outside_elements(b, s // c, h)
-    reduced = l * tp.layer_elements(b, s // c, h, recompute=setup.recompute)
-    reduced += first * outside.embedding + last * (outside.head + outside.loss)
+    again = flag("gather_again", gather_again) and setup.sequence_parallel
+    plan = "again" if again else "keep" if setup.sequence_parallel else "none"
+    reduced = l * sp.phases(plan, recompute=setup.recompute) / 2 * b * (s // c) * h
+    reduced += first * outside.embedding + last * (outside.head * (3 if again else 2) / 2 + outside.loss)
     if setup.sequence_parallel:
         reduced += mine.norms + mine.positions + (2 * l * h if model.biases else 0)
     kv_heads = kv_width_of_rank(model, t) // model.head_dim
@@ -67,10 +80,10 @@ def sent_bytes(
     tied = mine.head if last else mine.embedding if first else 0
     n = setup.dp * c
     once = zero.traffic(mine.total * w, n, setup.zero)
-    again = (m - 1) * (once.reduce_scatter * (setup.zero > 1) + once.gather_forward + once.gather_backward)
+    repeated = (m - 1) * (once.reduce_scatter * (setup.zero > 1) + once.gather_forward + once.gather_backward)
     return AxisBytes(
         tp=2 * (t - 1) / t * m * reduced * w,
-        cp=m * l * ring_elements(b, s, kv_heads, model.head_dim, c) * w,
+        cp=m * l * ring_elements(b, s, kv_heads, model.head_dim, c, recompute=setup.recompute) * w,
         pp=(boundary + (tied if model.tied and p > 1 else 0)) * w,
-        dp=once.total + again,
+        dp=once.total + repeated,
     )

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import product
+
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils.checkpoint import checkpoint
 
 from dtlib import lab
 from dtlib.lab.record import Recorder
-from dtlib.ranks import sp, tp
+from dtlib.ranks import activations, sp, tp
 from dtlib.ranks.model import GPT, GPTConfig
 from dtlib.theory import sp as theory
+from dtlib.theory.memory.flops import RECOMPUTE
 
 PLANS = {
     "none": tp.parallelize,
@@ -25,42 +30,54 @@ def part(plan, x_bsh):
     return x_bsh if plan == "none" else x_bsh.tensor_split(dist.get_world_size(), 1)[dist.get_rank()].contiguous()
 
 
-def kept(plan):
+def kept(plan, recompute="none"):
     config = GPTConfig(num_layers=1, hidden=H, num_heads=A, seq=S, dropout=0.1, dtype=torch.bfloat16, written_out=True)
-    model = PLANS[plan](GPT(config))
+    model = activations.recompute(PLANS[plan](GPT(config)), recompute)
     x_bsh = part(plan, torch.zeros(B, S, H, dtype=torch.bfloat16)).requires_grad_()
     return lab.saved_bytes(model.run_blocks, x_bsh).total
 
 
 @pytest.mark.parametrize("t", [1, 2, 3, 4])
 def test_a_layer_keeps_what_its_plan_says_to_the_byte(t):
-    found = lab.run(lambda: {plan: kept(plan) for plan in PLANS}, t)
-    for plan in PLANS:
+    cases = list(product(PLANS, RECOMPUTE))
+    for (plan, recompute), *ranks in zip(cases, *lab.run(lambda: [kept(*each) for each in cases], t), strict=True):
         # mean and deviation of two norms, in bf16 on a CPU: the paper leaves them out
-        statistics = 2 * 2 * 2 * S * B // (1 if plan == "none" else t)
-        expected = theory.kept_bytes(S, B, H, A, t, plan) + statistics
-        assert [rank[plan] for rank in found] == [pytest.approx(expected, abs=1e-6)] * t
+        statistics = 2 * 2 * 2 * S * B // (1 if plan == "none" else t) if recompute != "full" else 0
+        expected = theory.kept_bytes(S, B, H, A, t, plan, recompute=recompute) + statistics
+        assert ranks == [pytest.approx(expected, abs=1e-6)] * t, (plan, recompute)
+        if recompute == "selective":
+            assert expected - statistics == theory.kept_bytes(S, B, H, A, t, plan, core=False)
 
 
 WIDE = GPTConfig(num_layers=2, hidden=192, num_heads=12, seq=120, vocab=61)
 
 
-def passes(plan):
+def by_torch(layers, x_bsh):
+    """A checkpoint of torch around each layer, which stops as soon as it has what the backward pass needs."""
+    for layer in layers:
+        x_bsh = checkpoint(layer, x_bsh, use_reentrant=False)
+    return x_bsh
+
+
+def passes(plan, recompute="none", early_stop=False):
     """In a rank: elements sent in ring messages, and all-reduced, by a layer; bytes on the wire by all."""
-    model = PLANS[plan](GPT(WIDE))
+    model = activations.recompute(PLANS[plan](GPT(WIDE)), "none" if early_stop else recompute)
     x_bsh = part(plan, torch.rand(4, 120, 192)).requires_grad_()
     with Recorder() as recorder, lab.wire() as wire:
-        model.run_blocks(x_bsh).sum().backward()
+        (partial(by_torch, model.blocks) if early_stop else model.run_blocks)(x_bsh).sum().backward()
     sent = {name: sum(c.full_bytes for c in recorder.log if c.name == name) / 8 for name in ("send", "all_reduce")}
     return sent, {c.name for c in recorder.log}, wire.total_bytes / 8
 
 
 @pytest.mark.parametrize("t", [2, 3, 4])
 def test_a_layer_sends_the_phases_of_its_plan(t):
-    found = lab.run(lambda: {plan: passes(plan) for plan in PLANS}, t)
-    for plan in PLANS:
-        expected = theory.sent_elements(4, 120, 192, t, plan)
-        for sent, names, wire in (rank[plan] for rank in found):
+    cases = [*product(PLANS, RECOMPUTE, [False]), *product(PLANS, ["full"], [True])]
+    for case, *ranks in zip(cases, *lab.run(lambda: [passes(*each) for each in cases], t), strict=True):
+        plan, recompute, early_stop = case
+        expected = theory.sent_elements(4, 120, 192, t, plan, recompute=recompute, early_stop=early_stop)
+        forgetful = theory.sent_elements(4, 120, 192, t, plan)
+        assert (expected == forgetful) == (recompute != "full")
+        for sent, names, wire in ranks:
             # two norms of two parameters and two biases behind sums, summed by all-reduces of h elements each
             shared = 0 if plan == "none" else 6 * 192
             if plan == "none":

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from dtlib import lab
-from dtlib.theory import models, threed
+from dtlib.theory import models, threed, tp
 from dtlib.theory.footprint import Setup
 
 from .judge import GPT, ROWS, built, case
@@ -21,9 +21,23 @@ CASES = [
     case("dp 4", config=DEEP, zero=0), case("pp 4", **TIED, m=4), case("cp 2, dp 2", config=DEEP, zero=2),
     case("dp 2, pp 2", "ZB-H1", config=DEEP, zero=2),
     case("pp 2, dp 2", config=DEEP, zero=3), case("tp 2, pp 2", **TIED, m=4), case("tp 4", config=DEEP),
-    case("tp 2, pp 2", config=DEEP, sequence_parallel=True), case("dp 2, tp 2", config=DEEP, zero=1),
+    case("tp 2, pp 2", "ZB-H1", **TIED, m=4),
+    case("tp 2, pp 2", "ZB-H1", config=DEEP, sequence_parallel=True), case("dp 2, tp 2", config=DEEP, zero=1),
     case("cp 2, tp 2", config=DEEP, zero=1, sequence_parallel=True),
 ]  # fmt: skip
+OPTIONS = [  # every value of every option that the law takes
+    case("tp 4", config=DEEP, recompute="selective"), case("tp 4", config=DEEP, recompute="full"),
+    case("tp 4", config=DEEP, sequence_parallel=True, gather_again=True),
+    case("tp 2, pp 2", config=DEEP, sequence_parallel=True, recompute="selective"),
+    case("tp 4", config=DEEP, sequence_parallel=True, recompute="full"),
+    case("tp 2, pp 2", config=DEEP, sequence_parallel=True, gather_again=True, recompute="full"),
+    case("cp 4", config=DEEP, recompute="selective"), case("cp 4", config=DEEP, recompute="full"),
+    case("dp 4", config=DEEP, zero=3, recompute="full"), case("dp 4", config=DEEP, zero=3, recompute="selective"),
+    case("cp 2, tp 2", config=DEEP, zero=3, sequence_parallel=True, recompute="full"),
+    case("pp 2, cp 2", **TIED, m=4, zero=1, recompute="full"),
+    case("cp 2, pp 2", "ZB-H1", config=DEEP, zero=2, recompute="selective"),
+]  # fmt: skip
+SPLIT = case("tp 2, pp 2", "ZB-H1", config=DEEP, recompute="full")
 
 
 def sent(case):
@@ -47,13 +61,35 @@ def expected(case, place):
     """Theory's bytes of a step of float64."""
     axes, options = dict(case.axes), dict(case.options)
     sizes = {name: size for name, size in axes.items() if name != "cp"} | options
+    where = {"cp": axes.get("cp", 1), "stage": place["pp"], "gather_again": sizes.pop("gather_again", False)}
     setup = Setup(**sizes, micro_batch=ROWS // case.m // axes.get("dp", 1), micro_batches=case.m)
-    model = replace(PAPER, tied=case.config.tied)
-    return threed.sent_bytes(model, setup, cp=axes.get("cp", 1), stage=place["pp"], element_bytes=8).total
+    return threed.sent_bytes(replace(PAPER, tied=case.config.tied), setup, **where, element_bytes=8)
+
+
+def without(case, option):
+    return replace(case, options=tuple(each for each in case.options if each[0] != option))
 
 
 def test_ranks_send_what_their_place_on_the_mesh_says():
-    by_rank = lab.run(lambda: [sent(case) for case in CASES], 4, timeout_s=200)
-    for of, *found in zip(CASES, *by_rank, strict=True):
+    cases = [*CASES, *OPTIONS, SPLIT]
+    for of, *found in zip(cases, *lab.run(lambda: [sent(each) for each in cases], 4, timeout_s=200), strict=True):
         for place, seen in found:
-            assert seen == expected(of, place), (of, place)
+            assert seen == expected(of, place).total + (of is SPLIT and ends_again(place)), (of, place)
+
+
+def ends_again(place):
+    """Where backward passes are split a full recompute takes a stage as a whole, with its embedding or its loss."""
+    outside = tp.outside_elements(ROWS // SPLIT.m, DEEP.seq, DEEP.hidden)
+    return SPLIT.m * 8 * (outside.loss if place["pp"] else outside.embedding)
+
+
+def test_a_law_that_forgets_an_option_is_off():
+    """Where it says so: a selective recompute sends nothing without cp, and none without tp or cp."""
+    for of in OPTIONS:
+        place, sends = {"pp": 0}, dict(of.axes)
+        right, options = expected(of, place).parts, dict(of.options)
+        off = {axis for axis, size in expected(without(of, "recompute"), place).parts.items() if size != right[axis]}
+        again = {"full": {"tp", "cp"}, "selective": {"cp"}, None: set()}[options.get("recompute")]
+        assert off == again & sends.keys(), of
+        if "gather_again" in options:
+            assert expected(without(of, "gather_again"), place).tp < right["tp"]

@@ -8,7 +8,7 @@ import torch
 
 from dtlib import lab
 from dtlib.theory import models, threed
-from dtlib.theory.activations import torch_cpu_widths
+from dtlib.theory.activations import torch_cpu_widths, written_out_widths
 from dtlib.theory.footprint import Setup, embeddings_in_flight
 
 from .judge import GPT, ROWS, built, case
@@ -19,6 +19,13 @@ CASES = [
     case("pp 2, tp 2", config=DEEP, m=4), case("tp 2, pp 2", config=DEEP, m=4, sequence_parallel=True),
     case("pp 2, cp 2", config=DEEP, m=2, zero=1), case("cp 2, tp 2", config=DEEP, m=1, sequence_parallel=True, zero=3),
     case("dp 2, pp 2", "interleaved", config=DEEP, m=4), case("dp 2, tp 2", config=DEEP, m=1, zero=2),
+    case("tp 2, pp 2", config=DEEP, m=4, sequence_parallel=True, gather_again=True),
+    case("tp 2, pp 2", config=DEEP, m=4, sequence_parallel=True, recompute="full"),
+    case("pp 2, tp 2", config=DEEP, m=4, recompute="full"), case("pp 2, cp 2", config=DEEP, m=2, recompute="full"),
+    case("tp 2, pp 2", config=DEEP, m=4, recompute="selective"),
+    case("cp 2, tp 2", config=DEEP, m=1, sequence_parallel=True, gather_again=True, recompute="selective"),
+    case("dp 2, pp 2", "GPipe", config=DEEP, m=4, recompute="selective"),
+    case("dp 2, tp 2", config=replace(DEEP, written_out=True), m=1),
 ]  # fmt: skip
 
 
@@ -40,13 +47,15 @@ def expected(case, place):
     sizes = {name: size for name, size in axes.items() if name != "cp"} | {"chunks": schedule.chunks}
     if "dp" in sizes:
         b //= sizes["dp"]
+    where = {"cp": cp, "stage": place["pp"], "gather_again": options.pop("gather_again", False)}
+    where |= {"schedule": case.schedule} if schedule.chunks == 1 else {}
+    written_out = case.config.written_out
     setup = Setup(
-        **sizes, zero=options.get("zero", 0), micro_batch=b, micro_batches=case.m,
-        sequence_parallel=options.get("sequence_parallel", False),
-    )  # fmt: skip
-    where = {"cp": cp, "stage": place["pp"]}
-    layers = threed.activation_bytes(PAPER, setup, **where, gather_again=False, widths=torch_cpu_widths(4))
-    in_flight = embeddings_in_flight(setup.pp, case.m, schedule.chunks)
+        **sizes, **options, micro_batch=b, micro_batches=case.m, attention="matrix" if written_out else "flash"
+    )
+    widths = written_out_widths(4) if written_out else torch_cpu_widths(4)
+    layers = threed.activation_bytes(PAPER, setup, **where, widths=widths)
+    in_flight = case.m if case.schedule == "GPipe" else embeddings_in_flight(setup.pp, case.m, schedule.chunks)
     return layers + (place["pp"] == 0) * in_flight * (9 * b + 8) * case.config.seq / cp
 
 
@@ -54,4 +63,6 @@ def test_ranks_keep_the_activations_of_their_place_on_the_mesh():
     by_rank = lab.run(lambda: [fullest(case) for case in CASES], 4, timeout_s=200)
     for of, *found in zip(CASES, *by_rank, strict=True):
         for place, kept in found:
+            if place["pp"] and of.schedule == "GPipe":
+                continue  # heads and losses of earlier micro-batches, which the law leaves out
             assert kept == expected(of, place), (of, place)
