@@ -29,6 +29,9 @@ _SIZES = {
 """The flags that change a model, and what `Architecture` calls these sizes."""
 
 
+_MOST_LAYERS, _MOST = 1000, 10**9
+
+
 def size_options(command: Any) -> Any:
     """The flags of a model's sizes, the last first, since decorators are applied from the inside out."""
     for name in reversed(_SIZES):
@@ -44,6 +47,7 @@ card_memory_option = click.option(
 def chosen_model(name: str, given: Mapping[str, Any]) -> Architecture:
     """The model by its name or its file, with the sizes that flags change; ``ValueError`` where there is none."""
     from dtlib.theory import models
+    from dtlib.theory.valid import at_most
 
     path = Path(name)
     if path.suffix == ".json":
@@ -58,6 +62,7 @@ def chosen_model(name: str, given: Mapping[str, Any]) -> Architecture:
     else:
         found = models.model(name)
     changes = {ours: given[size] for size, ours in _SIZES.items() if given[size] is not None}
+    at_most("layers", changes.get("num_layers", found.num_layers), _MOST_LAYERS)
     if not changes:
         return found
     heads, hidden = changes.get("num_heads", found.num_heads), changes.get("hidden", found.hidden)
@@ -78,7 +83,6 @@ def chosen_card(name: str, given: Mapping[str, Any]) -> Accelerator:
     """The card by its name, with what flags change; ``ValueError`` where there is none, or for an amount below 0."""
     from dtlib.theory import hardware
     from dtlib.theory.units import GB, TB, TFLOP, GiB
-    from dtlib.theory.valid import amount
 
     card = hardware.accelerator(name)
     fields = {
@@ -89,11 +93,11 @@ def chosen_card(name: str, given: Mapping[str, Any]) -> Accelerator:
     changes: dict[str, Any] = {}
     for flag, (field, unit) in fields.items():
         if given.get(flag) is not None:
-            changes[field] = amount(flag, given[flag], positive=True) * unit
+            changes[field] = _rate(flag, given[flag]) * unit
     if "half_flop_per_s" in changes:
         changes["measured_half_flop_per_s"] = None
     if given.get("card_link") is not None:
-        rate = amount("card_link", given["card_link"], positive=True) * GB
+        rate = _rate("card_link", given["card_link"]) * GB
         changes["link"] = replace(card.link, link_bytes_per_s=rate)
     return replace(card, name=f"{card.name}, changed", **changes) if changes else card
 
@@ -102,13 +106,21 @@ def chosen_network(given: Mapping[str, Any]) -> Link:
     """The network by its name, with the rate that a flag changes; ``ValueError`` as `chosen_card`."""
     from dtlib.theory import hardware
     from dtlib.theory.units import GB
-    from dtlib.theory.valid import amount
 
     found = hardware.link(given["network"])
     if given["network_rate"] is None:
         return found
-    rate = amount("network_rate", given["network_rate"], positive=True) * GB
+    rate = _rate("network_rate", given["network_rate"]) * GB
     return replace(found, name=f"{found.name}, changed", link_bytes_per_s=rate)
+
+
+def _rate(flag: str, value: float) -> float:
+    """An amount in the unit of its flag, within what arithmetic is safe with."""
+    from dtlib.theory.valid import amount
+
+    if amount(flag, value, positive=True) > _MOST:
+        raise ValueError(f"{flag} must be at most {_MOST:,}, not {value:g}")
+    return value
 
 
 def with_flags(message: str, command: click.Command, *, card: str = "card") -> str:

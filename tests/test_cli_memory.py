@@ -226,6 +226,8 @@ def test_the_list_has_every_model_and_its_source():
         (("tiny", "--card", "H100", "--gpu", "A100"), "--card or --gpu must be given, not both: 'H100' and 'A100'"),
         (("tiny", "--card", "abacus"), "--card 'abacus' is unknown; there are V100"),
         (("tiny", "--card-memory", 0), "--card-memory must be finite and positive, not 0"),
+        (("tiny", "--card-memory", 1e300), "--card-memory must be at most 1,000,000,000, not 1e+300"),
+        (("tiny", "--layers", 10**9), "--layers must be at most 1,000 here"),
         (("none.json",), "MODEL none.json cannot be read as JSON"),
         (("llama3-8b", "--layers", 0), "--layers must be at least 1, not 0"),
         (("llama3-8b", "--heads", 3), "--hidden must be a multiple of --heads=3, not 4096"),

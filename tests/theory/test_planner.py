@@ -10,6 +10,7 @@ import pytest
 
 from dtlib.theory import footprint, hardware, models, planner, pp
 from dtlib.theory.planner import FITTED, Machine, Plan, fitting, published
+from dtlib.theory.units import GiB, format_bytes
 
 ROOT = Path(__file__).parents[2]
 DATA, RESULTS = ROOT / "chapters" / "data", ROOT / "benchmarks" / "results"
@@ -255,6 +256,33 @@ def test_the_largest_model_on_the_largest_machine():
 def test_what_does_not_fit_is_told_with_the_nearest_that_does():
     with pytest.raises(ValueError, match=r"no plan of llama3-70b fits gpus=8 .* margin .*; \d+ do \(dp"):
         planner.search("llama3-70b", eight())
+
+
+@pytest.mark.parametrize(("name", "gpus"), [("llama3-8b", 2), ("llama2-13b", 4), ("gpt2-1.5b", 2)])
+def test_the_least_that_is_told_is_what_the_smallest_plan_needs(name, gpus):
+    """Every plan's memory, one by one; the bound from below is of another plan in one of the three."""
+    card = replace(hardware.accelerator("H100"), memory_bytes=2.5 * GiB)
+    machine = Machine(accelerator=card, gpus=gpus)
+    timed = planner.every_plan(name, machine, sequences=8, seq=1024)
+    plans = [each.plan(row) for each in timed for row in range(len(each.seconds))]
+    needed = min(planner.plan_memory(name, plan).total for plan in plans) * (1 + FITTED.margin)
+    with pytest.raises(ValueError, match=f"the least is {format_bytes(needed, digits=3)} with a margin of 21%"):
+        planner.search(name, machine, sequences=8, seq=1024)
+
+
+def test_batches_and_sequences_of_any_size_are_looked_at_in_few_plans():
+    for asked in ({"sequences": 10**8, "seq": 8192}, {"sequences": 64, "seq": 10**8}):
+        timed = planner.every_plan("llama3-8b", eight(gpus=64), **asked)
+        assert 1000 < sum(len(each.seconds) for each in timed) < 10**6, asked
+        for each in timed:
+            assert np.isfinite(each.seconds).all()
+            assert (each.seconds > 0).all()
+            assert (each.least_bytes > 0).all()
+    wide = replace(models.model("llama3-8b"), hidden=10**9, ffn_hidden=10**9, vocab=10**9)
+    timed = planner.every_plan(wide, eight(), sequences=2**20, seq=8192)
+    assert all((each.least_bytes > 0).all() and (each.seconds > 0).all() for each in timed)
+    with pytest.raises(ValueError, match=r"the states alone take [\d,]+ such cards"):
+        planner.search(wide, eight(), sequences=8)
 
 
 def test_degrees_may_be_held_fixed():

@@ -14,7 +14,7 @@ from dtlib.theory.valid import amount, flag, whole
 
 Norm = Literal["layer", "rms"]
 _NORMS = ("layer", "rms")
-_MOST = {"num_layers": 10**5, "num_heads": 10**5, "num_kv_heads": 10**5}
+_MOST = {"num_heads": 10**4, "num_kv_heads": 10**4}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +178,7 @@ def llama(
 
 def _size(name: str, value: Any) -> int:
     """`value` as a size: no model has more, and beyond, bytes are no longer exact and plans take too long."""
-    number, most = whole(name, value, 1), _MOST.get(name, 10**12)
+    number, most = whole(name, value, 1), _MOST.get(name, 10**9)
     if number > most:
         raise ValueError(f"{name} must be at most {most:,}, not {number}")
     return number

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from dtlib.theory.valid import whole
@@ -17,7 +18,11 @@ def tp_degrees(model: Architecture | str) -> tuple[int, ...]:
     then kept by several ranks).
     """
     model = checked_model(model)
-    a, g, f = model.num_heads, model.num_kv_heads, model.ffn_hidden
+    return _degrees(model.num_heads, model.num_kv_heads, model.ffn_hidden)
+
+
+@lru_cache(maxsize=4096)
+def _degrees(a: int, g: int, f: int) -> tuple[int, ...]:
     return tuple(t for t in range(1, a + 1) if a % t == 0 and f % t == 0 and (g % t == 0 or t % g == 0))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -26,6 +27,9 @@ from .time import CHOICES, kept_bytes, stage_sizes, step_terms, step_time
 LEAST_TOKENS = 512
 """Fewer tokens of a sequence on a rank of a context group are not looked at: they fill no product."""
 
+MOST_TOKENS = 2**23
+"""More tokens of a micro-batch on a rank are not looked at, but for a single sequence: no card has room for them."""
+
 
 @dataclass(frozen=True)
 class Timed:
@@ -39,6 +43,10 @@ class Timed:
     def plan(self, index: int) -> Plan:
         """The plan in row `index`."""
         return self.mesh.changed(**{name: column[index].item() for name, column in self.choices.items()})
+
+
+MOST_CARDS = 10**6
+"""Machines with more cards are not looked at where a model fits on none that was asked for."""
 
 
 def default_sequences(gpus: int, seq: int) -> int:
@@ -123,16 +131,20 @@ def _impossible(fixed: Mapping[str, int], meshes: Sequence[Plan], gpus: int) -> 
 
 def _meshes(model: Architecture, machine: Machine, seq: int, sequences: int, recipe: str) -> Iterator[Plan]:
     """All (dp, tp, pp, cp) of the cards that divide the model and the batch."""
-    gpus = machine.gpus
-    for tp, pp in product(tp_degrees(model), range(1, model.num_layers + 1)):
-        if gpus % (tp * pp):
-            continue
-        for cp in range(1, seq // LEAST_TOKENS + 1 if seq >= LEAST_TOKENS else 2):
-            if gpus % (tp * pp * cp) or (cp > 1 and seq % (2 * cp)):
-                continue
-            dp = gpus // (tp * pp * cp)
-            if sequences % dp == 0:
-                yield Plan(dp=dp, tp=tp, pp=pp, cp=cp, seq=seq, recipe=recipe)
+    for tp in (each for each in tp_degrees(model) if machine.gpus % each == 0):
+        rest = machine.gpus // tp
+        for pp in (each for each in _divisors(rest) if each <= model.num_layers):
+            for cp in _divisors(rest // pp):
+                dp = rest // pp // cp
+                if sequences % dp == 0 and (cp == 1 or (cp <= seq // LEAST_TOKENS and seq % (2 * cp) == 0)):
+                    yield Plan(dp=dp, tp=tp, pp=pp, cp=cp, seq=seq, recipe=recipe)
+
+
+@lru_cache(maxsize=4096)
+def _divisors(number: int) -> tuple[int, ...]:
+    """All whole numbers that divide `number`, from 1 up."""
+    small = [each for each in range(1, math.isqrt(number) + 1) if number % each == 0]
+    return tuple(sorted({*small, *(number // each for each in small)}))
 
 
 def _timed(model: Architecture, mesh: Plan, sequences: int, machine: Machine, k: Constants) -> Timed:
@@ -147,10 +159,11 @@ def _choices(
 ) -> tuple[dict[str, NDArray[Any]], NDArray[np.float64]]:
     """The plans of a mesh, a column each choice, and a bound from below of their bytes: the same on every card.
 
-    The bound: the first stage's states, the layers that are surely in flight, the one computed again.
+    The bound: the first stage's states, the layers that are surely in flight, the one computed again; or the last
+    stage's states and the logits.
     """
     per_rank, pp, seq = sequences // mesh.dp, mesh.pp, mesh.seq_of(model) // mesh.cp
-    batches = [b for b in range(1, per_rank + 1) if per_rank % b == 0]
+    batches = [b for b in _divisors(per_rank) if b == 1 or b * seq <= MOST_TOKENS]
     pieces = [(b, v, name) for b in batches for v, name in _schedules(model.num_layers, pp, per_rank // b)]
     splits = (False, True) if mesh.tp > 1 and seq % mesh.tp == 0 else (False,)
     stages = (0, 1, 2, 3) if mesh.dp * mesh.cp > 1 else (0,)
@@ -158,20 +171,21 @@ def _choices(
     b, v, name, split, zero, recompute = (np.array(column) for column in zip(*rows, strict=True))
     choices = dict(zip(CHOICES, (zero, split, b, per_rank // b, v, name, recompute), strict=True))
     layers, last, _ = stage_sizes(model, mesh.tp, pp)
-    parameters = stage_parameters(model, mesh.tp, pp, 0).total
-    by_stage = np.array([states(parameters, mesh.dp * mesh.cp, each, mesh.recipe).total for each in range(4)])
+    sizes = [stage_parameters(model, mesh.tp, pp, stage).total for stage in (0, pp - 1)]
+    first, end = (
+        np.array([states(size, mesh.dp * mesh.cp, each, mesh.recipe).total for each in range(4)]) for size in sizes
+    )
     kept = {(each, word): kept_bytes(model, seq, mesh.tp, each, "flash", False, word)
             for each in splits for word in ("none", "full")}  # fmt: skip
     a_layer = np.array([kept[key] for key in zip(split.tolist(), recompute.tolist(), strict=True)])
-    in_flight = np.minimum(pp, per_rank // b)
+    in_flight, b = np.minimum(pp, per_rank // b), b.astype(float)
     entries = b * a_layer * min(layers, last) * in_flight
     entries = entries + b * np.where(
         recompute == "full", [kept[each, "none"] - kept[each, "full"] for each in split.tolist()], 0
     )
-    least = by_stage[zero] + k.activation_factor * entries + k.runtime_bytes
-    if pp == 1:  # the same rank has the logits
-        least = least + k.logit_factor * 8 * b * seq * (model.vocab // mesh.tp)
-    return choices, least
+    logits = k.logit_factor * 8 * b * seq * (model.vocab // mesh.tp)
+    least = first[zero] + k.activation_factor * entries + (logits if pp == 1 else 0)
+    return choices, np.maximum(least, end[zero] + logits) + k.runtime_bytes
 
 
 def _schedules(num_layers: int, pp: int, micro_batches: int) -> list[tuple[int, str]]:
@@ -228,18 +242,24 @@ def _nothing(
 
     Where degrees are `fixed`, others may do on the same cards.
     """
-    smallest = min(timed, key=lambda each: float(each.least_bytes.min()))
-    plan = smallest.plan(int(smallest.least_bytes.argmin()))
-    needed = plan_memory(model, plan, k).total * (1 + k.margin)
+    plan, needed = _least(model, timed, k)
+    needed *= 1 + k.margin
     has, name = format_bytes(machine.accelerator.memory_bytes, digits=3), machine.accelerator.name
     said = (
         f"no plan of {model.name} fits gpus={machine.gpus} of {name}, which have {has} each: the least is "
         f"{format_bytes(needed, digits=3)} with a margin of {k.margin:.0%} (dp {plan.dp}, tp {plan.tp}, pp {plan.pp}, "
         f"cp {plan.cp}, ZeRO {plan.zero}, recompute {plan.recompute})"
     )
-    for more in ([machine] if fixed else []) + _larger(machine, least_cards(model, machine.accelerator, recipe, k)):
-        wider = [_timed(model, mesh, sequences, more, k) for mesh in _meshes(model, more, seq, sequences, recipe)]
-        usable = more.accelerator.memory_bytes / (1 + k.margin)
+    fewest, usable = (
+        least_cards(model, machine.accelerator, recipe, k),
+        machine.accelerator.memory_bytes / (1 + k.margin),
+    )
+    if fewest > MOST_CARDS:
+        return f"{said}; the states alone take {fewest:,} such cards"
+    for more in ([machine] if fixed else []) + _larger(machine, fewest):
+        meshes = _meshes(model, more, seq, sequences, recipe)
+        maybe = (mesh for mesh in meshes if _choices(model, mesh, sequences, k)[1].min() <= usable)
+        wider = [_timed(model, mesh, sequences, more, k) for mesh in maybe]
         plans = _fastest(model, wider, more, usable, 1, k)[0] if wider else []
         if plans:
             p = plans[0].plan
@@ -248,10 +268,24 @@ def _nothing(
     return f"{said}; more such cards do not help"
 
 
+def _least(model: Architecture, timed: list[Timed], k: Constants) -> tuple[Plan, float]:
+    """The plan that needs the fewest bytes, and how many: bounds from below say which need not be counted."""
+    rows = [(float(bound), mesh, row) for mesh, each in enumerate(timed) for row, bound in enumerate(each.least_bytes)]
+    best, needed = timed[0].mesh, math.inf
+    for bound, mesh, row in sorted(rows):
+        if bound >= needed:
+            break
+        plan = timed[mesh].plan(row)
+        total = plan_memory(model, plan, k).total
+        if total < needed:
+            best, needed = plan, total
+    return best, needed
+
+
 def _larger(machine: Machine, least: int) -> list[Machine]:
     """Machines with more cards, at least `least` of them, each about a tenth larger than the one before."""
     node, gpus, found = max(machine.node, 8) if machine.gpus <= machine.node else machine.node, machine.gpus, []
-    while gpus < 100 * max(machine.gpus, least):
+    while gpus < min(100 * max(machine.gpus, least), MOST_CARDS):
         gpus = max(gpus + 1, least, round(1.1 * gpus))
         gpus = gpus if gpus <= node else -(-gpus // node) * node
         found.append(replace(machine, gpus=gpus, node=node))

@@ -85,6 +85,7 @@ def step_terms(
     `choices` has a column of equal length for each. Nothing is checked: `step_time` and `search` do.
     """
     c, k = SimpleNamespace(**choices), constants
+    c.micro_batch, c.micro_batches = c.micro_batch.astype(float), c.micro_batches.astype(float)  # ints overflow
     layers, last, parameters = stage_sizes(model, mesh.tp, mesh.pp)
     full = c.recompute == "full"
     again = np.where(full, 1.0, 0.0)
