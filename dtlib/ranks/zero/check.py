@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -74,9 +75,10 @@ def groups_of(module: nn.Module, param_groups: Iterable[Mapping[str, Any]] | Non
 
 
 def optimizer_maker(make_optimizer: Callable[[Any], Optimizer], groups: Sequence[Mapping[str, Any]]) -> None:
-    """Try `make_optimizer` on a few numbers: in one piece, and cut in two.
+    """Try `make_optimizer` on a few numbers: in one piece, cut in two, and as a matrix.
 
-    ``TypeError`` unless it makes an optimizer of torch, and one that treats each element by itself.
+    ``TypeError`` unless it makes an optimizer of torch, one that treats each element by itself, with settings that do
+    not depend on a parameter's shape.
     """
     if not callable(make_optimizer):
         raise TypeError(
@@ -84,13 +86,20 @@ def optimizer_maker(make_optimizer: Callable[[Any], Optimizer], groups: Sequence
             f" lr=1e-3), not {make_optimizer!r}"
         )
     values = torch.tensor([0.5, -2.0, 3.0, 0.25, -1.0, 8.0])
-    whole, failure = _after_two_steps(make_optimizer, groups, [values])
-    halves, _ = _after_two_steps(make_optimizer, groups, [values[:2], values[2:]])
+    whole, flat_settings, failure = _after_two_steps(make_optimizer, groups, [values])
+    halves, *_ = _after_two_steps(make_optimizer, groups, [values[:2], values[2:]])
+    name = getattr(getattr(make_optimizer, "func", make_optimizer), "__name__", repr(make_optimizer))
+    matrix, settings, _ = _after_two_steps(make_optimizer, groups, [values.view(2, 3)])
+    if settings != flat_settings:
+        raise TypeError(
+            f"make_optimizer must set flat parameters and matrices alike; {name} chooses by dim() or shape, and a rank "
+            "holds flat pieces: choose before, by param_groups of the module's own parameters"
+        )
     if dist.is_initialized() and dist.get_backend() == "fake":
         return  # fake tensors have no values
     # Elements beyond a vector's width go through other instructions, which may round otherwise.
-    if failure is not None or not torch.allclose(whole, halves, rtol=1e-5, atol=1e-7, equal_nan=True):
-        name = getattr(getattr(make_optimizer, "func", make_optimizer), "__name__", repr(make_optimizer))
+    close = functools.partial(torch.allclose, rtol=1e-5, atol=1e-7, equal_nan=True)
+    if failure is not None or not close(whole, halves) or not close(whole, matrix):
         raise TypeError(
             f"make_optimizer must return an optimizer that treats each element by itself; {name} looks at whole "
             "parameters, and a rank holds pieces of them"
@@ -99,20 +108,31 @@ def optimizer_maker(make_optimizer: Callable[[Any], Optimizer], groups: Sequence
 
 def _after_two_steps(
     make_optimizer: Any, groups: Sequence[Mapping[str, Any]], pieces: Sequence[Tensor]
-) -> tuple[Tensor, Exception | None]:
+) -> tuple[Tensor, list[Any], Exception | None]:
+    """The elements of `pieces`, in each of `groups`, after two steps; the settings of each piece; what went wrong."""
     params = [[nn.Parameter(piece.clone()) for piece in pieces] for _ in groups]
     optimizer = make_optimizer([{**each, "params": mine} for each, mine in zip(groups, params, strict=True)])
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"make_optimizer must return a torch.optim.Optimizer, not {type(optimizer).__name__}")
     every = [parameter for mine in params for parameter in mine]
+    of_groups = [({id(p) for p in each["params"]}, _without_params(each)) for each in optimizer.param_groups]
+    settings = [[each for members, each in of_groups if id(p) in members] for p in every]
     for factor in (1.0, -0.3):
         for parameter in every:
             parameter.grad = parameter.detach().sin() * factor
         try:
             optimizer.step()
         except (TypeError, RuntimeError, ValueError) as failure:  # it wants a closure, sparse gradients, ...
-            return torch.cat(every), failure
-    return torch.cat(every), None
+            return _flat(every), settings, failure
+    return _flat(every), settings, None
+
+
+def _without_params(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key not in ("params", "param_names")}
+
+
+def _flat(params: Sequence[Tensor]) -> Tensor:
+    return torch.cat([each.detach().reshape(-1) for each in params])
 
 
 def dtypes(module: nn.Module, **wanted: torch.dtype | None) -> None:

@@ -18,7 +18,7 @@ from dtlib.ranks.shared.replicas import raw_grad, set_raw_grad
 from dtlib.theory.collectives import chunk_bounds
 
 from .exchange import NUM_PARTS, finish, gather, scatter
-from .parameter import claim, mark
+from .parameter import as_piece, claim, mark
 from .quantised import gather_quantised
 from .stages import Stage
 
@@ -213,7 +213,8 @@ class Shard:
         """What this rank has of the mean gradient of a parameter: its piece, or in stage 1 the place in the buffer."""
         if self.grad is None or index not in self.used:
             return None
-        return self.grad[self.pieces.get(index, slice(0))] if self.buffer is None else self.view(self.buffer, index)
+        here = self.grad[self.pieces.get(index, slice(0))] if self.buffer is None else self.view(self.buffer, index)
+        return as_piece(here) if self.peers.n > 1 else here
 
     # What the optimizer sees
 
@@ -225,7 +226,8 @@ class Shard:
         for index, weight in self.weights.items():
             weight.grad = None
             if self.grad is not None and index in self.used and (self.master is None or widened):
-                weight.grad = self.grad[self.pieces[index]].to(weight.dtype)
+                here = self.grad[self.pieces[index]].to(weight.dtype)
+                weight.grad = as_piece(here) if self.peers.n > 1 else here
 
     def end_step(self) -> None:
         """The optimizer has stepped `weights`: round the master copy to the weights' dtype."""

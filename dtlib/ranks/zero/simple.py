@@ -25,7 +25,8 @@ class SimpleZero:
     | after the update | gather | gather | | (N−1)/N · D |
 
     `units` are modules inside `module` that take and return one tensor and share no parameter; what is in none of them
-    is one more. All ranks use all parameters in each backward pass, and nothing accumulates over several.
+    is one more. All ranks use all parameters in each backward pass, nothing accumulates over several, and gradients are
+    not clipped: their norm lies on all ranks (`Zero` has ``clip_grad_norm_``).
     """
 
     def __init__(

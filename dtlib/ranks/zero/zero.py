@@ -56,9 +56,9 @@ class Zero(DataParallel):
 
     `optimizer` is what `make_optimizer` made from `param_groups`: dictionaries as torch's optimizers take them, with
     the module's own parameters (by default one group with all; frozen ones are passed over). It is one of torch, so
-    schedulers work on it; its parameters are flat pieces, so it must treat each element by itself: ``TypeError`` for
-    one that does not. `master_dtype` makes it step a copy of the weights in that dtype, sharded like its states;
-    `param_dtype` makes the module compute in that dtype, and the copy is of the weights as they were before.
+    schedulers work on it; its parameters are flat pieces, so it must treat each element by itself, whatever the shape:
+    ``TypeError`` for one that does not. `master_dtype` makes it step a copy of the weights in that dtype, sharded like
+    its states; `param_dtype` makes the module compute in that dtype, the copy is of the weights as they were before.
 
     A shard is a bucket of `bucket_bytes` at stages 1 and 2 (see `dp.BucketedDataParallel`). At stage 3 it is one of
     `units`, modules inside `module` (by default the children of its outermost ``ModuleList`` and ``Sequential``
@@ -67,9 +67,10 @@ class Zero(DataParallel):
     the same rounded weights, off by 1/254 of the largest in their block at most; what is kept and updated is exact.
 
     A ``.grad`` of the module is what this rank has of the mean: at stage 1 a view, local outside of its chunk, else a
-    flat piece. So are at stage 3 the weights between passes: see them with `gathered` or ``state_dict``. ``no_sync``
-    (the full gradient stays), ``find_unused_parameters`` and what may not change after wrapping are as in
-    `DataParallel`. A backward pass for inputs alone (``torch.autograd.grad``) reduces nothing.
+    flat piece. Its norm is refused, and so torch's own clipping: `clip_grad_norm_` counts all pieces. At stage 3 the
+    weights are flat pieces too between passes: see them with `gathered` or ``state_dict``. ``no_sync`` (the full
+    gradient stays), ``find_unused_parameters`` and what may not change after wrapping are as in `DataParallel`. A
+    backward pass for inputs alone (``torch.autograd.grad``) reduces nothing.
 
     **Hybrid**: with `replicas`, a second group, `group` (a node, say) splits everything among its N ranks, and
     `replicas` are the R ranks, one in each node, that own the same chunks: 2(R−1)/R · Ψ/N elements more, all that a

@@ -245,3 +245,76 @@ def test_master_copies_start_from_the_weights_as_they_were(stage):
     assert torch.equal(order, exact.sort().values)
     assert not torch.equal(order, order.bfloat16().float())
     assert not torch.equal(moved, start)
+
+
+# --- what would be taken for the whole: a norm of pieces, dims of pieces -------------------------------------------
+
+
+@every_stage
+def test_torchs_clipping_is_refused_and_nothing_is_scaled(stage):
+    """On each rank alike, also where it owns nothing of a parameter; FSDP2 clips by the norm over all ranks."""
+
+    def job():
+        wrapped = STAGES[stage](fresh(), make_sgd)
+        wrapped(mine(rows(0))).square().mean().backward()
+        norm = wrapped.clip_grad_norm_(1e9)
+        pieces = [p for group in wrapped.optimizer.param_groups for p in group["params"]]
+        clip = torch.nn.utils.clip_grad_norm_
+        for call in (
+            lambda: clip(wrapped.parameters(), 0.1),
+            lambda: clip(wrapped.parameters(), 0.1, norm_type=torch.inf, foreach=False),
+            lambda: clip(pieces, 0.1),
+            lambda: torch.nn.utils.get_total_norm([p.grad for p in wrapped.parameters()]),
+            lambda: wrapped.module[0].weight.grad.norm(),
+        ):
+            with pytest.raises(RuntimeError, match=r"clip, or measure .* by clip_grad_norm_ of the"):
+                call()
+        assert wrapped.clip_grad_norm_(1e9) == norm
+        torch.nn.utils.clip_grad_value_(wrapped.parameters(), 0.01)  # each element by itself
+        wrapped.optimizer.step()
+        return norm, wrapped.state_dict()
+
+    def alone(model):
+        model(rows(0)).square().mean().backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9)
+        torch.nn.utils.clip_grad_value_(model.parameters(), 0.01)
+        make_sgd(model.parameters()).step()
+        return norm, dict(model.named_parameters())
+
+    norm, weights = alone(fresh())
+    for found, their_weights in lab.run(job, 3):
+        assert_close(found, norm, **CLOSE)
+        assert_same([their_weights], weights)
+
+
+def by_dim(groups, decay=0.1, lr=1e-5):
+    """As many scripts choose what decays."""
+    params = [p for group in groups for p in group["params"]]
+    matrices, rest = [p for p in params if p.dim() > 1], [p for p in params if p.dim() < 2]
+    return torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": decay}, {"params": rest, "weight_decay": 0.0}], lr=lr
+    )
+
+
+def by_shape(groups):
+    """Settings alike, another algorithm for matrices."""
+
+    class Normalised(torch.optim.SGD):
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.data.sub_(p.grad if p.dim() < 2 else p.grad / p.grad.norm(), alpha=0.1)
+
+    return Normalised(groups, lr=0.1)
+
+
+@every_stage
+def test_optimizers_that_look_at_dims_are_refused(stage):
+    def job():
+        for make, words in ((by_dim, "by_dim chooses by dim"), (by_shape, "by_shape looks at whole")):
+            with lab.SendCounter() as seen, pytest.raises(TypeError, match=words):
+                STAGES[stage](fresh(), make)
+            assert not seen.sent_bytes
+        STAGES[stage](fresh(), lambda groups: by_dim(groups, decay=0.0))  # alike in effect
+
+    lab.run(job, 2)
