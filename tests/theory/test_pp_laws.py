@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtlib.theory import footprint, pp
+from dtlib.theory.pp.simulate import most_held
 
 TABLE = Path(__file__).parents[2] / "chapters" / "data" / "zerobubble_schedules.csv"
 ROWS = list(csv.DictReader(TABLE.open(encoding="utf-8")))
@@ -116,6 +117,20 @@ def test_published_bubble_rates_come_out_to_all_digits(row, name, column):
     assert round((cost - m * sum(times)) / cost, 4) == float(row[column])
 
 
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['model']}-{row['m']}")
+@pytest.mark.parametrize(("times", "column"), [(1, "bub_ZB1p"), (2, "bub_ZB2p")])
+def test_the_automatic_schedule_reaches_the_published_ones(row, times, column):
+    """Within half a point, with what the paper holds: 34bsh + 5abs² until I, 32bsh of it until W (its Table 1)."""
+    p, m = int(row["p"]), int(row["m"])
+    a, s, h = (int(row[key]) for key in ("heads", "seq", "hidden"))
+    each, message = [float(row[key]) for key in ("TF", "TB", "TW")], float(row["Tcomm"])
+    waiting = 32 / (34 + 5 * a * s / h)
+    schedule = pp.zb_auto(p, m, times * p, *each, message_seconds=message, waiting=waiting)
+    assert max(most_held(own, waiting) for own in schedule.actions) <= times * p + 1e-6
+    cost = max(pp.simulate(schedule, *each, message_seconds=message).rank_spans)
+    assert (cost - m * sum(each)) / cost == pytest.approx(float(row[column]), abs=0.005)
+
+
 def test_a_barrier_before_the_step_makes_h2_no_faster_than_h1():
     """Between the first start of any rank and the last end of any, H2 gains nothing over H1 with equal times."""
     for p in range(2, 7):
@@ -159,6 +174,7 @@ def test_a_message_hides_from_some_width_on():
         (lambda: pp.best_partition([1, 2], 1, layer_bytes=[1, 1]), "layer_bytes and most_bytes must be given together"),
         (lambda: pp.best_partition([1, 2], 1, layer_bytes=[1, 1], most_bytes=1), "most_bytes must leave room"),
         (lambda: pp.zb_auto(2, 4, 0), "limit must be at least 1, not 0"),
+        (lambda: pp.zb_auto(2, 4, 2, waiting=1.5), "waiting must be at most 1, not 1.5"),
     ],
 )
 def test_bad_arguments_are_named(call, said):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from dtlib.theory import pp
 from dtlib.theory.pp import Action
+from dtlib.theory.pp.simulate import most_held
 
 GENERATORS = {**pp.SCHEDULES, "PipeDream": pp.pipedream, "interleaved, 3": partial(pp.interleaved, v=3)}
 TIMES = st.integers(1, 9).map(float)
@@ -110,19 +111,26 @@ def test_a_large_schedule_is_made_and_timed():
     assert pp.simulate(schedule).bubble == pytest.approx(63 / (1024 + 63))
 
 
-@given(p=st.integers(1, 5), m=st.integers(1, 10), limit=st.integers(1, 10), times=st.tuples(TIMES, TIMES, TIMES))
-def test_the_automatic_schedule_keeps_to_its_limit(p, m, limit, times):
-    schedule = pp.zb_auto(p, m, limit, *times)
-    pp.validate(schedule, limit)
-    assert max(pp.simulate(schedule).most_in_flight) <= limit
+@given(
+    p=st.integers(1, 6), m=st.integers(1, 14), limit=st.integers(1, 14), times=st.tuples(TIMES, TIMES, TIMES),
+    message=st.sampled_from([0.0, 0.3]), waiting=st.sampled_from([1.0, 0.4, 0.0]),
+)  # fmt: skip
+def test_the_automatic_schedule_is_the_best_that_is_known_within_its_limit(p, m, limit, times, message, waiting):
+    schedule = pp.zb_auto(p, m, limit, *times, message_seconds=message, waiting=waiting)
+    pp.validate(schedule, limit if waiting == 1 else None)
+    assert max(most_held(own, waiting) for own in schedule.actions) <= limit + 1e-6
+    longest = max(pp.simulate(schedule, *times, message_seconds=message).rank_spans)
+    for name in ("sequential", "GPipe", "1F1B", "ZB-H1", "ZB-H2"):
+        other = pp.SCHEDULES[name](p, m)
+        if max(most_held(own, waiting) for own in other.actions) <= limit:
+            assert longest <= max(pp.simulate(other, *times, message_seconds=message).rank_spans) * (1 + 1e-9), name
 
 
-def test_the_automatic_schedule_reaches_those_made_by_hand():
-    for p in (2, 3, 4, 5):
-        m = 3 * p
-        for limit, hand in ((p, pp.one_f_one_b), (2 * p - 1, pp.zb_h2)):
-            ours = pp.simulate(pp.zb_auto(p, m, limit))
-            assert max(ours.rank_spans) <= max(pp.simulate(hand(p, m)).rank_spans)
+def test_between_the_limits_of_those_made_by_hand_it_is_shorter_than_the_smaller():
+    for p in (3, 4, 5):
+        lengths = [max(pp.simulate(pp.zb_auto(p, 3 * p, limit)).rank_spans) for limit in (p - 1, p, p + 1, 2 * p - 1)]
+        assert lengths == sorted(lengths, reverse=True)
+        assert lengths[0] > lengths[1] > lengths[2] > lengths[3] == 9 * p
 
 
 TWO = pp.one_f_one_b(2, 2)

@@ -64,10 +64,11 @@ class Timetable:
         return [most_held(own) / self.schedule.chunks for own in self.schedule.actions]
 
 
-def most_held(actions: Sequence[Action]) -> int:
-    """The most stages' activations at a time: a forward pass adds one, B or W takes one away. I frees none here."""
-    held = np.cumsum([{"F": 1, "B": -1, "W": -1}.get(action.kind, 0) for action in actions])
-    return int(held.max(initial=0))
+def most_held(actions: Sequence[Action], waiting: float = 1.0) -> float:
+    """The most stages' activations at a time: a forward pass adds one, B takes one away, and I leaves the part
+    `waiting` to W."""
+    change = {"F": 1, "B": -1, "I": waiting - 1, "W": -waiting}
+    return float(np.cumsum([change.get(action.kind, 0) for action in actions]).max(initial=0))
 
 
 def needs(action: Action, num_stages: int) -> Action | None:

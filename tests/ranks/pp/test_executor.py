@@ -183,8 +183,8 @@ def broken():
     return replace(schedule, actions=(schedule.actions[0][:-1], schedule.actions[1]))
 
 
-def on_a_page(case):
-    """The version of the page: gradients of a GPT without tied ends."""
+def in_few_lines(case):
+    """Gradients of a GPT without tied ends, by `simple_pipeline`."""
     model, n, rank = built(case), dist.get_world_size(), dist.get_rank()
     stage = pp.cut(model, n)[rank]
     x, y = (each[0].chunk(case.m) for each in data(case.m))
@@ -197,12 +197,12 @@ def on_a_page(case):
 
 
 @pytest.mark.parametrize("p", [1, 2, 3, 4])
-def test_the_version_of_the_page_has_the_gradients_of_one_process(p):
+def test_a_pipeline_in_few_lines_has_the_gradients_of_one_process(p):
     for name in ("sequential", "GPipe", "1F1B"):
         case = Case(name, 4, model="untied")
         gradients = alone(replace(case, schedule=""))[1][0]
         seen = set()
-        for found in lab.run(on_a_page, p, args=(case,)):
+        for found in lab.run(in_few_lines, p, args=(case,)):
             assert_close(found, {name: gradients[name] for name in found}, **CLOSE)
             seen |= set(found)
         assert seen == set(gradients)
