@@ -27,6 +27,19 @@ def call(words: str, arguments: Sequence[Any], **properties: bool) -> dict[str, 
     return {"arguments": list(arguments), "words": words, "is": properties}
 
 
+def in_words(run: Mapping[str, Any]) -> str:
+    """What a run's dictionary holds, so that a case can be computed by hand; lists of more than 12 entries are cut."""
+    return ", ".join(f"{key} = {_in_words(value)}" for key, value in run.items())
+
+
+def _in_words(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + in_words(value) + "}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_in_words, value[:12]))}{', …' if len(value) > 12 else ''}]"
+    return f"{value:.7g}" if isinstance(value, float) else str(value)
+
+
 def arguments(case: Case, rank: int) -> Pieces:
     """What is handed out in an exercise on paper: the arguments of the function."""
     return [("arguments", list(case["arguments"]))]

@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from dtlib.grading.inputs import Case, Cases, Rng, call
+from dtlib.grading.inputs import Case, Cases, Rng, call, in_words
 from dtlib.grading.kinds import on_paper, values
 from dtlib.theory import activations, models
 
@@ -44,8 +44,7 @@ def case(
         "mask_bytes": mask, "flash": flash,
     }  # fmt: skip
     told |= {"seqs": list(seqs), "kept_bytes": [kept(kind, seq, **told) for seq in seqs]}
-    words = f"layer {number}: h={width * heads}, a={heads}, b={micro_batch}, {element} B an element, {mask} B in a mask"
-    return call(words + ", flash" * flash, [told]) | {"wrong": kind}
+    return call(f"layer {number}: {in_words(told)}", [told]) | {"wrong": kind}
 
 
 def kept(

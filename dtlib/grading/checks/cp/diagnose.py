@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading.inputs import Case, Cases, Rng, call
+from dtlib.grading.inputs import Case, Cases, Rng, call, in_words
 from dtlib.grading.kinds import on_paper, values
 from dtlib.theory import cp
 
@@ -26,13 +26,21 @@ KINDS = (
 )  # fmt: skip
 
 
+#: Tokens of a chunk, and widths in 128: no one width, and no one number of bytes, tells all of these.
+SIZES = {
+    (HOME, 3): ((50, 300), (1, 4)), (HOME, 4): ((200, 300), (9, 17)),
+    (PASSED, 2): ((50, 100), (1, 3)), (PASSED, 3): ((50, 300), (9, 17)),
+}  # fmt: skip
+
+
 def draw(rng: Rng) -> Cases:
     """Each mistake with several numbers of ranks, in both orders where it can be; runs in which nothing is wrong."""
     return [case(rng, number, *KINDS[kind]) for number, kind in enumerate(rng.permutation(len(KINDS)), 1)]
 
 
 def case(rng: Rng, number: int, kind: str, ranks: int, order: str) -> dict[str, Any]:
-    seq, width = 2 * ranks * int(rng.integers(50, 300)), 128 * int(rng.integers(1, 17))
+    chunks, widths = SIZES.get((kind, ranks), ((50, 300), (1, 17)))
+    seq, width = 2 * ranks * int(rng.integers(*chunks)), 128 * int(rng.integers(*widths))
     a_hop = 2 * cp.ring_elements(1, seq, 1, width, ranks, backward=False) / (ranks - 1)  # bytes
     hops = ranks - 1 + {PASSED: 0, HOME: ranks - 2}.get(kind, ranks - 1)
     blocks = min(3, ranks) if kind == NOTHING else int(rng.integers(2, 4))  # those that may be held are all of three
@@ -49,7 +57,7 @@ def case(rng: Rng, number: int, kind: str, ranks: int, order: str) -> dict[str, 
         "sent_backward": round(hops * a_hop * rng.uniform(1.001, 1.006)),
         "held_tokens": seq if kind == GATHERED else blocks * seq // ranks,
     }  # fmt: skip
-    return call(f"run {number}, on {ranks} ranks", [run]) | {"wrong": kind}
+    return call(f"run {number}: {in_words(run)}", [run]) | {"wrong": kind}
 
 
 def scores(seq: int, ranks: int, order: str, kind: str) -> Any:

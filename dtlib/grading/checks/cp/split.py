@@ -101,6 +101,7 @@ WRONG = {
     "not causal": Theory(work=lambda job, c: 2 * work(job, c)),
     "one product": Theory(work=lambda job, c: work(job, c) / 2),
     "way back of Ulysses forgotten": Theory(exchanged=lambda job, c: traded(job, c, max(job.num_kv_heads, c), times=1)),
+    "heads of keys not sent twice": Theory(exchanged=lambda job, c: traded(job, c, job.num_kv_heads)),
     "heads of keys cut": Theory(
         exchanged=lambda job, c: traded(job, c, max(job.num_kv_heads, c)),
         can=lambda job, way, c: ulysses_by(job, way, c, job.num_heads % c == 0),
@@ -127,6 +128,9 @@ def draw(rng: Rng) -> Cases:
     for names in (*((name,) for name in WRONG), *ALIKE):
         wrong = (partial(possible, by=WRONG[name]) for name in names)
         cases.append(case("drawn", choice.told_apart(rng, drawn, possible, *wrong)))
+    for rate in (1.2e14, 4e14, 9e14):  # taken for the job's own
+        fixed = [lambda job, rate=rate: possible(job._replace(flops_per_s=rate))]
+        cases.append(case("drawn", choice.told_apart(rng, drawn, possible, *fixed)))
     nothing = drawn(rng)
     return [*cases, case("no room", nothing._replace(most_tokens=nothing.seq // nothing.degrees[-1] - 1))]
 
@@ -136,7 +140,16 @@ def drawn(rng: Rng) -> Job:
     degrees = [[1, 2, 4], [2, 4, 8], [4, 8, 16], [1, 3, 6], [2, 3, 6, 12], [4, 5, 10]][rng.integers(6)]
     num_heads, num_kv_heads = [(32, 8), (64, 8), (16, 16), (12, 6), (12, 4), (32, 2), (24, 2)][rng.integers(7)]
     seq = int(rng.integers(1000, 9000)) * int(rng.choice([1, 4, 6, 12, 48]))
-    job = Job(seq, num_heads, num_kv_heads, int(rng.choice([64, 80, 128])), degrees, seq, 3e14, 1.0)
+    job = Job(
+        seq,
+        num_heads,
+        num_kv_heads,
+        int(rng.choice([64, 80, 128])),
+        degrees,
+        seq,
+        1e12 * float(rng.integers(60, 2000)),
+        1.0,
+    )
     link = send(job, degrees[-1]) / work(job, degrees[-1]) / np.exp(rng.uniform(-1.5, 2.8))
     most_tokens = int(seq / rng.choice(degrees) * rng.uniform(1.01, 1.5))
     return job._replace(most_tokens=most_tokens, link_bytes_per_s=float(f"{link:.3g}"))

@@ -31,6 +31,9 @@ def draw(rng: Rng) -> Cases:
     cases = [case("the task", (2 * 10**9, 4 * 10**10, 3 * 10**9, 7, 0.4, 20, recipes, cards))]
     for kind, theory in WRONG.items():
         cases.append(case(kind, choice.told_apart(rng, job, possible, partial(possible, **theory))))
+    blind = partial(possible, activations=0), partial(possible, room_unit=float("inf"))
+    cases.append(case("activations or all", choice.told_apart(rng, job, possible, *blind)))
+    cases += in_time(rng, cards["A"])
     some, few = choice.told_apart(rng, job, possible, partial(possible, stock=1)), 10**9
     for kind, spare in (("just room", 0), ("not quite", -1)):
         gib = int(rng.integers(20, 30))
@@ -38,6 +41,18 @@ def draw(rng: Rng) -> Cases:
         cases.append(case(kind, (few, few, kept, 30, 0.4, 20, [[16, "bf16"]], {"A": [gib, *cards["A"][1:]]})))
     for kind, place, value in (("no room", 0, 10**11), ("no money", 5, 0.5), ("no time", 3, 1e-3)):
         cases.append(case(kind, (*some[:place], value, *some[place + 1 :])))
+    return cases
+
+
+def in_time(rng: Rng, card: list[Any]) -> Cases:
+    """Cards that are done just in time, and just not, for two numbers of tokens and two shares of the rate: no other
+    number has the four answers."""
+    cases, fewest, least = [], int(rng.integers(10, 20)) * 10**9, float(rng.uniform(0.2, 0.3))
+    for tokens, share in ((fewest, least), (3 * fewest, least), (fewest, 1.6 * least)):
+        for kind, factor in (("just in time", 1.01), ("too late", 0.99)):
+            days = 6 * 10**9 * tokens / (8 * share * card[1]["bf16"]) / DAY * factor
+            one_kind = {"A": [*card[:3], 8]}
+            cases.append(case(kind, (10**9, tokens, 10**9, days, share, 20, [[16, "bf16"]], one_kind)))
     return cases
 
 
@@ -54,7 +69,8 @@ def job(rng: Rng) -> Job:
     num_params = 10**6 * int(rng.integers(500, 5000))
     activations = 10**6 * int(rng.integers(500, 12_000))
     days, dollars = float(rng.integers(20, 200)), int(rng.integers(8, 120)) / 4
-    return num_params, 20 * num_params, activations, days, 0.4, dollars, recipes, cards
+    share = float(rng.integers(30, 61)) / 100
+    return num_params, int(rng.integers(8, 40)) * num_params, activations, days, share, dollars, recipes, cards
 
 
 def possible(
@@ -78,10 +94,9 @@ def possible(
 
 
 def case(kind: str, job: Job) -> dict[str, Any]:
-    num_params, _, kept, days, _, dollars, recipes, cards = job
-    words = (
-        f"{kind}: {num_params:,} parameters, {kept:,} B of activations, {days:g} days, {dollars:g} dollars an hour, "
-    )
+    num_params, tokens, kept, days, share, dollars, recipes, cards = job
+    words = f"{kind}: {num_params:,} parameters, {tokens:,} tokens, {kept:,} B of activations, {days:.6g} days, "
+    words += f"{share:.6g} of the rate, {dollars:g} dollars an hour, "
     words += "recipes of " + ", ".join(f"{width} B in {form}" for width, form in recipes) + ", cards of "
     words += ", ".join(f"{gib} GiB" for gib, *_ in cards.values())
     return call(words, job, some=bool(possible(job)))

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from dtlib.grading.inputs import Case, Cases, Rng, call
+from dtlib.grading.inputs import Case, Cases, Rng, call, in_words
 from dtlib.grading.kinds import on_paper, values
 from dtlib.theory import memory
 
@@ -43,9 +43,7 @@ def case(rng: Rng, number: int, kind: str, widths: tuple[int, ...], share: float
     surplus = [total(one) - total(two) for one, two in zip(held, meant, strict=True)]
     named = dict(zip(("weight_bytes", "gradient_bytes", "master_bytes", "moment_bytes"), widths, strict=True))
     run = {"num_params": num_params, "num_trained": trained, **named, "held": held}
-    words = f"run {number}: {num_params:,} parameters, {trained:,} of them trained, bytes of each: "
-    words += ", ".join(f"{name.removesuffix('_bytes')} {width}" for name, width in named.items())
-    return call(words, [run]) | {"right": [kind, max(surplus, key=abs)]}
+    return call(f"run {number}: {in_words(run)}", [run]) | {"right": [kind, max(surplus, key=abs)]}
 
 
 def moments(

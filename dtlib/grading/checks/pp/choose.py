@@ -29,13 +29,33 @@ KINDS = {
 }
 
 
+#: A prime number of cards, one pipeline then, each with five layers and so with one chunk or five: sequences, seconds
+#: of a message over those of a layer, whether there is a barrier, and the plan that has just room, or just not.
+ROOM = (
+    (5, 20, 0.003, True, "interleaved"), (5, 5, 0.003, True, "interleaved"), (5, 20, 0.003, False, "ZB-H2"),
+    (7, 14, 0.5, True, "ZB-H1"), (7, 9, 0.5, True, "1F1B"), (7, 4, 0.5, False, "1F1B"), (7, 9, 0.5, True, "GPipe"),
+)  # fmt: skip
+CHUNKS = (0.03, 0.35, 6.0)  # seconds of a message over those of a layer: twelve chunks, four, and one
+
+
 def draw(rng: Rng) -> Cases:
-    """The task's cluster, each kind with its times and bytes a little changed, and some at random."""
+    """The task's cluster, each kind with its times and bytes a little changed, plans that have just room and just not,
+    messages of three prices, and some at random."""
     cases = [case("the task", 16, 64, 16, 0.01, 0.001, 2 * GB, 0.5 * GB, 24 * GB, True)]
     for kind, (cards, batch, layers, layer, message, held, kept, room, barrier) in KINDS.items():
         near = [float(rng.uniform(0.95, 1.05)) for _ in range(4)]
         times = layer * near[0], layer * message * near[1]
         cases.append(case(kind, cards, batch, layers, *times, held * near[2], kept * near[3], room, barrier))
+    for p, m, message, barrier, schedule in ROOM:
+        layer, held, kept = 0.02 * float(rng.uniform(0.5, 2)), float(rng.integers(10**9)) + 1e9, 5e8
+        activations = pp.most_in_flight(schedule, p, m, 0, 5 if schedule == "interleaved" else 1)
+        for kind, factor in (("just room", 1 + 1e-6), ("not quite", 1 - 1e-6)):
+            room = 5 * (held + kept * activations) * factor
+            times = layer, layer * message
+            cases.append(case(f"{kind} for {schedule}", p, m, 5 * p, *times, held, kept, room, barrier))
+    for message in CHUNKS:
+        layer = 0.02 * float(rng.uniform(0.5, 2))
+        cases.append(case("chunks", 17, 17, 204, layer, layer * message, 2 * GB, 0.1 * GB, 80 * GB, False))
     for number in range(4):
         cards, layers = int(rng.choice([8, 16, 32, 48])), int(rng.choice([24, 32, 40, 48, 60]))
         layer, batch = float(rng.uniform(0.01, 0.05)), cards * int(rng.choice([2, 4, 6, 12]))

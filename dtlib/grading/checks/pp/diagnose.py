@@ -8,7 +8,6 @@ from dtlib.grading.kinds import on_paper, values
 from dtlib.theory import pp
 
 Actions = list[list[tuple[str, int]]]
-HEALTHY = 0.04  # of a forward pass: a message
 
 #: Schedule, ranks, micro-batches, what is slow ("stage", "link" or nothing), the limit, and whether there is a hiccup.
 KINDS = (
@@ -32,21 +31,23 @@ def draw(rng: Rng) -> Cases:
 def case(
     rng: Rng, number: int, schedule: str, p: int, m: int, slow: str, limit: int | None, hiccup: bool
 ) -> dict[str, Any]:
-    unit = float(rng.uniform(5, 40))  # milliseconds
-    factors, message = [1.0] * p, [HEALTHY * unit] * (p - 1)
+    # Slow links of quick ranks are quicker than healthy ones of slow ranks: what a message should take is told.
+    unit = float({"link": rng.uniform(5, 15), "": rng.uniform(60, 150)}.get(slow, rng.uniform(5, 150)))  # milliseconds
+    healthy = unit * float({"link": rng.uniform(0.005, 0.03), "": rng.uniform(0.1, 0.15)}.get(slow, 0.04))
+    factors, message = [1.0] * p, [healthy] * (p - 1)
     place = int(rng.integers(p if slow == "stage" else p - 1))
     if slow == "stage":
         factors[place] = float(rng.uniform(1.35, 1.8))
     if slow == "link":
-        message[place] = float(rng.uniform(0.5, 1.2)) * unit
+        message[place] = float(rng.uniform(12, 25)) * healthy
     actions = made(schedule, p, m, limit)
-    held_up = int(rng.integers(p)), int(rng.integers(2 * m))
+    held_up = int(rng.integers(p)), int(rng.integers(2 * m)) if slow else 0  # where nothing is slow, the first action
 
     def seconds(kind: str, rank: int, at: int) -> float:
         base = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 0.9}[kind] * unit * factors[rank]
         return base * float(rng.uniform(0.97, 1.03)) * (8 if hiccup and (rank, at) == held_up else 1)
 
-    run = [p, m, HEALTHY * unit, timeline(actions, seconds, message)]
+    run = [p, m, healthy, timeline(actions, seconds, message)]
     told = f"{slow} {place}" if slow else "nothing"
     return call(f"run {number}, on {p} ranks", run) | {"right": [schedule, told, limit or 0]}
 

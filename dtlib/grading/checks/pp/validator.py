@@ -11,21 +11,22 @@ from dtlib.theory import pp
 Actions = list[list[tuple[str, int]]]
 
 MISSING, TWICE, STUCK, FINE = "missing", "twice", "stuck", "fine"
-KINDS = (FINE, "fine, both orders", MISSING, "missing everywhere", TWICE, "twice and missing", STUCK, "stuck, all",
-         "stuck, own", "stuck, late", "random", "random", "random", "random")  # fmt: skip
+KINDS = (FINE, "fine, both orders", MISSING, "missing everywhere", TWICE, "three times", "twice and missing", STUCK,
+         "stuck, all", "stuck, own", "stuck, late", "random", "random", "random", "random")  # fmt: skip
 
 
 def draw(rng: Rng) -> Cases:
     """Schedules of GPipe and 1F1B with each fault, with none, and with two actions exchanged at random."""
     cases = []
     for number, kind in enumerate(rng.permutation(KINDS), 1):
-        p, m = int(rng.integers(2, 6)), int(rng.integers(3, 9))
+        p, m = int(rng.integers(2, 5)), int(rng.integers(3, 6))
         make = pp.gpipe if rng.integers(2) else pp.one_f_one_b
         actions: Actions = [[(kind, i) for kind, _, i, _ in own] for own in make(p, m).actions]
         damage(rng, str(kind), actions, m)
         found = fault(m, actions)
         told = [[list(each) for each in own] for own in actions]
-        cases.append(call(f"schedule {number}, p = {p}, m = {m}", [m, told]) | {"fault": found})
+        text = " | ".join(" ".join(f"{of}{i}" for of, i in own) for own in actions)
+        cases.append(call(f"schedule {number}, m = {m}: {text}", [m, told]) | {"fault": found})
     return cases
 
 
@@ -45,6 +46,9 @@ def damage(rng: Rng, kind: str, actions: Actions, m: int) -> None:
             each.remove(("B", i))
     elif kind == TWICE:
         own.insert(int(rng.integers(len(own))), own[int(rng.integers(len(own)))])
+    elif kind == "three times":  # and another one twice
+        thrice, twice = (own[place] for place in rng.permutation(len(own))[:2])
+        own += [thrice, thrice, twice]
     elif kind == "twice and missing":
         own[own.index(("B", i))] = ("F", i)
     elif kind == STUCK:  # two neighbours wait for each other: one goes back before it sends forward

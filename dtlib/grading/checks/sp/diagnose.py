@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading.inputs import Case, Cases, Rng, call
+from dtlib.grading.inputs import Case, Cases, Rng, call, in_words
 from dtlib.grading.kinds import on_paper, values
 from dtlib.theory import sp
 
@@ -33,13 +33,25 @@ KINDS = (
 )  # fmt: skip
 
 
+#: Of some runs which part of all sizes they have: no bytes, and no size, tells the small ones and the large.
+SIZES = {
+    (NOTHING, None, 2, "keep"): (0.0, 0.2), (NOTHING, None, 4, "again"): (0.8, 1.0),
+    (TWICE, "attention", 2, "keep"): (0.8, 1.0), (TWICE, "attention", 4, "again"): (0.0, 0.2),
+    (TWICE, "mlp", 3, "keep"): (0.8, 1.0), (TWICE, "mlp", 2, "again"): (0.0, 0.2),
+}  # fmt: skip
+
+
 def draw(rng: Rng) -> Cases:
     """Each mistake in both halves, with 2, 3 and 4 ranks, and runs in which nothing is wrong, in any order."""
     return [case(rng, number, *KINDS[kind]) for number, kind in enumerate(rng.permutation(len(KINDS)), 1)]
 
 
 def case(rng: Rng, number: int, kind: str, where: str | None, t: int, plan: str, dropout: float) -> dict[str, Any]:
-    b, s, h = int(rng.integers(1, 7)), 12 * int(rng.integers(20, 300)), 64 * int(rng.integers(8, 100))
+    part = SIZES.get((kind, where, t, plan), (0.0, 1.0))
+    b, s, h = (
+        round(least + (most - least) * float(rng.uniform(*part))) for least, most in ((1, 7), (20, 300), (8, 100))
+    )
+    s, h = 12 * s, 64 * h
     told: dict[str, Any] = {"tp": t, "plan": plan, "micro_batch": b, "seq": s, "hidden": h, "dropout": dropout}
     for half, inside in INSIDE.items():
         wrong = kind if half == where else NOTHING
@@ -56,7 +68,7 @@ def case(rng: Rng, number: int, kind: str, where: str | None, t: int, plan: str,
         }  # fmt: skip
         for name, each in found.items():
             told.setdefault(name, {})[half] = round(each) if "bytes" in name else float(each)
-    return call(f"run {number}, on {t} ranks", [told]) | {"wrong": [kind, where]}
+    return call(f"run {number}: {in_words(told)}", [told]) | {"wrong": [kind, where]}
 
 
 def observed(rng: Rng, t: int, wrong: str) -> tuple[float, float]:

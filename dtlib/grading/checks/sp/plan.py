@@ -94,6 +94,10 @@ def draw(rng: Rng) -> Cases:
     for names in (*((name,) for name in WRONG), *ALIKE):
         wrong = (partial(possible, by=WRONG[name]) for name in names)
         cases.append(case("drawn", choice.told_apart(rng, drawn, possible, *wrong)))
+    for rate in (1.4e14, 3e14, 9e14):  # taken for the job's own
+        fixed = [lambda job, rate=rate: possible(job._replace(flops_per_s=rate))]
+        most = partial(possible, by=WRONG["most ranks"])
+        cases += [case("drawn", choice.told_apart(rng, drawn, possible, *fixed, *more)) for more in ([], [most])]
     size, layers = int(rng.choice([1024, 2048, 4096])), int(rng.choice([16, 32]))
     exact = Job(size, 1, size, layers, [2, 4], [0.0, layers * 11.5 * size**2 / units.GiB], 2.0**47, 2.0**38, 2.0**41)
     return [*cases, case("nothing fits", drawn(rng, room=False)), case("just fits", exact)]
@@ -103,9 +107,10 @@ def drawn(rng: Rng, *, room: bool = True) -> Job:
     """Any job whose layers send about as long as they work, with room for all plans, for some or for none."""
     degrees = [[1, 2, 4, 8], [2, 4, 8, 16], [1, 3, 6, 12], [2, 3, 4, 6]][rng.integers(4)]
     seq, hidden = int(rng.integers(200, 900)) * int(rng.choice([1, 2, 4, 24])), 128 * int(rng.integers(8, 64))
-    work = (72 * hidden + 12 * seq) / 3e14  # seconds an element
+    rate = 1e12 * float(rng.integers(60, 2000))
+    work = (72 * hidden + 12 * seq) / rate  # seconds an element
     link, memory = 16 / work / np.exp(rng.uniform(-1, 1.5)), BETWEEN / work / rng.uniform(0.05, 0.5)
-    rates = [3e14, float(f"{link:.3g}"), float(f"{memory:.3g}")]
+    rates = [rate, float(f"{link:.3g}"), float(f"{memory:.3g}")]
     job = Job(seq, int(rng.integers(1, 5)), hidden, int(rng.integers(2, 100)), degrees, [], *rates)
     for t in degrees:
         fits = ("none", "keep", "again", "")[int(rng.integers(4)) if room else 3]

@@ -28,8 +28,13 @@ KINDS = {
     "nodes of six": (6, 5, 4, (2, 2, 12), 30, 9, (3, 6), 0),
     "five of six": (6, 5, 4, (2, 2, 12), 30, 1, (3, 5), 0),
     "two nodes of five": (6, 5, 1, (2, 2, 12), 30, 9, (3, 12), 0),
+    "many micro-batches": (8, 8, 32, (2, 2, 12), 20, 9, (1, 64), 0),
+    "one micro-batch": (8, 8, 1, (2, 2, 12), 20, 3, (1, 64), 0),
     "hopeless": (8, 4, 4, (2, 2, 12), 40, 9, (3, 32), -1),
 }
+
+
+RATES = {"many micro-batches": 200e9, "one micro-batch": 5e9}  # across: no other rate gives both answers
 
 
 def draw(rng: Rng) -> Cases:
@@ -38,7 +43,7 @@ def draw(rng: Rng) -> Cases:
     for kind, (node, nodes, batches, widths, unit, faster, plan, spare) in KINDS.items():
         num_params = 1000 * node * nodes * int(rng.integers(30_000, 200_000))
         sizes = (num_params, unit * num_params // 1000, *widths)
-        across = float(rng.integers(10, 60)) * 1e9
+        across = RATES.get(kind, float(f"{10 ** rng.uniform(9.3, 11.3):.3g}"))
         room = int(held_bytes(plan, *sizes)) + spare
         cases.append(case(kind, *sizes, node, nodes, faster * across, across, batches, room))
     return cases

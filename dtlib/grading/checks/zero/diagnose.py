@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from dtlib.grading.inputs import Case, Cases, Rng, call
+from dtlib.grading.inputs import Case, Cases, Rng, call, in_words
 from dtlib.grading.kinds import on_paper, values
 from dtlib.theory import collectives, zero
 
@@ -57,9 +57,7 @@ def case(
         "held_bytes": [round(other + num_params * held(kind, n, stage, widths)) for n in ranks],
         "gradient_sent": sent(reduces, gradient), "weight_sent": sent(gathers, weight),
     }  # fmt: skip
-    passes = f"{micro_batches} micro-batch{'es' * (micro_batches > 1)}"
-    words = f"run {number}: stage {stage}, {passes}, on {', '.join(map(str, ranks))} ranks"
-    return call(words, [told]) | {"wrong": kind}
+    return call(f"run {number}: {in_words(told)}", [told]) | {"wrong": kind}
 
 
 def held(kind: str, n: int, stage: int, widths: tuple[int, ...]) -> float:
