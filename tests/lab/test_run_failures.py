@@ -30,6 +30,34 @@ def test_a_rank_raises():
     assert caught.value.rank == 2
 
 
+def test_a_thread_of_a_rank_raises():
+    """Without an ear for it the rank returns None, and the traceback is a line among what is printed."""
+
+    def main():
+        def load():
+            raise ValueError("the batch is bad")
+
+        thread = threading.Thread(target=load if dist.get_rank() == 1 else sys.exit, name="loader")
+        thread.start()
+        thread.join()
+        return dist.get_rank()
+
+    with pytest.raises(lab.RankError) as caught:
+        lab.run(main, 3)
+    message = str(caught.value)
+    assert message.startswith("rank 1 of 3 raised ValueError in its thread 'loader': the batch is bad\n\nTraceback")
+    assert 'in load\n    raise ValueError("the batch is bad")' in caught.value.traceback
+    assert "worker.py" not in message
+    assert "threading.py" not in message
+    with lab.session(2) as session:
+        with pytest.raises(lab.RankError, match=r"in its thread .*: here"):
+            session.cell(
+                "import threading\ndef f(): raise ValueError('here')\n"
+                "t = threading.Thread(target=f)\nt.start()\nt.join()"
+            )
+        assert session["rank"] == [0, 1], "told once"
+
+
 def test_all_ranks_raise_alike_is_told_once():
     with pytest.raises(lab.RankError) as caught:
         lab.run(lambda: 1 / 0, 3)

@@ -74,3 +74,17 @@ def test_a_rank_that_raises_under_torchrun_ends_the_job(tmp_path):
     done = start([*TORCHRUN, "2"], script)
     assert done.returncode != 0
     assert "ValueError: under torchrun" in done.stderr
+
+
+def test_a_thread_that_raises_under_torchrun_ends_the_job(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import threading\nfrom dtlib import lab\n"
+        "def load(): raise ValueError('the batch is bad')\n"
+        "def main():\n    thread = threading.Thread(target=load)\n    thread.start()\n    thread.join()\n"
+        "lab.run(main)\nprint('done')\n"
+    )
+    done = start([*TORCHRUN, "1"], script)
+    assert done.returncode != 0
+    assert "done" not in done.stdout
+    assert "ThreadRaised" in done.stderr

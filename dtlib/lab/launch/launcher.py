@@ -77,10 +77,10 @@ def run(
     its links. Under ``torchrun`` the processes that are there are the ranks, and all but `fn` and `args` is torchrun's
     business.
 
-    Raises ``ValueError`` or ``TypeError`` for a bad argument before anything starts, `RankError` when a rank raises,
-    exits or is killed (the others are ended at once), `RankTimeout` when `timeout_s` seconds have passed, with the
-    Python stack of each rank that did not return, and ``RuntimeError`` inside a rank, or where this machine cannot have
-    the cluster.
+    Raises ``ValueError`` or ``TypeError`` for a bad argument before anything starts, `RankError` when a rank or one of
+    its threads raises, or it exits or is killed (the others are ended at once), `RankTimeout` when `timeout_s` seconds
+    have passed, with the Python stack of each rank that did not return, and ``RuntimeError`` inside a rank, or where
+    this machine cannot have the cluster.
     """
     if context.inside_rank():
         raise RuntimeError("lab.run inside lab.run: this function is a rank already; call lab.run outside of the ranks")

@@ -9,7 +9,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-from . import context
+from . import context, threads
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
 
@@ -50,7 +50,9 @@ def run_here(fn: Callable[..., Any], args: tuple[Any, ...]) -> list[Any]:
         )
     )
     try:
+        threads.listen()
         result = fn(*args)
+        threads.raise_first()
         results: list[Any] = [None] * world_size
         dist.all_gather_object(results, result)
         exchange(b"")  # nobody leaves before all are done

@@ -11,6 +11,7 @@ import random
 import signal
 import socket
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from dtlib.processes.namespace import die_with_parent
 from dtlib.processes.rank import Failure, RankFiles, redirect
 from dtlib.theory.cluster import Cluster
 
-from . import cables, context, lasting
+from . import cables, context, lasting, threads
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,7 @@ def _settle(job: Job, rank: int) -> None:
     random.seed()
     np.random.seed()  # noqa: NPY002
     torch.set_num_threads(job.threads_per_rank)
+    threads.listen()
 
 
 def _call(job: Job, rank: int, store_path: str) -> Any:
@@ -128,6 +130,7 @@ def _attempt(task: Callable[[], Any], files: RankFiles) -> bytes:
     """Write what `task` returns into the rank's file, or why it did not: the word for the supervisor."""
     try:
         result = task()
+        threads.raise_first()
         os.ftruncate(files.result, 0)
         with open_fd(files.result, "wb") as file:
             _dump_result(result, file)
@@ -136,6 +139,9 @@ def _attempt(task: Callable[[], Any], files: RankFiles) -> bytes:
         failure = Failure(f"called sys.exit({stop.code!r}) before it returned a result", _format(stop))
     except UnsendableResult as error:
         failure = Failure(str(error))
+    except threads.ThreadRaised as told:
+        what, text = type(told.error).__name__, _text(told.error)
+        failure = Failure(f"raised {what} in its thread {told.name!r}: {text}", _format(told.error))
     except BaseException as error:
         failure = Failure(f"raised {type(error).__name__}: {_text(error)}", _format(error))
     os.ftruncate(files.result, 0)
@@ -182,6 +188,6 @@ def _text(error: BaseException) -> str:
 def _format(error: BaseException) -> str:
     """The traceback from the reader's function on, without the frames of the lab."""
     frame = error.__traceback__
-    while frame is not None and frame.tb_frame.f_code.co_filename in (__file__, lasting.__file__):
+    while frame is not None and frame.tb_frame.f_code.co_filename in (__file__, lasting.__file__, threading.__file__):
         frame = frame.tb_next
     return "".join(traceback.format_exception(type(error), error, frame)).rstrip()
