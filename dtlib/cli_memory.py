@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dtlib.cli_options import card_memory_option, chosen_card, chosen_model, size_options, with_flags
+from dtlib.cli_options import (
+    CARDS,
+    card_memory_option,
+    chosen_card,
+    chosen_model,
+    recipe_option,
+    size_options,
+    with_flags,
+)
 
 if TYPE_CHECKING:
     from dtlib.theory.footprint import RankMemory, Setup
@@ -54,7 +62,7 @@ def _list_models(context: click.Context, _: click.Parameter, wanted: bool) -> No
 @click.option("--pp", type=int, default=1, show_default=True, help="Stages of the pipeline (1F1B).")
 @click.option("--chunks", type=int, default=1, show_default=True, help="Interleaved pieces of a stage.")
 @click.option("--cp", type=int, default=1, show_default=True, help="Ranks that share each sequence.")
-@click.option("--recipe", default="16-byte", show_default=True, help="Bytes a parameter: 12, 16, 18, 20, fp32, 8bit.")
+@recipe_option("16-byte")
 @click.option("--micro-batch", type=int, default=1, show_default=True, help="Sequences of one micro-batch.")
 @click.option("--micro-batches", type=int, help="Micro-batches of a rank in a step.  [default: one a stage]")
 @click.option("--seq", type=int, help="Tokens of a sequence.  [default: the model's]")
@@ -62,7 +70,7 @@ def _list_models(context: click.Context, _: click.Parameter, wanted: bool) -> No
 @click.option("--attention", default="flash", show_default=True, help="flash, or matrix: kept as a matrix.")
 @click.option("--dropout", is_flag=True, help="Train with dropout, and keep its masks.")
 @click.option("--pipeline-stage", type=int, help="Count this stage, from 0.  [default: the fullest]")
-@click.option("--card", help="Say whether it fits, for example H100.")
+@click.option("--card", help=f"Say whether it fits: {', '.join(CARDS)}.")
 @click.option("--gpu", help="The same as --card.")
 @card_memory_option
 @click.option(
@@ -87,7 +95,8 @@ def memory(
     model states, activations, and what is whole for a moment: an upper bound, on the fullest rank. Buffers of the
     communication library, gaps of the allocator and the runtime's own memory come on top: --margin is for them. The
     planner (dtlib plan) counts them instead, with constants that were fitted to published runs: its number has the
-    error of those runs as its margin. --card-memory changes the card, an H100 where none is named.
+    error of those runs as its margin, and what none of them had makes the verdict unknown. --card-memory changes the
+    card, an H100 where none is named.
 
     Exit code 0, or 2 for a name or a degree that is not possible.
     """
@@ -177,11 +186,17 @@ class _Job:
         """What the margin leaves of a device."""
         return device.memory_bytes * (1 - self.margin / 100)
 
+    def verdict(self, device: Accelerator) -> str:
+        """Of an upper bound: ``"yes"`` below what is usable, ``"no"`` where states alone are above the card."""
+        if self.most_bytes <= self.usable_bytes(device):
+            return "yes"
+        return "no" if max(stage.states for stage in self.stages) > device.memory_bytes else "unsure"
+
     def fit(self, device: Accelerator) -> Fit:
         """What the planner needs, against a device."""
         from dtlib.theory.planner import Machine, fit
 
-        return fit(self.planned, Machine(accelerator=device, gpus=1))
+        return fit(self.planned, Machine(accelerator=device, gpus=1), plan=self.plan)
 
     def largest_micro_batch(self, device: Accelerator) -> int:
         """The largest that fits."""
@@ -218,6 +233,7 @@ def _as_dict(job: _Job) -> dict[str, Any]:
             "fullest_stage": job.fullest,
             "fullest_bytes": job.most_bytes,
             "fits": job.most_bytes <= job.usable_bytes(device),
+            "verdict": job.verdict(device),
             "largest_micro_batch": job.largest_micro_batch(device),
         }
         told["planned"]["fit"] = job.fit(device).as_dict()
@@ -251,17 +267,21 @@ def _print(job: _Job) -> None:
         console.print("--recompute selective changes nothing here: flash attention keeps no matrix.", soft_wrap=True)
     if job.device is not None:
         console.print(_verdict(job, job.device), soft_wrap=True)
-    console.print(told.margin(job.planned, None if job.device is None else job.fit(job.device)), soft_wrap=True)
+    console.print(
+        told.margin(job.planned, job.plan, None if job.device is None else job.fit(job.device)), soft_wrap=True
+    )
 
 
 def _verdict(job: _Job, device: Accelerator) -> str:
     from dtlib.theory.units import format_bytes
 
     usable, largest = job.usable_bytes(device), job.largest_micro_batch(device)
-    verdict = "It [green]fits[/]" if job.most_bytes <= usable else "It [red]does not fit[/]"
+    answer = job.verdict(device)
+    verdict = {"yes": "It [green]fits[/]", "no": "It [red]does not fit[/]", "unsure": "It may not fit"}[answer]
+    needs = "may need" if answer == "unsure" else "needs"
     whose = f"the fullest stage, {job.fullest}," if job.setup.pp > 1 else "a rank"
     kept = f"{job.margin:g} % of its {format_bytes(device.memory_bytes, digits=3)} kept free"
     room = f"{device.name} has {format_bytes(usable, digits=3)}, with {kept}"
     sequences = f"{largest:,} sequence{'s' if largest > 1 else ''}"
-    most = f"The largest micro-batch that would has {sequences}." if largest else "No micro-batch would."
-    return f"{verdict}: {whose} needs {format_bytes(job.most_bytes, digits=3)}, {room}. {most}"
+    most = f"The largest micro-batch that surely does has {sequences}." if largest else "No micro-batch surely does."
+    return f"{verdict}: {whose} {needs} {format_bytes(job.most_bytes, digits=3)}, {room}. {most}"

@@ -39,6 +39,21 @@ def size_options(command: Any) -> Any:
     return command
 
 
+CARDS = (
+    "V100-32GB-SXM", "A100-40GB-SXM", "A100-80GB-SXM", "H100-80GB-PCIe", "H100-80GB-SXM", "H200-141GB-SXM",
+    "B200-180GB", "RTX-4090-24GB", "RTX-5090-32GB",
+)  # fmt: skip
+RECIPES = ("12-byte", "16-byte", "18-byte", "20-byte", "fp32", "adam-8bit")
+LINKS = ("InfiniBand EDR, HDR, NDR or XDR", "Ethernet 1G to 800G")
+"""What help says that there is; a test holds the names to those of the theory, which takes too long to load."""
+
+
+def recipe_option(default: str) -> Any:
+    """``--recipe``: how many bytes of states a parameter has."""
+    said = f"States of a parameter: {', '.join(RECIPES[:-1])} or {RECIPES[-1]}."
+    return click.option("--recipe", default=default, show_default=True, help=said)
+
+
 card_memory_option = click.option(
     "--card-memory", type=float, metavar="GiB", help="Change the card: what programs see of its memory."
 )

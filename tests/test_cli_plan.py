@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from dtlib.cli import main
 from dtlib.cli_plan import plan
 from dtlib.theory import hardware, planner
+from dtlib.theory.memory import RECIPES
 from dtlib.theory.units import GB, GiB, format_seconds
 
 SMALL = {
@@ -69,8 +70,28 @@ def test_the_table_has_the_best_plans_and_fits_80_columns():
     for term in found.best.time.table():
         assert any(line.startswith(term.name) and format_seconds(term.value) in line for line in lines)
     assert "±" in result.output
+    said = " ".join(result.output.split())
+    assert "is the error that nine of ten stay within of runs of one framework on H100" in said
+    assert "This plan has" not in said
+    cut = " ".join(invoke("llama3-8b", "--gpus", 16, "--batch", 64, "--pp", 2).output.split())
+    has = answer(sequences=64, degrees={"pp": 2}).best.fit.outside
+    assert has[0] == "a pipeline"
+    assert f"This plan has {' and '.join(has)}: its error is unknown." in cut
     assert f"days at an MFU of {found.mfu(found.best):.1%}" in " ".join(result.output.split())
     assert "MWh" in result.output
+
+
+@pytest.mark.parametrize("command", ["plan", "memory"])
+def test_help_lists_the_cards_and_the_recipes_that_there_are(command):
+    said = " ".join(CliRunner().invoke(main, [command, "--help"], env={"COLUMNS": "300"}).output.split())
+    assert ", ".join(hardware.ACCELERATORS) in said
+    assert ", ".join(list(RECIPES)[:-1]) + f" or {list(RECIPES)[-1]}" in said
+    if command == "plan":
+        kinds = {name for name in hardware.LINKS if name.startswith(("InfiniBand", "Ethernet"))}
+        assert kinds == {f"InfiniBand {each}" for each in ("EDR", "HDR", "NDR", "XDR")} | {
+            f"Ethernet {each}G" for each in (1, 10, 25, 100, 200, 400, 800)
+        }
+        assert "InfiniBand EDR, HDR, NDR or XDR or Ethernet 1G to 800G" in said
 
 
 def test_json_is_the_answer():
@@ -78,7 +99,7 @@ def test_json_is_the_answer():
     said = told("llama3-8b", "--gpus", 16, "--batch", 64, "--keep", 3, "--tokens", 1e12, "--price", 2)
     assert [each["seconds"]["total"] for each in said["plans"]] == [each.time.total for each in found.plans]
     assert said["plans"][0]["bytes"] == {**found.best.memory.parts, "total": found.best.memory.total}
-    assert said["plans"][0]["fit"]["verdict"] == "yes"
+    assert said["plans"][0]["fit"]["verdict"] == found.best.fit.verdict
     assert said["buys_seconds"] == found.buys
     # money, time and energy by hand
     steps = 1e12 / (64 * 8192)
@@ -144,7 +165,10 @@ def test_a_file_that_cannot_be_counted_is_named(tmp_path):
         (["llama3-8b", "--gpus", 8, "--card-memory", 1e300], "--card-memory must be at most 1,000,000,000, not 1e+300"),
         (["llama3-8b", "--gpus", 8, "--network-rate", 1e300], "--network-rate must be at most 1,000,000,000, not"),
         (["none.json", "--gpus", 8], "MODEL none.json cannot be read as JSON"),
-        (["llama3-70b", "--gpus", 8], "no plan of llama3-70b fits --gpus=8"),
+        (
+            ["llama3-70b", "--gpus", 8],
+            "llama3-70b fits on --gpus=8 (H100-80GB-SXM, 79.1 GiB each): the least is",
+        ),
     ],
 )
 def test_what_is_not_possible_is_refused_with_what_is(arguments, message):

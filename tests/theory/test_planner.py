@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dtlib.theory import footprint, hardware, models, planner, pp
-from dtlib.theory.planner import FITTED, Machine, Plan, fitting, published
+from dtlib.theory.planner import FITTED, Machine, Plan, fitting, published, regime
 from dtlib.theory.units import GiB, format_bytes
 
 ROOT = Path(__file__).parents[2]
@@ -94,8 +94,71 @@ def test_the_memory_of_the_sweep():
     assert abs(np.median(error)) <= 0.05
     assert np.corrcoef(ranks(needed), ranks(measured))[0, 1] >= 0.96
     assert np.mean(np.abs(error) <= FITTED.margin) >= 0.9
-    refused = [planner.fit(planner.plan_memory(run.model, run.plans[0]), run.machine).verdict == "no" for run in SWEEP]
-    assert sum(refused) <= 4
+
+
+KEPT_BACK = {table: published.runs(table, rows(table)) for table in published.KEPT_BACK}
+REGIMES = {  # of the two halves of the sweep: which runs, the share within the margin from below and above
+    "seen": (lambda plan: not regime.outside(plan), 0.96, 0.99),
+    "tp over nodes": (lambda plan: plan.pp == 1 and plan.tp > 8, 0.74, 0.80),
+    "a pipeline": (lambda plan: plan.pp > 1, 0.40, 0.50),
+    "pp 16": (lambda plan: plan.pp == 16, 0.18, 0.26),
+}
+
+
+@pytest.mark.parametrize("name", REGIMES)
+def test_the_margin_holds_where_it_is_said_to_and_not_beyond(name):
+    """Nine of ten within it in what was seen, on the rows that were kept back as well; elsewhere far fewer."""
+    has, least, most = REGIMES[name]
+    runs = [run for run in (*SWEEP, *KEPT_BACK["ultrascale_half"]) if has(run.plans[0])]
+    needed = np.array([planner.plan_memory(run.model, run.plans[0]).total for run in runs])
+    error = (needed - FITTED.runtime_bytes) / [run.memory_bytes for run in runs] - 1
+    assert least <= np.mean(np.abs(error) <= FITTED.margin) <= most
+    if name == "seen":
+        assert {run.machine.accelerator.name for run in runs} == {"H100-80GB-SXM"}
+        sizes = [models.model_parameters(run.model).total for run in runs]
+        assert 1.3e9 < min(sizes) < 1.4e9 < 8.8e9 < max(sizes) < 8.9e9
+
+
+def test_no_run_that_ran_is_told_that_it_does_not_fit():
+    told = set()
+    for run in (*SWEEP, *(run for runs in (*TABLES.values(), *KEPT_BACK.values()) for run in runs)):
+        plan = run.planned()
+        told.add(planner.fit(planner.plan_memory(run.model, plan), run.machine, plan=plan).verdict)
+    assert told == {"yes", "unsure", "unknown"}
+
+
+TOLD = {  # the median of planned over published time, less one, of runs that no constant was fitted on
+    "llmfoundry_mpt_half": (75, -0.10), "torchtitan_half": (4, -0.27), "sc21_table2": (4, -0.04),
+    "ultrascale_half": (824, -0.54),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("table", TOLD)
+def test_tables_that_were_kept_back_have_the_errors_that_are_told(table):
+    number, median = TOLD[table]
+    errors = np.expm1([run.log_error() for run in KEPT_BACK[table]])
+    assert len(errors) == number
+    assert np.median(errors) == pytest.approx(median, abs=0.01)
+    if table == "ultrascale_half":  # `dtlib plan --help` says a fifth and three times as long
+        plans = [run.plans[0] for run in KEPT_BACK[table]]
+        inside, cut = ([plan.pp == 1 and plan.tp <= 8 for plan in plans], [plan.pp > 1 for plan in plans])
+        assert [float(np.median(1 / (1 + errors[which]))) for which in (inside, cut)] == pytest.approx(
+            [1.2, 3.2], abs=0.05
+        )
+
+
+def test_each_rule_of_the_regime_names_what_it_is_about():
+    seen = Plan(dp=4, tp=8, zero=1, micro_batches=4)
+    assert regime.outside(seen) == ()
+    changes = {
+        "a pipeline": {"pp": 2}, "context parallelism": {"cp": 2}, "ZeRO 2 or 3": {"zero": 2},
+        "dropout": {"dropout": True},
+        "tensor parallelism over more than 8 ranks": {"tp": 16}, "recompute": {"recompute": "full"},
+        "attention as a matrix": {"attention": "matrix"},
+    }  # fmt: skip
+    for name, change in changes.items():
+        assert regime.outside(seen.changed(**change)) == (name,)
+    assert regime.outside(Plan(zero=3)) == ()
 
 
 def test_a_fit_moves_constants_towards_a_table_and_leaves_others():
@@ -183,6 +246,22 @@ def test_utilisation_counts_the_heads_that_there_are_and_the_scores_that_a_windo
     assert seconds[0] / seconds[1] == pytest.approx(4.27, abs=0.01)
 
 
+def test_plans_that_no_clock_could_tell_apart_are_called_a_tie():
+    near, far = (
+        planner.search("llama3-70b", eight(gpus=128), sequences=512),
+        planner.search("llama3-405b", eight(gpus=1024)),
+    )
+    for answer, tied in ((near, True), (far, False)):
+        second, best = answer.plans[1].time.total, answer.best.time
+        assert (second / best.total < 1.02) == tied
+        assert any("a tie, since" in each for each in planner.told.sentences(answer)) == tied
+        name = answer.best.bottleneck
+        share = best.parts[name] / (best.total - best.matmuls)
+        assert any(
+            f"is {name.replace('_', ' ')}, {share:.0%} of the rest" in each for each in planner.told.sentences(answer)
+        )
+
+
 def test_more_of_a_resource_takes_no_longer():
     found = planner.search("llama3-8b", eight(gpus=16), sequences=128)
     assert all(seconds <= found.best.time.total for seconds in found.buys.values())
@@ -193,7 +272,8 @@ def test_each_plan_of_an_answer_fits_and_is_no_faster_than_the_one_before():
     found = planner.search("llama3-8b", eight(gpus=16), sequences=128)
     seconds = [each.time.total for each in found.plans]
     assert seconds == sorted(seconds)
-    assert {each.fit.verdict for each in found.plans} == {"yes"}
+    assert all(each.fit.has_room for each in found.plans)
+    assert {each.fit.verdict for each in found.plans} <= {"yes", "unknown"}
     assert {each.plan.world_size for each in found.plans} == {16}
     assert {each.plan.sequences for each in found.plans} == {128}
     assert found.too_large is None or found.too_large.time.total <= seconds[0]
@@ -254,7 +334,7 @@ def test_the_largest_model_on_the_largest_machine():
 
 
 def test_what_does_not_fit_is_told_with_the_nearest_that_does():
-    with pytest.raises(ValueError, match=r"no plan of llama3-70b fits gpus=8 .* margin .*; \d+ do \(dp"):
+    with pytest.raises(ValueError, match=r"no plan of llama3-70b fits on gpus=8 .* margin .*; \d+ do \(dp"):
         planner.search("llama3-70b", eight())
 
 

@@ -7,7 +7,7 @@ model on a machine. Both put together what the other rooms of `theory` know; wha
 Arguments out of range raise ``ValueError``, which names the argument, its value and the rule.
 """
 
-from . import fitting, published, told
+from . import fitting, published, regime, told
 from .answer import Answer, Found
 from .constants import FITTED, MEANING, Constants
 from .cost import Training, training
@@ -20,5 +20,5 @@ from .time import StepTime, step_time
 __all__ = [
     "FITTED", "MEANING", "SCHEDULES", "Answer", "Constants", "Fit", "Found", "Machine", "Plan", "PlanMemory",
     "StepTime", "Timed", "Training", "cuts_for", "default_sequences", "every_plan", "fit", "fitting", "least_cards",
-    "plan_memory", "product_share", "published", "search", "step_time", "told", "training",
+    "plan_memory", "product_share", "published", "regime", "search", "step_time", "told", "training",
 ]  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from dtlib.theory import pp, sp
 from dtlib.theory.breakdown import Breakdown
@@ -17,6 +18,7 @@ from dtlib.theory.units import format_bytes
 
 from .constants import FITTED, Constants
 from .plan import Machine, Plan
+from .regime import outside
 
 
 @dataclass(frozen=True)
@@ -38,12 +40,16 @@ class Fit:
     """How a need compares with a card: `needed_bytes` and `usable_bytes`, and the error that is left to `margin_bytes`.
 
     `free_bytes` is what remains, negative where the plan needs too much. `verdict` is ``"yes"`` where the need plus the
-    margin stays below the card, ``"no"`` where the need minus the margin is above it, ``"unsure"`` in between.
+    margin stays below the card, ``"no"`` where the need minus the margin is above it, ``"unsure"`` in between. What is
+    `outside` of the runs that the margin was seen on makes it ``"unknown"``, but where the states alone, `states_bytes`
+    that no library saves, are larger than the card: ``"no"``.
     """
 
     needed_bytes: float
     usable_bytes: float
     margin_bytes: float
+    states_bytes: float = 0
+    outside: tuple[str, ...] = ()
 
     @property
     def free_bytes(self) -> float:
@@ -52,12 +58,21 @@ class Fit:
 
     @property
     def verdict(self) -> str:
-        """``"yes"``, ``"no"`` or ``"unsure"``."""
+        """``"yes"``, ``"no"``, ``"unsure"`` or ``"unknown"``."""
+        if self.states_bytes > self.usable_bytes:
+            return "no"
+        if self.outside:
+            return "unknown"
         if abs(self.free_bytes) < self.margin_bytes:
             return "unsure"
         return "yes" if self.free_bytes > 0 else "no"
 
-    def as_dict(self) -> dict[str, float | str]:
+    @property
+    def has_room(self) -> bool:
+        """Whether the need plus the margin stays below the card."""
+        return self.needed_bytes + self.margin_bytes <= self.usable_bytes
+
+    def as_dict(self) -> dict[str, Any]:
         """The bytes and the verdict, by name."""
         return {**asdict(self), "free_bytes": self.free_bytes, "verdict": self.verdict}
 
@@ -81,9 +96,15 @@ def plan_memory(model: Architecture | str, plan: Plan, constants: Constants = FI
     return max(by_stage, key=lambda memory: memory.total)
 
 
-def fit(memory: PlanMemory, machine: Machine, constants: Constants = FITTED) -> Fit:
-    """`memory` against a card of `machine`, with the constants' margin for the error of the estimate."""
-    return Fit(memory.total, machine.accelerator.memory_bytes, constants.margin * memory.total)
+def fit(memory: PlanMemory, machine: Machine, constants: Constants = FITTED, *, plan: Plan | None = None) -> Fit:
+    """`memory` against a card of `machine`, with the constants' margin for the error of the estimate.
+
+    The margin is what runs showed that `regime.SEEN` names. With the `plan` the verdict is ``"unknown"`` for what none
+    of them had; without, the margin is taken at its word.
+    """
+    unseen = () if plan is None else outside(plan)
+    margin = constants.margin * memory.total
+    return Fit(memory.total, machine.accelerator.memory_bytes, margin, memory.states, unseen)
 
 
 @formula(

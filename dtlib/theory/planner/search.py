@@ -74,7 +74,7 @@ def search(
 
     Every degree that the model divides by, every ZeRO stage, sequence parallelism, micro-batch, schedule, number of
     equal chunks and recompute is timed; flash attention, no dropout. `degrees` holds some of dp, tp, pp and cp fixed.
-    A plan is taken where its memory fits with the margin added: ``fit.verdict`` is ``"yes"``. ``ValueError`` for
+    A plan is taken where its memory fits with the margin added: ``fit.has_room``. ``ValueError`` for
     arguments out of range and where nothing fits: it says what is missing, and the nearest plan that fits, with other
     degrees or on more cards.
     """
@@ -231,7 +231,7 @@ def _fastest(
 
 
 def _found(model: Architecture, plan: Plan, memory: PlanMemory, machine: Machine, k: Constants) -> Found:
-    return Found(plan, step_time(model, plan, machine, k), memory, fit(memory, machine, k))
+    return Found(plan, step_time(model, plan, machine, k), memory, fit(memory, machine, k, plan=plan))
 
 
 def _nothing(
@@ -246,7 +246,7 @@ def _nothing(
     needed *= 1 + k.margin
     has, name = format_bytes(machine.accelerator.memory_bytes, digits=3), machine.accelerator.name
     said = (
-        f"no plan of {model.name} fits gpus={machine.gpus} of {name}, which have {has} each: the least is "
+        f"no plan of {model.name} fits on gpus={machine.gpus} ({name}, {has} each): the least is "
         f"{format_bytes(needed, digits=3)} with a margin of {k.margin:.0%} (dp {plan.dp}, tp {plan.tp}, pp {plan.pp}, "
         f"cp {plan.cp}, ZeRO {plan.zero}, recompute {plan.recompute})"
     )

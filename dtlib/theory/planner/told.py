@@ -11,6 +11,10 @@ from .answer import Answer, Found
 from .constants import FITTED, Constants
 from .memory import Fit, PlanMemory
 from .plan import Plan
+from .regime import SEEN, outside
+
+TIE = 0.02
+"""Plans whose times differ by less are a tie: no table's times are known so well."""
 
 COLUMNS = ("dp", "tp", "pp", "cp", "ZeRO", "batch", "schedule", "again", "GiB", "step", "MFU")
 """What `row` tells of a plan."""
@@ -65,13 +69,15 @@ def sentences(answer: Answer) -> list[str]:
     best = answer.best
     said = [
         in_words(answer),
-        f"It needs {_need(best.memory, best.fit)}.",
-        f"Most of the rest of its time is {best.bottleneck.replace('_', ' ')}.",
+        f"It needs {_need(best.memory, best.fit)}. {_seen(best.fit.outside, 'This plan')}",
+        _after_matmuls(best),
     ]
     if len(answer.plans) > 1:
         worse = [(name, more) for name, more in answer.lost_to(answer.plans[1]).items() if more > 0][:2]
         lost = " and ".join(f"{format_seconds(more)} more of {name.replace('_', ' ')}" for name, more in worse)
-        said.append(f"The second has {lost}." if lost else "The second takes exactly as long.")
+        longer = answer.plans[1].time.total / best.time.total - 1
+        tie = f" It takes {longer:.1%} longer: a tie, since no time is known to {TIE:.0%}." if longer < TIE else ""
+        said.append(f"The second has {lost}.{tie}" if lost else "The second takes exactly as long.")
     if answer.too_large is not None:
         p, more = answer.too_large.plan, answer.too_large
         needed = format_bytes(more.memory.total + more.fit.margin_bytes, digits=3)
@@ -88,20 +94,39 @@ def sentences(answer: Answer) -> list[str]:
     return said
 
 
+def _after_matmuls(found: Found) -> str:
+    """What takes the most time after the products of matrices, and its part of what they leave."""
+    name, rest = found.bottleneck, found.time.total - found.time.matmuls
+    share = found.time.parts[name] / rest
+    return f"The largest term beside the products of matrices is {name.replace('_', ' ')}, {share:.0%} of the rest."
+
+
 _VERDICTS = {
     "yes": "it fits with the margin added",
     "no": "it does not fit even with the margin taken off",
     "unsure": "the margin decides, so only a try can tell",
+    "unknown": "whether it fits is unknown",
 }
 
 
-def margin(memory: PlanMemory, fitted: Fit | None, constants: Constants = FITTED) -> str:
+def margin(memory: PlanMemory, plan: Plan, fitted: Fit | None, constants: Constants = FITTED) -> str:
     """What a rank needs by the planner, and where its margin is from; with `fitted` whether it fits a card."""
     verdict = "" if fitted is None else f": {_VERDICTS[fitted.verdict]}"
+    if fitted is not None and fitted.verdict == "no" and fitted.states_bytes > fitted.usable_bytes:
+        verdict = ": its states alone are larger than the card"
     return (
         f"With what the runtime and libraries take, the planner expects {_need(memory, fitted, constants)}{verdict}. "
-        f"Its margin, {constants.margin:.0%}, is the error that nine of ten published runs stay within."
+        f"{_seen(outside(plan), 'This one', constants)}"
     )
+
+
+def _seen(unseen: tuple[str, ...], what: str, constants: Constants = FITTED) -> str:
+    """What the margin was seen on, and what of a plan none of these runs had."""
+    said = f"The margin, {constants.margin:.0%}, is the error that nine of ten stay within of {SEEN}"
+    if not unseen:
+        return f"{said}."
+    *most, last = unseen
+    return f"{said}. {what} has {' and '.join([', '.join(most), last] if most else [last])}: its error is unknown."
 
 
 def _need(memory: PlanMemory, fitted: Fit | None, constants: Constants = FITTED) -> str:
