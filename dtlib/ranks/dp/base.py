@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Variable
+from torch.utils._pytree import tree_leaves
 
 from dtlib.ranks.shared.replicas import (
     broadcast,
@@ -37,7 +38,8 @@ class DataParallel(nn.Module, ABC):
     ``.grad`` stays None. That costs one more all-reduce, of four bytes a parameter. Some parameter must be
     used on every rank, or that rank never joins. Frozen parameters are never sent; tied ones once. To freeze,
     unfreeze or replace parameters, do it first and wrap then: a change afterwards is refused in the next
-    forward pass. Activation checkpoints must be the kind that torch recommends, ``use_reentrant=False``.
+    forward pass. Activation checkpoints must be the kind that torch recommends, ``use_reentrant=False``. Backward
+    passes in parts, as in zero-bubble pipelines, go inside `no_sync`, and `sync` ends the last of them.
 
     ``state_dict`` and ``load_state_dict`` are the module's own, and so is any attribute that the wrapper lacks.
     """
@@ -92,7 +94,11 @@ class DataParallel(nn.Module, ABC):
                 self._abandon()
         if self.broadcast_buffers and self._sync and self.world_size > 1:
             broadcast(list(self.module.buffers()), self.group)
-        return self.module(*args, **kwargs)
+        result = self.module(*args, **kwargs)
+        for each in tree_leaves(result):
+            if isinstance(each, Tensor) and each.grad_fn is not None:
+                each.grad_fn.metadata[self] = "averages its gradients"  # and lives until then
+        return result
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -126,6 +132,8 @@ class DataParallel(nn.Module, ABC):
         """Wait for what is still under way and forget it."""
 
     def _on_gradient(self, index: int, parameter: Tensor) -> None:
+        if parameter.grad is not None and parameter.grad.layout is not torch.strided:
+            raise RuntimeError(f"the gradient of {self._names[index]!r} is sparse, and what is sent is dense")
         if not self._sync:
             return
         if not self._running:
@@ -145,9 +153,9 @@ class DataParallel(nn.Module, ABC):
             names = ", ".join(repr(self._names[i]) for i in unused)
             raise RuntimeError(
                 f"no gradient for {names} on rank {dist.get_rank(self.group)}: the loss does not depend on it, "
-                "or it was cut off by a checkpoint with use_reentrant=True, which is a backward pass of its own. "
-                "Wrap with find_unused_parameters=True if some parameters are meant to rest, freeze them before "
-                "wrapping, or checkpoint with use_reentrant=False"
+                "or the backward pass came in parts. Wrap with find_unused_parameters=True if some parameters rest on "
+                "purpose, or freeze them before wrapping; checkpoint with use_reentrant=False; where a schedule splits "
+                "backward passes (zero-bubble), run them all inside no_sync() and call sync() at the end"
             )
         self._average(unused)
         if self.find_unused_parameters:
@@ -203,8 +211,9 @@ def global_mean_loss(loss_sum: Tensor, num_tokens: int, *, group: dist.ProcessGr
     `loss_sum` is this rank's loss summed over its tokens, `num_tokens` how many these are (0 is allowed).
     Returns N · `loss_sum` / (tokens of all ranks), which takes one all-reduce of 8 bytes. With accumulation,
     `num_tokens` is the rank's number of tokens in the whole step, the same in each call. ``ValueError`` if no
-    rank has a token.
+    rank has a token, and for a `group` without this rank.
     """
+    _refuse_group(group)
     total = torch.tensor(num_tokens, dtype=torch.int64, device=loss_sum.device)
     dist.all_reduce(total, group=group)
     if total.item() <= 0:

@@ -107,8 +107,6 @@ class BucketedDataParallel(DataParallel):
             view.zero_()
         elif grad is view:  # it was accumulated in its place
             view.mul_(1 / self.world_size)
-        elif grad.layout is not torch.strided:
-            raise RuntimeError(f"the gradient of {self._names[index]!r} is sparse, and buckets are dense")
         else:
             torch.mul(grad, 1 / self.world_size, out=view)
         if self.gradient_as_bucket_view or grad is None:

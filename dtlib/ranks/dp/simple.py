@@ -25,7 +25,7 @@ class NaiveDataParallel(DataParallel):
         for parameter in self._params:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            parameter.grad.mul_(1 / self.world_size)
+            parameter.grad = parameter.grad.contiguous().mul_(1 / self.world_size)
             dist.all_reduce(parameter.grad, group=self.group)
 
 

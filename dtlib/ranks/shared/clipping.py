@@ -26,9 +26,12 @@ def clip_grad_norm(
 
     (Σ |g|^p)^(1/p), the maximum for p = ∞, over each element once: `chunks` lie on this rank alone, `everywhere` is on
     all ranks alike, and `copies` are among the chunks of another rank. One all-reduce of 8 bytes, on `device` where a
-    rank has no gradient. float64, 0-dimensional, on all ranks the same. ``ValueError`` for a negative `max_norm` or a
-    `norm_type` that is not above 0, ``RuntimeError`` for a norm that is not finite if `error_if_nonfinite`.
+    rank has no gradient. float64, 0-dimensional, on all ranks the same. ``ValueError`` for a negative `max_norm`, a
+    `norm_type` that is not above 0 or a `group` without this rank, ``RuntimeError`` for a norm that is not finite if
+    `error_if_nonfinite`.
     """
+    if dist.get_rank(group) < 0:
+        raise ValueError(f"group must contain this rank ({dist.get_rank()}), and does not")
     if not max_norm >= 0:
         raise ValueError(f"max_norm must be at least 0, not {max_norm!r}")
     if not norm_type > 0:
