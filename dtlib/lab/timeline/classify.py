@@ -201,8 +201,11 @@ def _compute(thread: int, events: list[Event], spans: list[Span]) -> list[Interv
 
 
 def _is_node(event: Event) -> bool:
-    """A node of the backward graph: it holds operators, and hooks that may wait for a message."""
-    return event.name.startswith("torch::autograd::") or re.fullmatch(r"\w+Backward\d*", event.name) is not None
+    """A node of autograd's graph, forward (a class's own function, ``_Row``) or backward: operators have a namespace.
+
+    It holds operators, and may wait for a message in between.
+    """
+    return event.name.startswith("torch::autograd::") or "::" not in event.name
 
 
 def _outermost(operators: list[Event]) -> list[Event]:
