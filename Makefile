@@ -52,7 +52,7 @@ pages: $(READY)  ## open the pages of the book that was built, and follow their 
 	@$(PART) $@ $(BIN)/pytest -q $(XML) tests/book
 
 lab: $(READY)  ## open JupyterLab on the exercises
-	@$(BIN)/jupyter lab --notebook-dir=. exercises
+	@$(BIN)/jupyter lab --notebook-dir=. --LabApp.default_url=/lab/tree/exercises
 
 serve: book  ## build the book and serve it on this machine
 	@$(BIN)/python -m http.server --directory $(BOOK) --bind 127.0.0.1 8000

@@ -1,14 +1,15 @@
 """Every formula of the book on one page, made from the registry and from the page on notation.
 
-The directive ``{cheatsheet}`` becomes, for each chapter, a table of its formulas (what each one is, its equation, its
-function, where it is derived, and what it decides) and a line with the letters that they use, as
-``chapters/notation.md`` explains them. Those that decide something come first. A title leads to the measurement.
+The directive ``{cheatsheet}`` becomes a first page of the formulas that decide something, each with what it decides,
+and then for each chapter a table of its other formulas (what each one is, its equation, its function and where it is
+derived) and a line with the letters of both, as ``chapters/notation.md`` explains them. A title leads to the
+measurement.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import book_ledger
@@ -94,6 +95,8 @@ SECTIONS = {
 }
 """Sections with formulas in their text; what is named nowhere stands in its chapter's derivation."""
 LABELS = {name: label for label, names in DERIVED.items() for name in names.split()}
+TABLE = [":::::{list-table}", ":class: cheatsheet", ":widths: 40 60", ""]
+Letters = list[tuple[str, str]]
 _ROW = re.compile(r"^\* - (.+?)(?=^\* - |^```|\Z)", re.MULTILINE | re.DOTALL)
 
 
@@ -106,22 +109,34 @@ class CheatSheet(SphinxDirective):
         self.env.note_dependency(str(notation))
         book_ledger.note(self.env)
         common, own = letters(notation.read_text("utf-8"))
-        lines: list[str] = []
+        known = [each for stem in CHAPTERS for each in theory.formulas(stem).values()]
+        lines = ["## What decides", "", *TABLE]
+        for each in filter(lambda each: each.use, known):
+            lines += [*row(each), "", f"    {each.use}"]
+        lines += [":::::", ""]
         for stem, title in CHAPTERS.items():
-            known = dict(sorted(theory.formulas(stem).items(), key=lambda pair: not pair[1].use))
-            lines += [f"## [{title[0].upper()}{title[1:]}]({stem}.ipynb)", ""]
-            lines += [":::::{list-table}", ":class: cheatsheet", ":widths: 40 60", ""]
-            for name, each in known.items():
-                lines += [f"* - {{ledger-title}}`{name}`", "", f"    `{name}` · {derivation(name, stem)}"]
-                lines += [f"  - $${each.equation}$$", "", f"    {each.use}"]
-            used = letters_of(" ".join(each.equation for each in known.values()))
-            legend = [f"{letter} {meaning}" for letter, meaning in own.get(title, ())]
-            taken = {each for letter, _ in own.get(title, ()) for each in letters_of(letter)}
-            legend += [f"{letter} {meaning}" for letter, meaning in common if letters_of(letter) & used - taken]
-            lines += [":::::", "", f"*Letters*: {'; '.join(legend)}.", ""]
+            here = [each for each in known if each.chapter == stem]
+            lines += [f"## [{title[0].upper()}{title[1:]}]({stem}.ipynb)", "", *TABLE]
+            lines += [line for each in here if not each.use for line in row(each)]
+            lines += [":::::", "", f"*Letters*: {legend(here, title, common, own)}", ""]
         container = nodes.Element()
         self.state.nested_parse(StringList(lines, "cheatsheet"), self.content_offset, container, match_titles=True)
         return container.children
+
+
+def row(each: theory.Formula) -> list[str]:
+    """A formula as a row of MyST's list-table: title, function and derivation beside the equation."""
+    named = [f"* - {{ledger-title}}`{each.name}`", "", f"    `{each.name}` · {derivation(each.name, each.chapter)}"]
+    return [*named, f"  - $${each.equation}$$"]
+
+
+def legend(known: Iterable[theory.Formula], title: str, common: Letters, own: dict[str, Letters]) -> str:
+    """The letters of some formulas of one chapter with their meanings, its own first."""
+    used = letters_of(" ".join(each.equation for each in known))
+    here = [(letter, meaning) for letter, meaning in own.get(title, ()) if letters_of(letter) & used]
+    taken = {each for letter, _ in own.get(title, ()) for each in letters_of(letter)}
+    here += [(letter, meaning) for letter, meaning in common if letters_of(letter) & used - taken]
+    return "; ".join(f"{letter} {meaning}" for letter, meaning in here) + "."
 
 
 def derivation(name: str, stem: str) -> str:

@@ -62,9 +62,14 @@ def mentions(document: nodes.document) -> Iterator[nodes.Text]:
 
 
 def pattern(terms: list[str]) -> re.Pattern[str]:
-    """Any of the terms as a word of its own, with a plural's s; the longest that fits."""
+    """Any of the terms as a word of its own, with a plural's s; the longest that fits.
+
+    A sentence may begin with a term. A name that has capitals of its own (ZeRO) is meant only where it is so written:
+    *zero* is a number.
+    """
     longest_first = sorted(terms, key=len, reverse=True)
-    return re.compile(rf"(?<![\w–-])({'|'.join(map(re.escape, longest_first))})(?:s|es)?(?![\w–-])", re.IGNORECASE)
+    any_case = [re.escape(term) if term != term.lower() else f"(?i:{re.escape(term)})" for term in longest_first]
+    return re.compile(rf"(?<![\w–-])({'|'.join(any_case)})(?:s|es)?(?![\w–-])")
 
 
 def link(app: Sphinx, document: nodes.document, docname: str) -> None:
@@ -74,18 +79,19 @@ def link(app: Sphinx, document: nodes.document, docname: str) -> None:
     }
     if docname in WITHOUT or GLOSSARY not in app.env.found_docs:
         return
-    said = {term.lower(): text for term, text in entries(app.env).items()}
-    open_terms = {term for term in said if term in places and term not in EVERYDAY}
+    said = entries(app.env)
+    written = {term.lower(): term for term in said}
+    open_terms = {term for term in said if term.lower() in places and term not in EVERYDAY}
     for text in list(mentions(document)):
         if not open_terms:
             return
         kept, at = [], 0
         for match in pattern(sorted(open_terms)).finditer(text):
-            term = match[1].lower()
+            term = written[match[1].lower()]
             if term not in open_terms:
                 continue  # twice in one piece
             open_terms.remove(term)
-            page, target = places[term]
+            page, target = places[term.lower()]
             uri = f"{app.builder.get_relative_uri(docname, page)}#{target}"
             opening = f'<a class="term" href="{uri}" data-says="{html.escape(said[term])}">'
             kept += [nodes.Text(text[at : match.start()]), nodes.raw("", opening, format="html")]

@@ -64,6 +64,27 @@ def test_figures_are_legible_on_a_phone(visit, html, stem):
         assert min(sizes) >= LEGIBLE_PX - 0.05
 
 
+CUT_OFF = """() => [...document.querySelectorAll("main .math")].filter((each) => {
+  const inner = each.querySelector(".katex-html").getBoundingClientRect();
+  if (!inner.width || each.classList.contains("inline")) return inner.width && inner.right > innerWidth;
+  const box = each.querySelector(".tex"), style = getComputedStyle(box);
+  const told = style.overflowX === "auto" && (each.closest("table") || style.backgroundImage !== "none");
+  return box.scrollWidth > box.clientWidth + 1 && !told;
+}).map((each) => each.textContent.slice(0, 60))"""
+
+
+def test_no_formula_loses_its_right_end_on_a_phone(visit, html):
+    """It fits, is set smaller, or can be pulled aside and a shadow says so; names of functions stay whole."""
+    with visit(width=390) as tab:
+        for name in PAGES:
+            assert tab.open(html / name).evaluate(CUT_OFF) == [], name
+        broken = tab.open(html / "chapters" / "cheatsheet.html").evaluate(
+            "() => [...document.querySelectorAll('table.cheatsheet code')].filter("
+            "(each) => each.getClientRects().length > 1 || each.getBoundingClientRect().right > innerWidth).length"
+        )
+        assert broken == 0
+
+
 def luminance(color: str) -> float:
     channels = [int(part) / 255 for part in re.findall(r"\d+", color)[:3]]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
@@ -109,6 +130,22 @@ def test_search_finds_a_page_and_leaves_the_disk_alone(visit, html):
         page.wait_for_load_state()
         assert "/chapters/" in page.url
         assert tab.left == []
+        assert tab.complaints == []
+
+
+def test_a_search_leads_to_the_words_that_it_found(visit, html):
+    """Not to the top of their page: the first of them is in the window, out of its fold if it was in one."""
+    with visit() as tab:
+        page = tab.open(html / "search.html", "?q=Ulysses")
+        page.wait_for_selector("#search-results li a")
+        found = {link.get_attribute("href").partition("#")[0] for link in page.locator("#search-results li a").all()}
+        assert {"chapters/cp.html", "chapters/glossary.html"} <= found
+        page.locator("#search-results li a[href^='chapters/cp.html']").first.click()
+        page.wait_for_load_state()
+        page.wait_for_timeout(300)
+        top = page.locator("main .highlighted").first.evaluate("each => each.getBoundingClientRect().top")
+        assert 0 < top < 900
+        assert page.evaluate("scrollY") > 0
         assert tab.complaints == []
 
 

@@ -25,10 +25,11 @@ spec.loader.exec_module(glossary)
         ("A low-rank update is all-reduced by rank0.", []),
         ("The ring attention of a ring", ["ring attention", "ring"]),
         ("α–β models, and β models", ["α–β model"]),
+        ("The larger of an entry and zero, as ZeRO says", ["ZeRO"]),
     ],
 )
 def test_a_term_is_a_word_of_its_own(text, found):
-    terms = ["rank", "all-reduce", "ring", "ring attention", "α–β model"]
+    terms = ["rank", "all-reduce", "ring", "ring attention", "α–β model", "ZeRO"]
     assert [match[1] for match in glossary.pattern(terms).finditer(text)] == found
 
 
