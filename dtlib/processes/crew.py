@@ -147,7 +147,9 @@ class Crew(ABC):
                 ready = selector.select(self.pause())
                 for key, _ in ready:
                     if key.data is None:
-                        raise EOFError("the parent left")  # it never speaks: readable means closed
+                        if not self.control.recv(1):
+                            raise EOFError("the parent left")
+                        return self._timed_out()  # it was interrupted, and asks where the ranks are
                     if not self.serve(key.data):
                         selector.unregister(key.fileobj)
                 if not ready or any(rank.state != "running" for rank in self.ranks):

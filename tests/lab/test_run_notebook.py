@@ -28,8 +28,8 @@ def kernel():
     manager.shutdown_kernel(now=True)
 
 
-def run(client, code, during=None):
-    """Execute `code`; its printed text and, when it failed, the error's name and text."""
+def run(client, code, during=None, shown=None):
+    """Execute `code`; its printed text and, when it failed, the error's name and text. `shown` gets its traceback."""
     text, errors = [], []
 
     def collect(message):
@@ -38,6 +38,8 @@ def run(client, code, during=None):
             text.append(content["text"])
         elif message["msg_type"] == "error":
             errors.append((content["ename"], content["evalue"]))
+            if shown is not None:
+                shown.append("\n".join(content["traceback"]))
         elif during is not None and content.get("execution_state") == "busy":
             during()
 
@@ -80,8 +82,10 @@ def test_interrupting_the_cell_ends_the_ranks_and_spares_the_kernel(kernel, tmp_
         f"def forever():\n    pathlib.Path({str(tmp_path)!r}, str(os.getpid())).touch()\n    time.sleep(600)\n"
         "lab.run(forever, 2, timeout_s=600)"
     )
-    _, errors = run(client, code, during=interrupt_when_ranks_are_up)
-    assert [name for name, _ in errors] == ["KeyboardInterrupt"]
+    _, ((name, said),) = run(client, code, during=interrupt_when_ranks_are_up)
+    assert name == "KeyboardInterrupt"
+    assert said.startswith("interrupted: ranks 0 and 1 had not returned. Where each one was")
+    assert said.count("in forever\n    time.sleep(600)") == 2
     assert len(started) == 2
     assert not any(psutil.pid_exists(pid) for pid in started)
     assert run(client, "print(lab.run(lambda: weight.sum().item(), 2))") == ("[3.0, 3.0]\n", [])
@@ -135,8 +139,12 @@ def test_an_interrupt_ends_ranks_that_stay_and_spares_the_kernel(kernel, tmp_pat
 
     code = "%%ranks 2\nimport os, pathlib, time\n"
     code += f"pathlib.Path({str(tmp_path)!r}, str(os.getpid())).touch()\ntime.sleep(50)"
-    _, errors = run(client, code, during=interrupt_when_ranks_are_up)
-    assert [name for name, _ in errors] == ["KeyboardInterrupt"]
+    shown = []
+    _, ((name, said),) = run(client, code, during=interrupt_when_ranks_are_up, shown=shown)
+    assert name == "KeyboardInterrupt"
+    assert said.startswith("interrupted: ranks 0 and 1 had not returned. Where each one was")
+    assert said.count("time.sleep(50)") == 2
+    assert shown == [f"KeyboardInterrupt: {said}"], "nothing of the way through the machinery"
     assert len(pids) == 2
     assert not any(map(psutil.pid_exists, pids))
     assert run(client, "print(weight.sum().item())") == ("3.0\n", [])

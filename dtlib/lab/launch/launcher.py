@@ -141,7 +141,7 @@ def run_job(job: Job) -> list[Any]:
     control, pid = start(job)
     with contextlib.ExitStack() as cleanup:
         cleanup.callback(leave, control, pid)
-        return outcome(job, receive_report(control), control)
+        return outcome(job, receive_report(job, control), control)
 
 
 def start(job: Job) -> tuple[socket.socket, int]:
@@ -155,10 +155,34 @@ def start(job: Job) -> tuple[socket.socket, int]:
         os.close(job_fd)
 
 
-def receive_report(control: socket.socket) -> Report:
-    """How the run went, or the task of a session; ``RuntimeError`` if the supervisor is gone."""
+def receive_report(job: Job, control: socket.socket) -> Report:
+    """How the run went, or the task of a session; ``RuntimeError`` if the supervisor is gone.
+
+    An interrupt is a ``KeyboardInterrupt`` that says where the ranks were, as `RankTimeout` does.
+    """
+    try:
+        return _report(control)
+    except KeyboardInterrupt:
+        raise _interrupted(job, control) from None
+
+
+def _report(control: socket.socket) -> Report:
     report: Report = pickle.loads(_receive(control)[0])
     return report
+
+
+def _interrupted(job: Job, control: socket.socket) -> KeyboardInterrupt:
+    error = KeyboardInterrupt()
+    with contextlib.suppress(Exception):  # the ranks have just returned, or raised: no matter now
+        control.sendall(b"?")
+        try:
+            outcome(job, _report(control), control)
+        except RankTimeout as late:
+            message = "interrupted: " + str(late).removeprefix(_after(job))
+            error = KeyboardInterrupt(message)
+            # What a notebook shows instead of the way through this machinery.
+            error._render_traceback_ = f"KeyboardInterrupt: {message}".splitlines  # type: ignore[attr-defined]
+    return error
 
 
 def outcome(job: Job, report: Report, control: socket.socket) -> list[Any]:
@@ -256,11 +280,15 @@ def _timeout(job: Job, report: Report, stacks: list[str]) -> RankTimeout:
     done = [rank for rank, state in enumerate(report.states) if state == "done"]
     silent = "  (it did not answer: a stopped process, or one that blocks signals)"
     where = {rank: readable(stacks[rank], job.sources) or silent for rank in late}
-    message = f"after {job.timeout_s:g} s {_ranks(late)} had not returned"
+    message = f"{_after(job)}{_ranks(late)} had not returned"
     message += f", while {_ranks(done)} had" if done else ""
     message += ". Where each one was (innermost call last):"
     message += "".join(f"\n\nrank {rank}:\n{stack}" for rank, stack in where.items())
     return RankTimeout(message, late, where)
+
+
+def _after(job: Job) -> str:
+    return f"after {job.timeout_s:g} s "
 
 
 def _ranks(numbers: list[int]) -> str:

@@ -103,9 +103,10 @@ class Session:
             if task:
                 with contextlib.suppress(BrokenPipeError):  # the supervisor is gone, as its missing report says
                     send_frame(self._control, task)
-            report = receive_report(self._control)
+            job = replace(self._job, timeout_s=self.timeout_s)
+            report = receive_report(job, self._control)
             stay = report.stays
-            return outcome(replace(self._job, timeout_s=self.timeout_s), report, self._control)
+            return outcome(job, report, self._control)
         except BaseException as error:  # an interrupt too: what the ranks do now nobody would learn
             if not (stay and isinstance(error, RankError)):
                 self.close()
