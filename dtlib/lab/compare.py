@@ -21,7 +21,7 @@ class CheckError(AssertionError):
     """A measured number disagrees with the formula by more than was allowed."""
 
 
-def check(formula: str, *, theory: Any, measured: Any, by: str, rtol: float | None = 0.0) -> Row:
+def check(formula: str, *, theory: Any, measured: Any, by: str, rtol: float | None = 0.0, case: str = "") -> Row:
     """Hold a number against a formula: raise if they disagree, show a row, write the ledger.
 
     `formula` is a name in ``theory.formulas()``. `theory` and `measured` are numbers in base units, or arrays
@@ -31,7 +31,8 @@ def check(formula: str, *, theory: Any, measured: Any, by: str, rtol: float | No
     program that ran) and ``clock`` are for what was measured by something that does not know the formula, and
     ``published`` for what others measured. ``simulation``, ``derivation`` (also a published number that its
     author computed) and ``definition`` measure nothing and say so. ``rtol=None``, for the clock alone, shows and
-    records without asserting.
+    records without asserting. `case` says which of several comparisons this is where a page holds one formula to more
+    than one: ``case="4 ranks"``.
 
     Returns the `Row`. Raises `CheckError` (an ``AssertionError``) with both numbers where they disagree, and
     ``ValueError`` for arguments that make no comparison. Inside a rank of ``lab.run`` it raises
@@ -46,9 +47,11 @@ def check(formula: str, *, theory: Any, measured: Any, by: str, rtol: float | No
     if not isinstance(by, str) or by not in ledger.METHODS:
         raise ValueError(f"by must be one of {', '.join(ledger.METHODS)}, not {by!r}")
     _validate_rtol(rtol, by)
+    if not isinstance(case, str):
+        raise ValueError(f"case must be a text, not {case!r}")
     worst_theory, worst_measured, element, agrees = _worst(theory, measured, rtol)
     ratio = _ratio(worst_theory, worst_measured)
-    title = known[formula].title.replace("`", "")
+    title = known[formula].title.replace("`", "") + (f" · {case}" if case else "")
     line = ledger.Line(
         formula=formula,
         theory=worst_theory,

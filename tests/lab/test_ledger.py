@@ -38,8 +38,8 @@ def _own_ledger(tmp_path, monkeypatch):
         """Messages one after another."""
 
 
-def check(measured, theory=100, rtol=0.0, by="count", formula="testing.sent_bytes"):
-    return lab.check(formula, theory=theory, measured=measured, by=by, rtol=rtol)
+def check(measured, theory=100, rtol=0.0, by="count", formula="testing.sent_bytes", **options):
+    return lab.check(formula, theory=theory, measured=measured, by=by, rtol=rtol, **options)
 
 
 # --- agreement and disagreement
@@ -157,6 +157,14 @@ def test_unknown_method(by):
 def test_bad_rtol(rtol):
     with pytest.raises(ValueError, match="rtol must be a finite number"):
         check(100, rtol=rtol)
+
+
+def test_a_case_is_said_behind_the_title():
+    row = check(100, case="4 ranks")
+    assert row.title.endswith(" · 4 ranks")
+    assert all("4 ranks" in text for text in (str(row), row._repr_html_()))
+    with pytest.raises(ValueError, match="case must be a text, not 4"):
+        check(100, case=4)
 
 
 @pytest.mark.parametrize("by", [by for by in ledger.METHODS if by != "clock"])
