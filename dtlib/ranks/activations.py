@@ -84,8 +84,12 @@ def recompute(model: Model, what: str = "full", *, every: int = 1, restore_rng: 
         model.__dict__["run_blocks"] = partial(_blocks, layers, every=every, restore_rng=restore_rng)
     elif what == "selective":
         for attention in attentions:
-            attention.__dict__["core"] = partial(checkpoint, attention.core, restore_rng=restore_rng)
+            attention.__dict__["core"] = partial(_core, attention.core, restore_rng)
     return model
+
+
+def _core(core: Callable[..., Tensor], restore_rng: bool, *qkv: Tensor, **where: Any) -> Any:
+    return checkpoint(partial(core, **where), *qkv, restore_rng=restore_rng)
 
 
 def _blocks(layers: Sequence[Layer], x: Any, *, every: int, restore_rng: bool, **where: Any) -> Any:

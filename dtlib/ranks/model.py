@@ -133,18 +133,24 @@ class RMSNorm(nn.Module):
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, x_bsh: Tensor, weight_h: Tensor) -> Tensor:
-        scale_bs1 = x_bsh.square().mean(-1, keepdim=True).add_(1e-5).rsqrt_()
+        scale_bs1 = _RMSNorm.scale(x_bsh)
         context.save_for_backward(x_bsh, weight_h, scale_bs1)
         return (x_bsh * scale_bs1).mul_(weight_h)
 
     @staticmethod
     def backward(context: Any, gradient_bsh: Tensor) -> Any:
         x_bsh, weight_h, scale_bs1 = context.saved_tensors
+        if torch.is_grad_enabled():  # for a second derivative, which goes through the scale too
+            scale_bs1 = _RMSNorm.scale(x_bsh)
         normed_bsh = x_bsh * scale_bs1
         along_bsh = gradient_bsh * weight_h
         # The scale grows as the entries shrink: what lies along the normed input has no effect.
         back_bsh = along_bsh - normed_bsh * (along_bsh * normed_bsh).mean(-1, keepdim=True)
         return back_bsh.mul_(scale_bs1), (gradient_bsh * normed_bsh).flatten(0, -2).sum(0)
+
+    @staticmethod
+    def scale(x_bsh: Tensor) -> Tensor:
+        return x_bsh.square().mean(-1, keepdim=True).add_(1e-5).rsqrt_()
 
 
 def rotate(x_bsnd: Tensor, offset: int | Tensor = 0) -> Tensor:
@@ -191,9 +197,9 @@ class Attention(nn.Module):
         self.qkv = linear(config.hidden, config.hidden + 2 * config.hidden // config.num_heads * config.kv_heads)
         self.out = linear(config.hidden, config.hidden)
 
-    def forward(self, x_bsh: Tensor, offset: int | Tensor = 0) -> Tensor:
+    def forward(self, x_bsh: Tensor, offset: int | Tensor = 0, **where: Any) -> Tensor:
         """Mix the positions of `x_bsh`, each seeing itself and what came before; returns the same shape. Rotary
-        positions begin at `offset`."""
+        positions begin at `offset`; what else is said of them is for `core`."""
         shared = self.num_heads // self.num_kv_heads
         qkv_bsgnd = self.qkv(x_bsh).unflatten(-1, (self.num_kv_heads, shared + 2, -1))
         q_bsgnd, k_bsgd, v_bsgd = qkv_bsgnd[..., :shared, :], qkv_bsgnd[..., shared, :], qkv_bsgnd[..., shared + 1, :]
@@ -201,7 +207,7 @@ class Attention(nn.Module):
         if self.rotary:
             q_bsad, k_bsgd = rotate(q_bsad, offset), rotate(k_bsgd, offset)
             v_bsgd = v_bsgd.clone(memory_format=torch.contiguous_format)  # a view would keep what was turned, too
-        y_basd = self.core(q_bsad.transpose(1, 2), k_bsgd.transpose(1, 2), v_bsgd.transpose(1, 2))
+        y_basd = self.core(q_bsad.transpose(1, 2), k_bsgd.transpose(1, 2), v_bsgd.transpose(1, 2), **where)
         return self.out(y_basd.transpose(1, 2).flatten(2))
 
     def core(self, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor) -> Tensor:
@@ -272,10 +278,10 @@ class Block(nn.Module):
         self.mlp = MLP(config)
         self.drop = ByteDropout(config.dropout) if config.written_out else nn.Dropout(config.dropout)
 
-    def forward(self, x_bsh: Tensor, offset: int | Tensor = 0) -> Tensor:
+    def forward(self, x_bsh: Tensor, offset: int | Tensor = 0, **where: Any) -> Tensor:
         """Add what attention and then the MLP have to say; returns the same shape. Rotary positions begin at
-        `offset`."""
-        x_bsh = x_bsh + self.drop(self.attention(self.attention_norm(x_bsh), offset))
+        `offset`; what else is said of them goes to `Attention`."""
+        x_bsh = x_bsh + self.drop(self.attention(self.attention_norm(x_bsh), offset, **where))
         return x_bsh + self.drop(self.mlp(self.mlp_norm(x_bsh)))
 
 
@@ -321,7 +327,7 @@ class GPT(nn.Module):
             return x_bsh
         return x_bsh + self.position_embedding(torch.arange(tokens_bs.shape[1], device=tokens_bs.device) + offset)
 
-    def run_blocks(self, x_bsh: Tensor, **where: int | Tensor) -> Tensor:
+    def run_blocks(self, x_bsh: Tensor, **where: Any) -> Tensor:
         """All layers, one after another; returns the same shape. Rotary ones may be told ``offset=``."""
         for block in self.blocks:
             x_bsh = block(x_bsh, **where)
@@ -331,21 +337,32 @@ class GPT(nn.Module):
         """The last norm and the head: activations (b, s, h) to scores (b, s, v)."""
         return self.head(self.norm(x_bsh))
 
-    def forward(self, tokens_bs: Tensor, *, offset: int | Tensor = 0) -> Tensor:
+    def forward(self, tokens_bs: Tensor, *, offset: int | Tensor = 0, **where: Any) -> Tensor:
         """Scores (b, s, v) of the token after each position. Column j stands at position j + `offset`, which may be a
-        tensor (s,) with one offset a column. ``ValueError`` if a sequence is too long."""
-        s, first = tokens_bs.shape[1], offset if isinstance(offset, int) else 0
-        if first < 0:
-            raise ValueError(f"offset must be at least 0, not {offset}")
-        if s + first > self.config.seq:
-            place = f", offset={offset}" if first else ""
-            raise ValueError(f"tokens_bs must have at most seq={self.config.seq} columns{place}, not {s}")
-        if isinstance(offset, Tensor) and offset.shape != (s,):
-            raise ValueError(
-                f"offset must be a number, or one for each of {s} columns, not of shape {tuple(offset.shape)}"
-            )
-        where = {"offset": offset} if self.config.rotary else {}
+        tensor (s,) with one offset a column; what else is said of positions goes to the blocks. ``ValueError`` if a
+        sequence is too long."""
+        refuse_positions(tokens_bs.shape[1], offset, self.config.seq)
+        where |= {"offset": offset} if self.config.rotary else {}
         return self.logits(self.run_blocks(self.embed(tokens_bs, offset), **where))
+
+
+def refuse_positions(s: int, offset: int | Tensor, seq: int) -> None:
+    """``ValueError`` unless the positions of `s` columns, j + `offset`, are among the `seq` of a model. Of a tensor on
+    a GPU the values are not looked at: that would be to wait for them."""
+    if not isinstance(offset, Tensor):
+        if offset < 0:
+            raise ValueError(f"offset must be at least 0, not {offset}")
+        if s + offset > seq:
+            place = f", offset={offset}" if offset else ""
+            raise ValueError(f"tokens_bs must have at most seq={seq} columns{place}, not {s}")
+        return
+    if offset.shape != (s,):
+        raise ValueError(f"offset must be a number, or one for each of {s} columns, not of shape {tuple(offset.shape)}")
+    if type(offset) is Tensor and offset.device.type == "cpu" and s:  # a fake tensor has no values
+        low, high = (int(each) for each in (offset + torch.arange(s)).aminmax())
+        if low < 0 or high >= seq:
+            worst = low if low < 0 else high
+            raise ValueError(f"offset must leave columns at positions 0 to seq-1={seq - 1}, and one is at {worst}")
 
 
 IGNORED = -100  # a target that counts for nothing: padding

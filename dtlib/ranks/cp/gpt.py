@@ -11,10 +11,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from dtlib.ranks import model as whole_model
 from dtlib.ranks.mesh import Group
-from dtlib.ranks.model import GPT, IGNORED, Attention
+from dtlib.ranks.model import GPT, IGNORED, Attention, refuse_positions
+from dtlib.ranks.shared.alike import described, refuse_unlike_calls, size_of
 from dtlib.ranks.shared.replicas import broadcast, refuse_unlike_ranks, split_modules
 from dtlib.ranks.tp import sum_over_ranks
 from dtlib.theory.cp import ORDERS
@@ -28,48 +30,70 @@ from .ulysses import ulysses_attention
 WAYS = {"ring": ring_attention, "ulysses": ulysses_attention}
 
 
-@dataclass
+_orders: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""In which order the tokens of logits lie that a model has given."""
+
+
+@dataclass(frozen=True)
 class Context:
-    """How a model's tokens lie, and of the batch that it is called with which tokens these are."""
+    """How a model's tokens lie. Which tokens a batch has goes through the model with them: so what is computed again
+    is computed of the same ones, whatever came in between."""
 
     group: Group
     order: str
     way: str
-    layout: Layout | None = None
-    mask: Mask = field(default_factory=Mask)
+    summed: WeakTensorKeyDictionary = field(default_factory=WeakTensorKeyDictionary)
 
-    def enter(self, tokens_bs: Tensor, documents_bs: Tensor | None = None) -> tuple[Tensor, Layout, Tensor]:
-        """A batch comes: this rank's tokens of it (b, s/N), how they lie, and the offset (s/N,) of each column."""
+    def enter(self, tokens_bs: Tensor, documents_bs: Tensor | None = None) -> tuple[Tensor, dict[str, Any]]:
+        """A batch comes: this rank's tokens of it (b, s/N), and what blocks must know of them: the `offset` (s/N,) of
+        each column, their `layout` and `mask`."""
         if documents_bs is not None and documents_bs.shape != tokens_bs.shape:
             shape = tuple(tokens_bs.shape)
             raise ValueError(f"documents_bs must be of shape {shape}, as tokens_bs, not {tuple(documents_bs.shape)}")
-        self.layout = Layout(tokens_bs.shape[1], self.group, self.order)
-        self.mask = Mask(documents_bs=documents_bs)
-        positions_s = self.layout.positions(tokens_bs.device)
+        layout = Layout(tokens_bs.shape[1], self.group, self.order)
+        packed = "" if documents_bs is None else " in documents"
+        refuse_unlike_calls("tokens_bs", f"{described(tokens_bs)}{packed} in {self.order} order", self.group)
+        positions_s = layout.positions(tokens_bs.device)
         offsets_s = positions_s - torch.arange(len(positions_s), device=tokens_bs.device)
-        return tokens_bs[:, positions_s], self.layout, offsets_s
+        where = {"offset": offsets_s, "layout": layout, "mask": Mask(documents_bs=documents_bs)}
+        return tokens_bs[:, positions_s], where
 
-    def before_forward(self, model: nn.Module, arguments: tuple[Tensor], where: dict[str, Any]) -> tuple[Any, Any]:
+    def before_forward(self, model: GPT, arguments: tuple[Tensor, ...], where: dict[str, Any]) -> tuple[Any, Any]:
         """The model is called with all tokens: let it go on with this rank's."""
-        own_bs, _, offsets_s = self.enter(*arguments, where.pop("documents_bs", None))
-        return (own_bs,), where | {"offset": offsets_s + where.get("offset", 0)}
+        tokens_bs = arguments[0] if arguments else where.pop("tokens_bs")
+        offset = where.pop("offset", 0)
+        refuse_positions(tokens_bs.shape[1], offset, model.config.seq)
+        own_bs, mine = self.enter(tokens_bs, where.pop("documents_bs", None))
+        mine["offset"] = mine["offset"] + (mine["layout"].take(offset, 0) if isinstance(offset, Tensor) else offset)
+        return (own_bs,), where | mine
+
+    def after_forward(self, model: GPT, arguments: Any, logits_bsv: Tensor) -> None:
+        """Note for the loss in which order the logits lie."""
+        _orders[logits_bsv] = self.order
+
+    def sum_gradients(self, model: GPT, *call: Any) -> None:
+        """From now on sum the gradients of what is trained: also of what was frozen when the model was split."""
+        for parameter in model.parameters():
+            if parameter.requires_grad and parameter not in self.summed:
+                self.summed[parameter] = parameter.register_hook(lambda gradient: _summed(gradient, self.group))
 
 
 class ContextAttention(Attention):
     """`attention` over the tokens of all ranks; weights, shapes and positions are those of the rank's own tokens."""
 
-    def __init__(self, attention: Attention, context: Context) -> None:
+    def __init__(self, attention: Attention, way: str) -> None:
         nn.Module.__init__(self)
         self.num_heads, self.num_kv_heads, self.rotary = attention.num_heads, attention.num_kv_heads, attention.rotary
-        self.qkv, self.out, self.context = attention.qkv, attention.out, context
+        self.qkv, self.out, self.way = attention.qkv, attention.out, way
         self.train(attention.training)
 
-    def core(self, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor) -> Tensor:
-        """As in the whole attention, by a ring or all-to-alls."""
-        context = self.context
-        if context.layout is None:
-            raise ValueError("attention must be reached through the model, which knows where its tokens stand")
-        return WAYS[context.way](q_basd, k_bgsd, v_bgsd, context.layout, context.mask)
+    def core(
+        self, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, layout: Layout | None = None, mask: Mask | None = None
+    ) -> Tensor:
+        """As in the whole attention, by a ring or all-to-alls, of tokens that lie as `layout` says."""
+        if layout is None:
+            raise ValueError("layout must be given: attention is reached through the model, which knows it")
+        return WAYS[self.way](q_basd, k_bgsd, v_bgsd, layout, mask)
 
 
 def parallelize(
@@ -86,11 +110,12 @@ def parallelize(
     It is called with all tokens, ``model(tokens_bs)``, on all ranks alike, and with ``documents_bs=`` where several are
     packed into a sequence: each takes its own, in `order`, and gives their logits, for `next_token_loss` of this
     package. The gradients of the weights are summed over the ranks as autograd has them, an all-reduce for each, unless
-    `sum_gradients` is False: then somebody else does, who knows when the last one of a step is there. All ranks begin
-    with the weights of the group's rank 0.
+    `sum_gradients` is False: then somebody else does, who knows when the last one of a step is there. What is frozen or
+    not may change between steps, on all ranks alike. All ranks begin with the weights of the group's rank 0.
 
     ``ValueError`` before anything is sent for another model, one that is split already, dropout, another `order` or
-    `way`, or heads that `way` cannot share; on all ranks where their models are not alike.
+    `way`, heads that `way` cannot share, and in a call for tokens that are not alike on all ranks or too many; on all
+    ranks where their models are not alike.
     """
     n = _refuse(model, group, order, way)
     parameters = list(model.parameters())
@@ -99,27 +124,34 @@ def parallelize(
         broadcast([parameter.detach() for parameter in parameters], group)
     context = Context(group, order, way)
     for block in model.blocks:
-        block.attention = ContextAttention(block.attention, context)
+        block.attention = ContextAttention(block.attention, way)
     model.register_forward_pre_hook(context.before_forward, with_kwargs=True)
-    for parameter in parameters:
-        if parameter.requires_grad and n > 1 and sum_gradients:
-            parameter.register_hook(lambda gradient: _summed(gradient, group))
+    model.register_forward_hook(context.after_forward)
+    if n > 1 and sum_gradients:
+        context.sum_gradients(model)
+        model.register_forward_pre_hook(context.sum_gradients)
     return model
 
 
 def _summed(gradient: Tensor, group: Group) -> Tensor:
-    total = gradient.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(total, group=group)
-    return total
+    return sum_over_ranks(gradient, group)
 
 
-def next_token_loss(logits_bsv: Tensor, targets_bs: Tensor, *, group: Group = None, order: str = "zigzag") -> Tensor:
+def next_token_loss(logits_bsv: Tensor, targets_bs: Tensor, *, group: Group = None, order: str | None = None) -> Tensor:
     """Cross-entropy in nats, the mean over all tokens that count, on all ranks the same.
 
     From this rank's logits (b, s/N, v) and all targets (b, s). The mean is taken over the tokens of all ranks: a mean
-    of the ranks' means would weigh tokens of short parts more. ``ValueError`` for logits of another length.
+    of the ranks' means would weigh tokens of short parts more. `order` is that of the model which gave the logits, and
+    must be said for others, a cast of them for one. ``ValueError`` for another one than the model's, none where it is
+    not known, and logits of another length.
     """
-    layout = Layout(targets_bs.shape[1], group, order)
+    known = _orders.get(logits_bsv)
+    if order is None and known is None:
+        raise ValueError("order must be given for logits_bsv that are not what a model of parallelize returned")
+    if known not in (None, order) and order is not None:
+        raise ValueError(f"order must be {known}, in which the model's tokens lie, not {order!r}")
+    refuse_unlike_calls("targets_bs", described(targets_bs), group)
+    layout = Layout(targets_bs.shape[1], group, order or known)
     own_bs = layout.take(targets_bs)
     if logits_bsv.shape[:2] != own_bs.shape:
         shape = tuple(own_bs.shape)
@@ -131,8 +163,9 @@ def next_token_loss(logits_bsv: Tensor, targets_bs: Tensor, *, group: Group = No
 def _refuse(model: GPT, group: Group, order: str, way: str) -> int:
     if not isinstance(model, GPT):
         raise ValueError(f"model must be a GPT of ranks.model, not {type(model).__name__}")
-    if not dist.is_initialized() or dist.get_rank(group) < 0:
-        raise ValueError("group needs torch.distributed, and must contain this rank: call this in a rank of lab.run")
+    if not dist.is_initialized():
+        raise ValueError("group needs torch.distributed: call this in a rank of lab.run, or after init_process_group")
+    n = size_of(group)
     if any(isinstance(each, ContextAttention) or each in split_modules for each in model.modules()):
         raise ValueError("model must be whole, and is split already")
     if order not in ORDERS:
@@ -141,7 +174,6 @@ def _refuse(model: GPT, group: Group, order: str, way: str) -> int:
         raise ValueError(f"way must be one of {', '.join(WAYS)}, not {way!r}")
     if model.config.dropout:
         raise ValueError(f"model must be without dropout, and has {model.config.dropout}")
-    n = dist.get_world_size(group)
     if way == "ulysses":
         refuse_heads(model.config.num_heads, model.config.kv_heads, n)
     return n

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dtlib.ranks.mesh import Group
+from dtlib.ranks.shared.alike import size_of
 from dtlib.theory.cp import pieces
 
 
@@ -17,7 +18,7 @@ from dtlib.theory.cp import pieces
 class Layout:
     """`seq` tokens on the ranks of `group`, in an order of `theory.cp.ORDERS`; parts need not be equal.
 
-    ``ValueError`` for another order, or fewer tokens than parts.
+    ``ValueError`` for another order, fewer tokens than parts, or a group without this rank.
     """
 
     seq: int
@@ -27,10 +28,10 @@ class Layout:
     @cached_property
     def ranges(self) -> list[list[range]]:
         """The positions of each rank, as ranges without gaps."""
-        return pieces(self.seq, dist.get_world_size(self.group), self.order)
+        return pieces(self.seq, size_of(self.group), self.order)
 
     def __post_init__(self) -> None:
-        len(self.ranges)  # refuses what does not go round
+        len(self.ranges)  # refuses what does not go round, and who is not there
 
     def length(self, rank: int) -> int:
         """How many tokens `rank` of the group has."""

@@ -9,8 +9,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
+from dtlib.ranks.shared.alike import refuse_unlike_calls
 from dtlib.ranks.shared.peers import Peers, wait_for
 
 from .layout import Layout
@@ -34,7 +37,7 @@ def ring_attention(q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, layout: Layou
     2310.01889; zig-zag order: Dubey et al. 2024, arXiv 2407.21783, section 3.3.2.
     """
     peers = Peers(q_basd.device, layout.group)
-    refuse_shapes(q_basd, k_bgsd, v_bgsd, layout.length(peers.rank))
+    refuse_shapes(q_basd, k_bgsd, v_bgsd, layout)
     return attend(q_basd, k_bgsd, v_bgsd, peers, layout.ranges, mask or Mask())
 
 
@@ -43,7 +46,8 @@ def attend(
 ) -> Tensor:
     """`ring_attention` of tokens at `ranges`, one list a rank; without `peers` the only list is this process's."""
     q_bgnsd = q_basd.unflatten(1, (k_bgsd.shape[1], -1))
-    out: Tensor = _Ring.apply(q_bgnsd, k_bgsd, v_bgsd, peers, ranges, mask)
+    with torch.autocast(q_basd.device.type, enabled=False):  # which would round scores
+        out: Tensor = _Ring.apply(q_bgnsd, k_bgsd, v_bgsd, peers, ranges, mask)
     return out.flatten(1, 2)
 
 
@@ -69,6 +73,7 @@ class _Ring(torch.autograd.Function):
         return out_bgnsd
 
     @staticmethod
+    @once_differentiable
     def backward(context: Any, dout_bgnsd: Tensor) -> Any:
         q_bgnsd, k_bgsd, v_bgsd, out_bgnsd, total_bgns1 = context.saved_tensors
         peers, ranges, mask = context.peers, context.ranges, context.mask
@@ -117,8 +122,9 @@ def _room(like: Tensor, ranges: Ranges) -> Tensor:
     return like.new_empty((*like.shape[:3], sum(map(len, ranges)), like.shape[4]))
 
 
-def refuse_shapes(q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, length: int) -> None:
-    """``ValueError`` unless these are queries, keys and values of `length` tokens."""
+def refuse_shapes(q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, layout: Layout) -> None:
+    """``ValueError`` unless these are queries, keys and values of this rank's tokens, and alike on all ranks."""
+    length = layout.length(dist.get_rank(layout.group))
     shapes = {name: tuple(each.shape) for name, each in (("q_basd", q_basd), ("k_bgsd", k_bgsd), ("v_bgsd", v_bgsd))}
     for name, shape in shapes.items():
         if len(shape) != 4 or shape[2] != length:
@@ -128,3 +134,8 @@ def refuse_shapes(q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, length: int) -
     (b, a, _, d), (b_k, g, _, d_k) = shapes["q_basd"], shapes["k_bgsd"]
     if (b, d) != (b_k, d_k) or a % g:
         raise ValueError(f"k_bgsd must have batch {b}, head_dim {d} and a divisor of {a} heads, not {shapes['k_bgsd']}")
+    dtypes = {each.dtype for each in (q_basd, k_bgsd, v_bgsd)}
+    if len(dtypes) > 1:
+        raise ValueError(f"q_basd, k_bgsd and v_bgsd must be of one dtype, not {', '.join(sorted(map(str, dtypes)))}")
+    what = f"{b} sequences of {layout.seq} tokens in {layout.order} order, {g} heads of {d} {k_bgsd.dtype}"
+    refuse_unlike_calls("k_bgsd", what, layout.group)

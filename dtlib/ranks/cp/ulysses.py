@@ -39,7 +39,7 @@ def ulysses_attention(
     """
     group = layout.group
     n, rank = dist.get_world_size(group), dist.get_rank(group)
-    refuse_shapes(q_basd, k_bgsd, v_bgsd, layout.length(rank))
+    refuse_shapes(q_basd, k_bgsd, v_bgsd, layout)
     a, g = q_basd.shape[1], k_bgsd.shape[1]
     refuse_heads(a, g, n)
     if g < n:
@@ -87,7 +87,7 @@ class _Trade(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> Any:
-        return _to_tokens(gradient, *context.how), None, None, None
+        return _TradeBack.apply(gradient, *context.how), None, None, None
 
 
 class _TradeBack(torch.autograd.Function):
@@ -98,4 +98,4 @@ class _TradeBack(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> Any:
-        return _to_heads(gradient, *context.how), None, None, None
+        return _Trade.apply(gradient, *context.how), None, None, None

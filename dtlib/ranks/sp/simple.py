@@ -14,12 +14,14 @@ from torch import Tensor
 
 from dtlib.ranks.collectives import ring_all_gather, ring_reduce_scatter
 from dtlib.ranks.mesh import Group
+from dtlib.ranks.shared.alike import described, refuse_unlike_calls, size_of
 
 
 def all_tokens(x_bsh: Tensor, group: Group = None) -> Tensor:
     """A ring all-gather: (b, s/t, h) on each rank to (b, s, h) on all, each sending (t−1)/t · bsh; no gradient."""
-    if dist.get_world_size(group) == 1:
+    if size_of(group) == 1:
         return x_bsh
+    refuse_unlike_calls("x_bsh", described(x_bsh), group)
     x_sbh = ring_all_gather(x_bsh.transpose(0, 1).contiguous(), group=group)
     return x_sbh.transpose(0, 1).contiguous()
 
@@ -27,9 +29,10 @@ def all_tokens(x_bsh: Tensor, group: Group = None) -> Tensor:
 def summed_tokens(part_bsh: Tensor, group: Group = None) -> Tensor:
     """A ring reduce-scatter: the sum of the ranks' (b, s, h), of which each gets its (b, s/t, h); each sends (t−1)/t ·
     bsh; no gradient. ``ValueError`` unless the ranks divide s."""
-    if dist.get_world_size(group) == 1:
+    if size_of(group) == 1:
         return part_bsh
     refuse_length("part_bsh", part_bsh, group)
+    refuse_unlike_calls("part_bsh", described(part_bsh), group)
     sum_sbh = ring_reduce_scatter(part_bsh.transpose(0, 1).contiguous(), group=group)
     return sum_sbh.transpose(0, 1).contiguous()
 
@@ -46,7 +49,7 @@ class GatherTokens(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, gradient_bsh: Tensor) -> Any:
         """The sum of the ranks' gradients, of this rank's tokens."""
-        return summed_tokens(gradient_bsh, context.group), None
+        return ScatterSum.apply(gradient_bsh, context.group), None
 
 
 class ScatterSum(torch.autograd.Function):
@@ -61,7 +64,7 @@ class ScatterSum(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, gradient_bsh: Tensor) -> Any:
         """The gradients of all tokens."""
-        return all_tokens(gradient_bsh, context.group), None
+        return GatherTokens.apply(gradient_bsh, context.group), None
 
 
 def gather_tokens(x_bsh: Tensor, group: Group = None) -> Tensor:

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from dtlib.ranks import activations, cp, dp, pp, sp, tp
 from dtlib.ranks.mesh import Mesh
 from dtlib.ranks.model import GPT, IGNORED
+from dtlib.ranks.shared.alike import described, refuse_unlike
 from dtlib.ranks.shared.clipping import clip_grad_norm
 from dtlib.ranks.shared.replicas import broadcast, refuse_unlike_ranks
 from dtlib.ranks.zero import Zero
@@ -93,18 +94,19 @@ weight meets a part of the tokens, in the backward pass |
         self.context: cp.Context | None = None
         if mesh.size("cp") > 1:
             cp.parallelize(model, mesh.group("cp"), order=order, way=way, sum_gradients=False)
-            self.context = model.blocks[0].attention.context
+            self.context = cp.Context(mesh.group("cp"), order, way)
         place, stages = mesh.coordinates()["pp"], pp.cut(model, schedule.num_stages)
         own = {number: stages[number] for number, where in enumerate(schedule.placed) if where == place}
         self.stages = own
         for each in own.values():
             activations.recompute(each, "none" if by_stage else recompute)
-        self.offset: int | Tensor = 0
+        self.where: dict[str, Any] = {}
         for stage in own.values():
-            stage.register_forward_pre_hook(lambda _, x, where: (x, {"offset": self.offset}), with_kwargs=True)
+            stage.register_forward_pre_hook(lambda _, x, where: (x, self.where), with_kwargs=True)
         ends = schedule.placed[0], schedule.placed[-1]
         self.tied = model.token_embedding.weight if tied and place in ends else None
         self.is_first = dist.get_rank(self.batch_group) == 0
+        self.alike = mesh.ranks("pp", "cp", "tp")  # called with the same sequences
         self.places = dict[int, Place]()  # now, as a stage 3 will take the shapes away
         for number, stage in own.items():
             first_layer = sum(len(each.blocks) for each in stages[:number])
@@ -196,11 +198,15 @@ weight meets a part of the tokens, in the backward pass |
     def _own(self, tokens_bs: Tensor, targets_bs: Tensor) -> tuple[Tensor, Tensor]:
         """This rank's tokens, and where they stand."""
         s, n = tokens_bs.shape[1], self.pipeline.parts
+        if targets_bs.shape != tokens_bs.shape:
+            shape = tuple(tokens_bs.shape)
+            raise ValueError(f"targets_bs must be of shape {shape}, as tokens_bs, not {tuple(targets_bs.shape)}")
+        refuse_unlike("tokens_bs and targets_bs", f"{described(tokens_bs)}, {targets_bs.dtype}", self.alike)
         if s > self.config.seq:
             raise ValueError(f"tokens_bs must have at most seq={self.config.seq} columns, not {s}")
         if self.context is not None:
-            tokens_bs, layout, self.offset = self.context.enter(tokens_bs)
-            targets_bs = layout.take(targets_bs)
+            tokens_bs, self.where = self.context.enter(tokens_bs)
+            targets_bs = self.where["layout"].take(targets_bs)
         if tokens_bs.shape[1] % n:
             raise ValueError(f"tokens_bs must have positions that {n} ranks of tp can share out, not {s}")
         return tokens_bs, targets_bs

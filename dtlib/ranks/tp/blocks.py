@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from dtlib.ranks.mesh import Group
 from dtlib.ranks.model import MLP, Attention
+from dtlib.ranks.shared.alike import size_of
 from dtlib.ranks.shared.split import Ranges, evenly
 
 from .linear import ColumnParallelLinear, RowParallelLinear
@@ -43,7 +44,7 @@ class ParallelAttention(Attention):
 
     def __init__(self, attention: Attention, group: Group = None, *, sharers: Group = None, chunks: int = 1) -> None:
         nn.Module.__init__(self)
-        t, rank = dist.get_world_size(group), dist.get_rank(group)
+        t, rank = size_of(group), dist.get_rank(group)
         a, g = attention.num_heads, attention.num_kv_heads
         refuse_degree(a, g, t)
         sharers = sharers_of(g, group) if sharers is None else sharers
@@ -86,7 +87,7 @@ class ParallelMLP(MLP):
     def __init__(self, mlp: MLP, group: Group = None, *, chunks: int = 1) -> None:
         nn.Module.__init__(self)
         self.swiglu, f = mlp.swiglu, mlp.down.in_features
-        rows = evenly("down.in_features", f, dist.get_world_size(group))
+        rows = evenly("down.in_features", f, size_of(group))
         if mlp.swiglu:
             rows = tuple((*each, range(each[0].start + f, each[0].stop + f)) for each in rows)
         self.up = ColumnParallelLinear(mlp.up, group, rows=rows)
@@ -123,6 +124,7 @@ def sharers_of(num_kv_heads: int, group: Group) -> Group:
 
     None where each rank has heads of its own. All ranks of `group` must call it.
     """
+    size_of(group)
     ranks = dist.get_process_group_ranks(group)
     if len(ranks) <= num_kv_heads:
         return None

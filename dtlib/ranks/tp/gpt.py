@@ -7,6 +7,7 @@ import torch.distributed as dist
 
 from dtlib.ranks.mesh import Group
 from dtlib.ranks.model import GPT
+from dtlib.ranks.shared.alike import size_of
 from dtlib.ranks.shared.replicas import broadcast, refuse_unlike_ranks, split_modules
 from dtlib.ranks.shared.split import SplitModule
 from dtlib.theory.valid import whole
@@ -58,11 +59,10 @@ def _refuse(model: GPT, group: Group) -> None:
         raise ValueError(f"model must be a GPT of ranks.model, not {type(model).__name__}")
     if not dist.is_initialized():
         raise ValueError("group needs torch.distributed: call this in a rank of lab.run, or after init_process_group")
-    if dist.get_rank(group) < 0:
-        raise ValueError(f"group must contain this rank ({dist.get_rank()}), and does not")
+    t = size_of(group)
     if any(isinstance(each, SplitModule) or each in split_modules for each in model.modules()):
         raise ValueError("model must have its weights whole, and is split already")
-    config, t = model.config, dist.get_world_size(group)
+    config = model.config
     refuse_degree(config.num_heads, config.kv_heads, t)
     vocabulary_of(config.vocab, group)
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from dtlib.ranks.mesh import Group
+from dtlib.ranks.shared.alike import described, refuse_unlike_calls, size_of
 from dtlib.ranks.shared.split import Ranges, Split, SplitModule, evenly
 from dtlib.theory.valid import whole
 
@@ -70,14 +71,17 @@ class ColumnParallelLinear(SplitModule):
         super().__init__()
         self.group, self.splits = group, {}
         self.shared_rows, self.sharers = shared_rows, sharers
-        rows = evenly("out_features", linear.out_features, dist.get_world_size(group)) if rows is None else rows
+        rows = evenly("out_features", linear.out_features, size_of(group)) if rows is None else rows
         self.tokens: Tokens | None = None
         self.take("weight", linear.weight, Split(0, rows))
         self.take("bias", linear.bias, Split(0, rows))
 
     def forward(self, x_bsi: Tensor) -> Tensor:
         """This rank's outputs (b, s, o/t)."""
-        return _Column.apply(x_bsi, self.weight, self.bias, self)
+        refuse_unlike_calls("x_bsi", described(x_bsi), self.group)
+        inputs = _as_autocast(x_bsi, self.weight, self.bias)
+        with torch.autocast(x_bsi.device.type, enabled=False):
+            return _Column.apply(*inputs, self)
 
 
 class RowParallelLinear(SplitModule):
@@ -102,7 +106,7 @@ class RowParallelLinear(SplitModule):
         self, linear: nn.Linear, group: Group = None, *, columns: tuple[Ranges, ...] | None = None, chunks: int = 1
     ) -> None:
         super().__init__()
-        t = dist.get_world_size(group)
+        t = size_of(group)
         columns = evenly("in_features", linear.in_features, t) if columns is None else columns
         self.group, self.splits, self.chunks = group, {}, whole("chunks", chunks, 1)
         self.tokens: Tokens | None = None
@@ -111,10 +115,21 @@ class RowParallelLinear(SplitModule):
 
     def forward(self, x_bsi: Tensor) -> Tensor:
         """All outputs (b, s, o), on every rank; with split `tokens` those of this rank's (b, s/t, o)."""
+        refuse_unlike_calls("x_bsi of rows", described(x_bsi, but_last=True), self.group)
         if self.tokens is not None:
             y_bso = self.tokens.scatter_sum(F.linear(x_bsi, self.weight))
-            return y_bso if self.bias is None else y_bso + self.tokens.share(self.bias)
-        return _Row.apply(x_bsi, self.weight, self.bias, self)
+            return y_bso if self.bias is None else y_bso + self.tokens.share(self.bias).to(y_bso.dtype)
+        inputs = _as_autocast(x_bsi, self.weight, self.bias)
+        with torch.autocast(x_bsi.device.type, enabled=False):
+            return _Row.apply(*inputs, self)
+
+
+def _as_autocast(*tensors: Tensor | None) -> list[Tensor | None]:
+    """`tensors` in the dtype in which autocast multiplies them, if it is on: it does not see what we write out."""
+    device = next(each.device.type for each in tensors if each is not None)
+    narrow = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    may = narrow is not None and all(each is None or each.dtype != torch.float64 for each in tensors)
+    return [each.to(narrow) if may and each is not None else each for each in tensors]
 
 
 def _start_sum(tensor: Tensor, group: Group) -> list[Any]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from dtlib.ranks.mesh import Group
 from dtlib.ranks.model import MLP
+from dtlib.ranks.shared.alike import described, refuse_unlike_calls, size_of
 
 
 class CopyToRanks(torch.autograd.Function):
@@ -29,9 +30,7 @@ class CopyToRanks(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, gradient_bsh: Tensor) -> Any:
         """The sum of the ranks' gradients."""
-        total_bsh = gradient_bsh.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total_bsh, group=context.group)
-        return total_bsh, None
+        return SumOverRanks.apply(gradient_bsh, context.group), None
 
 
 class SumOverRanks(torch.autograd.Function):
@@ -41,6 +40,7 @@ class SumOverRanks(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, part_bsh: Tensor, group: Group) -> Tensor:
         """The sum of the ranks' parts, on all of them."""
+        context.group = group
         total_bsh = part_bsh.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total_bsh, group=group)
         return total_bsh
@@ -48,16 +48,18 @@ class SumOverRanks(torch.autograd.Function):
     @staticmethod
     def backward(context: Any, gradient_bsh: Tensor) -> Any:
         """The gradient itself."""
-        return gradient_bsh, None
+        return CopyToRanks.apply(gradient_bsh, context.group), None
 
 
 def copy_to_ranks(x_bsh: Tensor, group: Group = None) -> Tensor:
     """`x_bsh`, which all ranks of `group` have alike and now use differently; its gradient is summed over them."""
+    refuse_unlike_calls("x_bsh", described(x_bsh), group)
     return CopyToRanks.apply(x_bsh, group)
 
 
 def sum_over_ranks(part_bsh: Tensor, group: Group = None) -> Tensor:
     """The sum of the parts that the ranks of `group` have; each part gets the gradient of the sum."""
+    refuse_unlike_calls("part_bsh", described(part_bsh), group)
     return SumOverRanks.apply(part_bsh, group)
 
 
@@ -77,7 +79,7 @@ class SimpleMLP(nn.Module):
         super().__init__()
         if mlp.swiglu or mlp.up.bias is None:
             raise ValueError("mlp must have a GELU and biases here; ParallelMLP splits the others too")
-        self.group, t, rank = group, dist.get_world_size(group), dist.get_rank(group)
+        self.group, t, rank = group, size_of(group), dist.get_rank(group)
         self.up_fh = nn.Parameter(mlp.up.weight.detach().tensor_split(t)[rank].clone())
         self.up_bias_f = nn.Parameter(mlp.up.bias.detach().tensor_split(t)[rank].clone())
         self.down_hf = nn.Parameter(mlp.down.weight.detach().tensor_split(t, dim=1)[rank].clone())

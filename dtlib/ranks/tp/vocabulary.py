@@ -12,9 +12,11 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from dtlib.ranks.mesh import Group
 from dtlib.ranks.model import IGNORED
+from dtlib.ranks.shared.alike import described, refuse_unlike_calls, size_of
 from dtlib.ranks.shared.split import Split, SplitModule, evenly
 
 from .linear import Tokens
@@ -48,6 +50,7 @@ class VocabularyParallelEmbedding(SplitModule):
     def forward(self, tokens_bs: Tensor) -> Tensor:
         """The rows of `tokens_bs`, on all ranks; ``ValueError`` for a token outside of the vocabulary (on a CPU)."""
         _refuse_others("tokens_bs", tokens_bs, self.vocab, self.group)
+        refuse_unlike_calls("tokens_bs", described(tokens_bs), self.group)
         local_bs, here_bs = _local(tokens_bs, self.mine)
         part_bsh = F.embedding(local_bs, self.weight).masked_fill(~here_bs[..., None], 0)
         if self.tokens is not None:
@@ -57,7 +60,7 @@ class VocabularyParallelEmbedding(SplitModule):
 
 def vocabulary_of(vocab: int, group: Group = None) -> range:
     """The tokens that this rank of `group` has; ``ValueError`` where `vocab` is below the number of ranks."""
-    return evenly("vocab", vocab, dist.get_world_size(group))[dist.get_rank(group)][0]
+    return evenly("vocab", vocab, size_of(group))[dist.get_rank(group)][0]
 
 
 def next_token_loss(
@@ -80,6 +83,7 @@ def next_token_loss(
         raise ValueError(f"logits_bsv must be of shape (b, s, {len(mine)}), this rank's of {vocab} tokens, not {shape}")
     if reduction not in ("mean", "sum"):
         raise ValueError(f"reduction must be mean or sum, not {reduction!r}")
+    refuse_unlike_calls("targets_bs", f"{described(targets_bs)} and logits of {logits_bsv.dtype}", group)
     counted_bs = targets_bs != IGNORED
     _refuse_others("targets_bs", targets_bs.where(counted_bs, 0), vocab, group)
     losses_n = _CrossEntropy.apply(logits_bsv.flatten(0, 1), targets_bs.flatten(), mine, group)
@@ -104,6 +108,7 @@ class _CrossEntropy(torch.autograd.Function):
         return sums_2n[0].log() - sums_2n[1]
 
     @staticmethod
+    @once_differentiable
     def backward(context: Any, dlosses_n: Tensor) -> Any:
         probabilities_nv, local_n, here_n = context.saved_tensors
         dlogits_nv = probabilities_nv * dlosses_n[:, None]

@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch.testing import assert_close
 
 from dtlib import lab
-from dtlib.ranks import cp
+from dtlib.ranks import activations, cp
 from dtlib.ranks.cp import gpt, ring, tiles
-from dtlib.ranks.model import GPT
+from dtlib.ranks.model import GPT, next_token_loss
 from dtlib.theory.cp import pieces
 from tests.ranks.tp import judge
 from tests.ranks.tp.judge import CLOSE, Case, Whole, patched, train
@@ -103,8 +103,8 @@ def positions_from_0_on_every_rank():
     enter = gpt.Context.enter
 
     def wrong(self, *batch):
-        own, layout, offsets = enter(self, *batch)
-        return own, layout, torch.zeros_like(offsets)
+        own, where = enter(self, *batch)
+        return own, where | {"offset": torch.zeros_like(where["offset"])}
 
     return patched(gpt.Context, "enter", wrong)
 
@@ -185,10 +185,96 @@ def test_a_packed_document_is_read_as_if_it_were_alone(way):
     assert_close(torch.cat(logits_bsv, 1), torch.cat(alone)[:, order], **CLOSE)
 
 
+# --- what comes between a forward pass and its backward pass --------------------------------------------------------
+
+
+def two_forward_passes(what, way, split):
+    """The gradients of two batches with other documents, both forward before either goes backward."""
+    config = replace(judge.LLAMA, seq=14, num_kv_heads=6)
+    model = GPT(config)
+    if split:
+        cp.parallelize(model, way=way)
+    activations.recompute(model, what)
+    tokens = torch.randint(config.vocab, (2, 2, 13), generator=torch.Generator().manual_seed(1))
+    ids = [(torch.arange(13) >= 5).long().expand(2, -1), torch.zeros(2, 13, dtype=torch.long)]
+    losses = []
+    for x, documents in zip(tokens, ids, strict=True):
+        if split:
+            losses.append(cp.next_token_loss(model(x, documents_bs=documents), x))
+        elif documents.any():  # rotary: each document by itself, from 0
+            parts = torch.cat([model(x[:, :5]), model(x[:, 5:])], 1)
+            losses.append(next_token_loss(parts, x))
+        else:
+            losses.append(next_token_loss(model(x), x))
+    sum(losses).backward()
+    return {name: each.grad for name, each in model.named_parameters()}
+
+
+def a_layout_of_the_last_call():
+    """What `ContextAttention` is told is forgotten for what came last."""
+    attention, last = gpt.ContextAttention.core, {}
+
+    def wrong(self, q, k, v, layout=None, mask=None):
+        if torch._C._current_graph_task_id() == -1:
+            last.update(layout=layout, mask=mask)
+        return attention(self, q, k, v, **last)
+
+    return patched(gpt.ContextAttention, "core", wrong)
+
+
+def test_what_is_computed_again_is_computed_of_its_own_documents():
+    ways = [(what, way) for what in ("none", "selective", "full") for way in ("ring", "ulysses")]
+
+    def on_ranks():
+        found = [two_forward_passes(*each, split=True) for each in ways]
+        with a_layout_of_the_last_call():
+            return found, two_forward_passes("full", "ring", split=True)
+
+    oracle = two_forward_passes("none", "ring", split=False)
+    for found, mutant in lab.run(on_ranks, 3):
+        for gradients in found:
+            assert_close(gradients, oracle, **CLOSE)
+        with pytest.raises(AssertionError):
+            assert_close(mutant, oracle, **CLOSE)
+
+
+def unfrozen_later(split, mutant=right):
+    case, model = BASE["gpt"], GPT(BASE["gpt"].config)
+    model.blocks[0].requires_grad_(requires_grad=False)
+    if split:
+        cp.parallelize(model)
+    loss = cp.next_token_loss if split else next_token_loss
+    for trained in (False, True, False, True):
+        model.blocks[0].requires_grad_(requires_grad=trained)
+        tokens, targets = (each[0] for each in judge.data(case, 0, 0))
+        with mutant():
+            loss(model(tokens), targets).backward()
+    return {name: each.grad for name, each in model.named_parameters()}
+
+
+def test_what_is_unfrozen_later_is_summed():
+    def nothing_new():
+        return patched(gpt.Context, "sum_gradients", lambda self, model, *call: None)
+
+    oracle = unfrozen_later(split=False)
+    for gradients in lab.run(unfrozen_later, 3, args=(True,)):
+        assert_close(gradients, oracle, **CLOSE)
+
+    def mutant():
+        with nothing_new():
+            return unfrozen_later(split=True)
+
+    for gradients in lab.run(mutant, 3):
+        with pytest.raises(AssertionError):
+            assert_close(gradients, oracle, **CLOSE)
+
+
 def test_bad_input_is_named():
     def errors():
         model, said = cp.parallelize(GPT(replace(judge.GPT_CONFIG, num_heads=6))), []
+        rotary = cp.parallelize(GPT(judge.LLAMA))
         tokens = torch.zeros(1, 8, dtype=torch.int64)
+        logits, groups = model(tokens), [dist.new_group([rank]) for rank in range(4)]
         calls = (
             lambda: cp.parallelize(model),
             lambda: cp.parallelize(torch.nn.Linear(2, 2)),
@@ -198,7 +284,17 @@ def test_bad_input_is_named():
             lambda: cp.parallelize(GPT(judge.GPT_CONFIG), way="ulysses"),
             lambda: model(tokens, documents_bs=tokens[:, 1:]),
             lambda: model(tokens[:, :7]),
-            lambda: cp.next_token_loss(torch.zeros(1, 3, 19), tokens),
+            lambda: cp.next_token_loss(torch.zeros(1, 3, 19), tokens, order="zigzag"),
+            lambda: cp.next_token_loss(torch.zeros(1, 2, 19), tokens),
+            lambda: cp.next_token_loss(logits, tokens, order="contiguous"),
+            lambda: cp.next_token_loss(logits.float(), tokens),
+            lambda: model(tokens.repeat(1, 2)),
+            lambda: rotary(tokens.repeat(1, 2)),
+            lambda: model(tokens, offset=torch.arange(8)),
+            lambda: rotary(tokens, offset=6),
+            lambda: model.blocks[0](torch.zeros(1, 2, 48, dtype=torch.float64)),
+            lambda: cp.parallelize(GPT(judge.GPT_CONFIG), groups[(dist.get_rank() + 1) % 4]),
+            lambda: cp.Layout(8, groups[(dist.get_rank() + 1) % 4]),
         )
         for call in calls:
             with lab.wire() as wire, pytest.raises(ValueError) as error:
@@ -210,6 +306,10 @@ def test_bad_input_is_named():
         "model must be whole, and is split already", "model must be a GPT", "order must be one of contiguous, zigzag",
         "way must be one of ring, ulysses", "model must be without dropout, and has 0.1", "cp must divide num_heads=6",
         "documents_bs must be of shape (1, 8)", "seq must be at least 8", "logits_bsv must be of shape (1, 2)",
+        "order must be given for logits_bsv", "order must be zigzag, in which the model's tokens lie, not 'contiguous'",
+        "order must be given for logits_bsv", "tokens_bs must have at most seq=", "tokens_bs must have at most seq=",
+        "offset must leave columns at positions 0 to", "tokens_bs must have at most seq=", "layout must be given",
+        "group must contain this rank", "group must contain this rank",
     ]  # fmt: skip
     for rank in lab.run(errors, 4):
         for (said, sent), expected in zip(rank, words, strict=True):
