@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtlib.theory import activations, collectives, sp, tp
+from dtlib.theory.memory.flops import RECOMPUTE
 from dtlib.theory.units import GB, TB, TFLOP
 
 TABLE = Path(__file__).parents[2] / "chapters" / "data" / "korthikanti_table4_22B_layer_ms.csv"
@@ -80,6 +81,14 @@ def test_at_the_even_link_a_byte_costs_the_same_gathered_or_computed(b, s, h, t,
         assert again[0] == pytest.approx(computed[0])
     else:  # over no link is it cheaper to compute: that sends as much for a byte, or more
         assert again[1] <= computed[1] * (1 + 1e-9)
+
+
+@given(b=sizes, s=sizes, h=sizes, a=sizes, t=ranks)
+def test_what_a_recompute_keeps_is_the_papers(b, s, h, a, t):
+    for plan, split in (("none", False), ("again", True)):
+        for recompute in RECOMPUTE:
+            paper = activations.layer_bytes(s, b, h, a, tp=t, sequence_parallel=split, recompute=recompute)
+            assert sp.kept_bytes(s, b, h, a, t, plan, recompute=recompute) == pytest.approx(paper)
 
 
 def test_a_full_recompute_frees_and_sends_what_it_says():

@@ -8,9 +8,10 @@ from dtlib.theory.models import Architecture, checked_model
 from dtlib.theory.valid import amount, whole
 
 
-def _passes(recompute: str) -> tuple[int, int]:
-    """What a step computes, in forward passes, and the all-reduces of a layer."""
-    return (4, 6) if checked_recompute(recompute) == "full" else (3, 4)
+def _work(recompute: str, forward: float, core: float) -> tuple[float, int]:
+    """What a layer computes in a step, of its `forward` pass and of attention's `core` in it, and its all-reduces."""
+    again = {"none": 0.0, "selective": core, "full": forward}[checked_recompute(recompute)]
+    return 3 * forward + again, 6 if recompute == "full" else 4
 
 
 @formula(
@@ -33,18 +34,18 @@ def break_even_ranks(
 
     On t ranks a layer computes 3·f/(t F) seconds a token, f its operations forward, and sends for 4 · 2(t−1)/t · hw/B.
     Both have 1/t, so t* − 1 = 3f B/(8hwF). A GPT has f = 24h² + 4hs, which gives the equation: the batch and the number
-    of layers cancel. A full recompute computes 4 times for 6 all-reduces: 8h + 4s/3 in place of 9h + 3s/2. Latency,
-    the head, and what is not split are left out (see `efficiency` for the last). ``ValueError`` for rates that are not
-    positive or another `recompute`.
+    of layers cancel. A full recompute computes 4 times for 6 all-reduces: 8h + 4s/3 in place of 9h + 3s/2; a selective
+    one computes 4hs more: 9h + 2s. Latency, the head, and what is not split are left out (see `efficiency` for the
+    last). ``ValueError`` for rates that are not positive or another `recompute`.
     """
     model = checked_model(model)
     rate = amount("flops_per_s", flops_per_s, positive=True)
     link = amount("link_bytes_per_s", link_bytes_per_s, positive=True)
     width = amount("element_bytes", element_bytes, positive=True)
     forward = forward_flops_per_token(model, seq=seq)
-    layer_flops = (forward.total - forward.head) / model.num_layers
-    passes, all_reduces = _passes(recompute)
-    return 1 + passes * layer_flops * link / (all_reduces * 2 * model.hidden * width * rate)
+    core = forward.scores + forward.weighted_values
+    flops, all_reduces = _work(recompute, forward.total - forward.head, core)
+    return 1 + flops / model.num_layers * link / (all_reduces * 2 * model.hidden * width * rate)
 
 
 def break_even_hidden(
@@ -90,11 +91,11 @@ def replicated_share(
     They move bytes and hardly compute. In 2 bytes an element and 1 a mask, twice a layer: a norm reads and writes (4
     bytes an element), dropout with the sum reads two, writes one and a mask (7); backward a norm reads two and writes
     one (6), two gradients are added (6), dropout reads one and a mask, and writes one (5). 56bsh bytes a layer, and
-    22bsh more for a full recompute, beside 3 (or 4) · bsh(24h + 4s) operations.
+    22bsh more for a full recompute, beside 3 (or 4) · bsh(24h + 4s) operations; a selective one adds 4bs²h of these.
     """
     h, s = whole("hidden", hidden, 1), whole("seq", seq, 1)
     rate = amount("flops_per_s", flops_per_s, positive=True)
     memory = amount("memory_bytes_per_s", memory_bytes_per_s, positive=True)
-    passes, _ = _passes(recompute)
-    moved = 56 + 22 * (passes - 3)
-    return (moved / memory) / (passes * (24 * h + 4 * s) / rate)
+    flops, _ = _work(recompute, 24 * h + 4 * s, 4 * s)
+    moved = 56 + 22 * (recompute == "full")
+    return (moved / memory) / (flops / rate)

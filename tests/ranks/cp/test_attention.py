@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise, product
 
 import pytest
@@ -12,7 +13,7 @@ from torch.testing import assert_close
 from torch.utils.flop_counter import FlopCounterMode
 
 from dtlib import lab
-from dtlib.ranks import cp
+from dtlib.ranks import activations, cp
 from dtlib.theory import cp as theory
 
 WAYS = {"ring": cp.ring_attention, "ulysses": cp.ulysses_attention}
@@ -125,12 +126,13 @@ def test_layouts_come_apart_and_together():
 # --- what it costs ----------------------------------------------------------------------------------------------------
 
 
-def passes(way, s, g):
+def passes(way, s, g, again=False):
     """In a rank: bytes on the wire of all ranks, forward and then backward."""
     layout, (q, k, v, do, _) = cp.Layout(s), case(s, g, False)
     own = [layout.take(each, 2).requires_grad_() for each in (q, k, v)]
+    run = partial(activations.checkpoint, WAYS[way]) if again else WAYS[way]
     with lab.wire() as forward:
-        out = WAYS[way](*own, layout)
+        out = run(*own, layout)
     with lab.wire() as backward:
         out.backward(layout.take(do, 2))
     return forward.total_bytes, backward.total_bytes
@@ -155,15 +157,30 @@ def test_all_to_alls_send_what_theory_says(n, g):
     assert backward == pytest.approx(expected, rel=0.01)
 
 
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_what_computes_attention_again_sends_its_forward_pass_again(recompute):
+    n, s, g = 3, 1536, 3
+    by_way = lab.run(lambda: [passes(way, s, g, again=True) for way in WAYS], n)[0]
+    for (_, backward), elements in zip(by_way, (theory.ring_elements, theory.ulysses_elements), strict=True):
+        sizes = (B, s, g, D, n) if elements is theory.ring_elements else (B, s, A, g, D, n)
+        step, once, forgetful = (8 * n * elements(*sizes, **each) for each in
+                                 ({"recompute": recompute}, {"backward": False}, {}))  # fmt: skip
+        assert backward == pytest.approx(step - once, rel=0.01)
+        assert backward != pytest.approx(forgetful - once, rel=0.1)
+
+
 @pytest.mark.parametrize("n", [1, 2, 4])
 def test_kept_are_the_own_tokens_and_a_number_for_each_query(n):
-    def kept():
+    widths = {torch.bfloat16: (2, 4), torch.float32: (4, 4), torch.float64: (8, 8)}
+
+    def kept(dtype):
         layout = cp.Layout(96)
-        own = [torch.randn(B, heads, layout.length(dist.get_rank()), 8, dtype=torch.bfloat16, requires_grad=True)
+        own = [torch.randn(B, heads, layout.length(dist.get_rank()), 8, dtype=dtype, requires_grad=True)
                for heads in (6, 3, 3)]  # fmt: skip
         return lab.saved_bytes(lambda *each: cp.ring_attention(*each, layout), *own).total
 
-    assert lab.run(kept, n) == [theory.kept_bytes(B, 96, 6, 3, 8, n)] * n
+    expected = [theory.kept_bytes(B, 96, 6, 3, 8, n, element_bytes=w, total_bytes=l) for w, l in widths.values()]
+    assert lab.run(lambda: [kept(dtype) for dtype in widths], n) == [expected] * n
 
 
 def test_no_rank_holds_all_keys_or_a_matrix_of_scores():
@@ -183,8 +200,9 @@ def test_no_rank_holds_all_keys_or_a_matrix_of_scores():
     assert lab.at_scale(peak, 64).result < 4 * 2 * s * d
 
 
+@pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("order", theory.ORDERS)
-def test_each_round_computes_as_many_scores_as_theory_counts(order):
+def test_each_round_computes_as_many_scores_as_theory_counts(order, causal):
     """Operations that torch counts, noted where each round asks for its tiles."""
 
     def job():
@@ -192,10 +210,11 @@ def test_each_round_computes_as_many_scores_as_theory_counts(order):
         marks, tiles = [], cp.Mask.tiles
         with FlopCounterMode(display=False) as counter:
             cp.Mask.tiles = lambda *each: (marks.append(counter.get_total_flops()), tiles(*each))[1]
-            cp.ring_attention(*(layout.take(each, 2) for each in (q, k, v)), layout)
+            cp.ring_attention(*(layout.take(each, 2) for each in (q, k, v)), layout, cp.Mask(causal))
         return [after - before for before, after in pairwise([*marks, counter.get_total_flops()])]
 
-    expected = [[theory.forward_flops(B, each, A, D) for each in rank] for rank in theory.scores(50, 4, order)]
+    scores = theory.scores(50, 4, order, causal=causal)
+    expected = [[theory.forward_flops(B, each, A, D) for each in rank] for rank in scores]
     assert lab.run(job, 4) == expected
 
 

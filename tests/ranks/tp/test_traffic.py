@@ -5,11 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils.flop_counter import FlopCounterMode
 
 from dtlib import lab
 from dtlib.lab.record import Recorder
 from dtlib.ranks import activations, tp
 from dtlib.ranks.model import GPT, GPTConfig
+from dtlib.theory import models
+from dtlib.theory import tp as theory
+from dtlib.theory.memory.flops import RECOMPUTE
 
 L, B, S, H, V = 2, 4, 128, 192, 61
 GPT_CONFIG = GPTConfig(num_layers=L, hidden=H, num_heads=6, seq=S, vocab=V)
@@ -98,6 +102,31 @@ def test_what_is_computed_again_is_sent_again():
     assert found["layers", "backward"][0] == [(2, ELEMENTS)] * 4 * L
     selective = sent(2, change=lambda model: activations.recompute(model, "selective"))
     assert selective["layers", "backward"][0] == [(2, ELEMENTS)] * 2 * L
+
+
+def work(recompute):
+    """In a rank: operations of the layers in a step, and the elements that they all-reduce."""
+    model = activations.recompute(tp.parallelize(GPT(replace(GPT_CONFIG, written_out=True))), recompute)
+    x_bsh = torch.rand(B, S, H, requires_grad=True)
+    with Recorder() as recorder, FlopCounterMode(display=False) as flops:
+        model.run_blocks(x_bsh).sum().backward()
+    return flops.get_total_flops(), sum(call.full_bytes for call in recorder.log) / 4
+
+
+def test_the_laws_of_recompute_are_those_of_what_ranks_do():
+    """How many operations an element that is all-reduced stands for says at how many ranks a layer breaks even."""
+    model = models.gpt("any", num_layers=L, hidden=H, num_heads=6, seq=S, vocab=V)
+    found, seen = lab.run(lambda: [work(each) for each in RECOMPUTE], 2)[0], set()
+    for recompute, (flops, elements) in zip(RECOMPUTE, found, strict=True):
+        assert elements == L * theory.layer_elements(B, S, H, recompute=recompute)
+        # at one operation and one byte a second: all operations of both ranks over 2 · 2 bytes an element
+        expected = 1 + 2 * flops / (2 * 2 * elements)
+        assert theory.break_even_ranks(model, 1, 1, recompute=recompute) == pytest.approx(expected, rel=1e-12)
+        moved = 56 + 22 * (recompute == "full")
+        share = moved * B * S * H / (2 * flops / L)
+        assert theory.replicated_share(H, S, 1, 1, recompute=recompute) == pytest.approx(share, rel=1e-12)
+        seen.add(expected)
+    assert len(seen) == len(RECOMPUTE)  # a law that forgets one is off
 
 
 def test_an_input_that_needs_no_gradient_costs_no_sum():
