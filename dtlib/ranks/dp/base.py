@@ -113,6 +113,16 @@ class DataParallel(nn.Module, ABC):
         finally:
             self._sync = before
 
+    @contextmanager
+    def one_pass(self) -> Iterator[None]:
+        """Inside the block several backward passes count as one, which ends with it: gradients are averaged then, if
+        they are at all."""
+        syncs = self._sync
+        with self.no_sync():
+            yield
+        if syncs:
+            self.sync()
+
     def sync(self) -> None:
         """Average what was added up inside ``no_sync`` without another backward pass, as at the end of one."""
         if self.world_size > 1:

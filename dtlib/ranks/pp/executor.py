@@ -14,7 +14,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
+from dtlib.ranks.dp.base import DataParallel
 from dtlib.ranks.mesh import Group
 from dtlib.ranks.model import IGNORED, next_token_loss
 from dtlib.ranks.shared.replicas import raw_grad, set_raw_grad
@@ -44,9 +46,11 @@ class Pipeline:
     micro-batches. With `recompute` a stage keeps its input alone and goes forward once more before it goes backward.
     `tied` is the parameter that the first stage and the last one share, on the ranks that have them: where they are two
     copies, their gradients are added up. `around` is called with each action that computes, for a context to do it in.
+    A stage may be wrapped for data parallelism: the weights' half of a split backward pass is one pass to it.
 
     ``ValueError`` before anything is sent for a schedule that `theory.pp.validate` refuses or that is not for this
-    group, and for stages that are not this rank's.
+    group, a group without this rank, and for stages that are not this rank's; by a rank whose stage gives another
+    shape or dtype than travels, changes its input in place, or leads no gradient back to it, before it sends that on.
     """
 
     def __init__(
@@ -65,12 +69,20 @@ class Pipeline:
         around: Callable[[Action], AbstractContextManager[Any]] = lambda action: nullcontext(),
     ) -> None:
         self.rank, n = dist.get_rank(group), dist.get_world_size(group)
+        if self.rank < 0:
+            raise ValueError(f"group must contain this rank ({dist.get_rank()}), and does not")
         if schedule.num_ranks != n:
             raise ValueError(f"schedule must be for {n} ranks, as many as the group has, not {schedule.num_ranks}")
         own = {stage for stage, rank in enumerate(schedule.placed) if rank == self.rank}
         if set(stages) != own:
             raise ValueError(
                 f"stages must be {sorted(own)} on rank {self.rank}, as schedule places them, not {sorted(stages)}"
+            )
+        splits = any(action.kind == "W" for action in schedule.actions[self.rank])
+        if splits and any(isinstance(stage, DistributedDataParallel) for stage in stages.values()):
+            raise ValueError(
+                f"stages must not be in torch's DistributedDataParallel where {schedule.name} splits backward passes, "
+                "which it takes for several: wrap them by ranks.dp"
             )
         talks = any(action.of for each in schedule.actions for action in each)
         self.schedule = schedule if talks else with_messages(schedule)
@@ -81,15 +93,19 @@ class Pipeline:
     def step(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Go forward and backward with the whole batch, tokens (B, s) or what is (B, s, h), and targets.
 
-        All ranks call it with the same, and get the mean loss. Gradients are added to ``.grad``, as ``backward`` does.
-        ``ValueError`` if m does not divide B, or if no target counts.
+        All ranks call it with the same, and get the mean loss. Gradients are added to ``.grad``, as ``backward`` does;
+        that of `inputs`, if they need one, on the rank of the first stage. ``ValueError`` if m does not divide B, if no
+        target counts, and where gradients are switched off.
         """
+        if not torch.is_grad_enabled():
+            raise ValueError("step needs gradients, and must not be called under no_grad: evaluate does without")
         batch = _Batch(self, inputs, targets)
         kept = None
         if self.tied is not None:
             kept = raw_grad(self.tied)
             set_raw_grad(self.tied, None)
         batch.carry_out(self.schedule.actions[self.rank])
+        batch.go_back_to_inputs()
         self._add_up_tied(kept)
         return batch.mean_loss()
 
@@ -130,6 +146,11 @@ class _Batch:
 
     def __init__(self, pipeline: Pipeline, inputs: Tensor, targets: Tensor) -> None:
         m = pipeline.schedule.micro_batches
+        if inputs.dim() < 2 or inputs.shape[1] % pipeline.parts:
+            raise ValueError(
+                f"inputs must be (B, s) or (B, s, h), with s a multiple of {pipeline.parts} (parts), not "
+                f"{tuple(inputs.shape)}"
+            )
         if len(inputs) != len(targets) or len(inputs) % m or not len(inputs):
             raise ValueError(
                 f"inputs must have a positive multiple of {m} rows, and as many as targets, not {len(inputs)}"
@@ -138,7 +159,10 @@ class _Batch:
         if not self.tokens:
             raise ValueError("targets must have one that counts, and all are ignored")
         self.pipeline, self.last = pipeline, pipeline.schedule.num_stages - 1
-        self.inputs, self.targets = inputs.chunk(m), targets.chunk(m)
+        self.whole, self.targets = inputs, targets.chunk(m)
+        self.inputs = inputs.detach().chunk(m)
+        self.travels = (len(inputs) // m, inputs.shape[1] // pipeline.parts, pipeline.width)
+        self.back: dict[int, Tensor] = {}  # gradients of the inputs, if they need one
         self.total = torch.zeros((), dtype=torch.float64, device=inputs.device)
         self.splits = any(action.kind == "W" for action in pipeline.schedule.actions[pipeline.rank])
         self.passes: dict[tuple[int, int], Any] = {}  # by stage and micro-batch, from F to B, I or W
@@ -173,8 +197,7 @@ class _Batch:
                 to = of.schedule.placed[stage + 1 if what == "F" else stage - 1]
                 messages.append((kind, self.here.pop((what, stage, i)), to))
             else:
-                b, s, *_ = self.inputs[i].shape
-                arriving = torch.empty(b, s // of.parts, of.width, dtype=of.dtype, device=self.inputs[i].device)
+                arriving = torch.empty(self.travels, dtype=of.dtype, device=self.inputs[i].device)
                 self.here[what, stage, i] = arriving
                 messages.append((kind, arriving, of.schedule.placed[stage]))
         under_way = of._batched(messages)
@@ -196,7 +219,9 @@ class _Batch:
 
     def _forward(self, stage: int, i: int) -> None:
         trains = torch.is_grad_enabled()
-        x = self.here.pop(("F", stage - 1, i)).requires_grad_(trains) if stage else self.inputs[i]
+        x = self.here.pop(("F", stage - 1, i)) if stage else self.inputs[i]
+        if trains and (stage or self.whole.requires_grad):
+            x = x.detach().requires_grad_()  # a leaf of its own, also where it is a part of the inputs
         if self.pipeline.recompute and trains:
             dice = torch.get_rng_state()
             with torch.no_grad():
@@ -210,12 +235,32 @@ class _Batch:
         if stage == self.last:
             self.total += y.detach() * self.tokens
         else:
-            self.here["F", stage, i] = y.detach()
+            self.here["F", stage, i] = y.detach().contiguous()
 
     def _through(self, stage: int, x: Tensor, i: int, saved: Saved | None = None) -> Tensor:
+        """The output of a stage, which is what travels, or the micro-batch's part of the loss."""
+        of, before = self.pipeline, _version(x)
         with saved.noting() if saved else nullcontext():
-            y = self.pipeline.stages[stage](x)
-            return self.pipeline.loss(y, self.targets[i]) / self.tokens if stage == self.last else y
+            try:
+                y = of.stages[stage](x)
+            except RuntimeError as error:
+                if "leaf Variable that requires grad" in str(error):
+                    raise ValueError(_IN_PLACE.format(stage)) from error
+                raise
+            if _version(x) != before:
+                raise ValueError(_IN_PLACE.format(stage))
+            if stage == self.last:
+                loss = of.loss(y, self.targets[i])
+                if loss.dim():
+                    raise ValueError(f"loss must give one number, and gives {tuple(loss.shape)}")
+                return loss / self.tokens
+        if not isinstance(y, Tensor) or y.shape != self.travels or y.dtype != of.dtype:
+            gives = f"{tuple(y.shape)} of {y.dtype}" if isinstance(y, Tensor) else type(y).__name__
+            raise ValueError(
+                f"stages must give {self.travels} of {of.dtype}, as inputs, width, parts and dtype say, and stage "
+                f"{stage} gives {gives}"
+            )
+        return y
 
     def _backward(self, stage: int, i: int) -> None:
         self._input_gradient(stage, i, at_once=True)
@@ -231,18 +276,39 @@ class _Batch:
         if at_once:
             if y.requires_grad:
                 y.backward(gradient)
-            found = x.grad if stage else None
+            found = x.grad
         else:
             later = self.passes[stage, i] = SplitBackward(x, y, saved=kept)
             found = later.input_gradient(gradient)
+        if stage and found is None:
+            raise ValueError(
+                f"stages must lead a gradient back to their input, and stage {stage} does not: its output does not "
+                "depend on it, or was detached"
+            )
         if stage:
-            self.here["B", stage, i] = found
+            self.here["B", stage, i] = found.contiguous()
+        elif found is not None:
+            self.back[i] = found
 
     def _weight_gradient(self, stage: int, i: int) -> None:
-        self.passes.pop((stage, i)).weight_gradients()
+        module, later = self.pipeline.stages[stage], self.passes.pop((stage, i))
+        with module.one_pass() if isinstance(module, DataParallel) else nullcontext():
+            later.weight_gradients()
+
+    def go_back_to_inputs(self) -> None:
+        """From the gradients of the micro-batches' inputs to that of the batch, and on to what it was made of."""
+        if self.back:
+            each = [self.back.get(i, torch.zeros_like(x)) for i, x in enumerate(self.inputs)]
+            self.whole.backward(torch.cat(each))
 
 
+_IN_PLACE = "stages must leave their input as it is, and stage {} changes it in place"
 _DOES = {"F": "_forward", "B": "_backward", "I": "_input_gradient", "W": "_weight_gradient"}
+
+
+def _version(x: Tensor) -> int:
+    """How often `x` was written into."""
+    return 0 if x.is_inference() else x._version
 
 
 def _wait(messages: Any) -> None:
