@@ -102,6 +102,7 @@ def test_ranks_that_send_different_sizes_are_shown_where_they_did(capfd):
 
     with pytest.raises(lab.RankError, match=r"killed by signal 6 \(SIGABRT\): a library gave up") as caught:
         lab.run(main, 2)
+    assert "It got a tensor of another size than it asked for: compare shapes and dtypes" in str(caught.value)
     assert "dist.all_reduce(total)  # gloo gives up in a thread of its own" in str(caught.value)
     assert "Received data size doesn't match expected size" in capfd.readouterr().out
 

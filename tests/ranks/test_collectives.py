@@ -277,3 +277,34 @@ def test_bad_input_is_named_before_anything_is_sent():
         return count, seen.num_sent
 
     assert lab.run(refuse, 3) == [(23, 0)] * 3
+
+
+def test_what_differs_between_ranks_is_named_at_torchs_debug_level():
+    """Before a message leaves. Without it another size is gloo's abort, another dtype of that size other numbers."""
+
+    def unlike(rank):
+        odd = rank == 1
+        x, whole = torch.ones(3, 4), torch.ones(6)
+        yield "ring_all_reduce", lambda: collectives.ring_all_reduce(torch.ones(4 if odd else 3, 4))
+        yield "int32", lambda: collectives.tree_all_reduce(x.int() if odd else x)
+        yield "(4, 3)", lambda: collectives.ring_reduce_scatter(x.t() if odd else x)
+        yield "max", lambda: collectives.naive_all_reduce(x, "max" if odd else "sum")
+        yield "src", lambda: collectives.tree_broadcast(x, src=rank % 2)
+        yield "a part of", lambda: collectives.ring_all_gather(whole[:2], num_elements=6 if not odd else 5)
+        yield (
+            "pairwise_all_to_all",
+            lambda: collectives.pairwise_all_to_all(x) if odd else collectives.halving_doubling_all_reduce(x),
+        )
+
+    def main():
+        dist.set_debug_level(dist.DebugLevel.DETAIL)
+        words = "all ranks must ask for the same; rank 1"
+        for what, call in unlike(dist.get_rank()):
+            with lab.SendCounter() as seen, pytest.raises(ValueError, match=words) as error:
+                call()
+            assert not seen.sent_bytes, "no message has left"
+            assert what in str(error.value) or what == "src"
+        same(collectives.ring_all_reduce(torch.ones(5)), torch.full((5,), 3.0))  # and what is alike goes on
+        return True
+
+    assert lab.run(main, 3, timeout_s=30) == [True] * 3

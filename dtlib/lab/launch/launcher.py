@@ -34,6 +34,7 @@ class _Default(int):
 LEFT_OUT = _Default(4)
 """How many ranks there are where nobody says: a cluster says."""
 _NETWORKS = ("private", "host")
+_OTHER_SIZE = "Received data size doesn't match expected size"  # gloo's words, before it aborts
 _SUPERVISE = f"{__package__}.supervisor:supervise"
 
 
@@ -196,12 +197,13 @@ def outcome(job: Job, report: Report, control: socket.socket) -> list[Any]:
             for fd in fds:
                 cleanup.callback(os.close, fd)
             files.append(fds)
-        show([read_text(output) for _, output, _ in files])
+        printed = [read_text(output) for _, output, _ in files]
+        show(printed)
         stacks = [read_text(stack) for _, _, stack in files]
         if report.timed_out:
             raise _timeout(job, report, stacks)
         if report.first is not None:
-            raise _error(job, report, stacks)
+            raise _error(job, report, stacks, printed[report.first])
         return [_load(rank, result) for rank, (result, _, _) in enumerate(files)]
 
 
@@ -248,11 +250,13 @@ def show(outputs: list[str]) -> None:
     sys.stdout.flush()
 
 
-def _error(job: Job, report: Report, stacks: list[str]) -> RankError:
+def _error(job: Job, report: Report, stacks: list[str], printed: str) -> RankError:
     first = report.first or 0
     failure = report.failures[first]
     stack = failure.traceback or readable(stacks[first], job.sources)
     message = f"rank {first} of {job.world_size} {failure.summary}"
+    if "killed by signal" in failure.summary and _OTHER_SIZE in printed:
+        message += ". It got a tensor of another size than it asked for: compare shapes and dtypes between the ranks"
     if stack:
         message += f"\n\n{stack}"
     others = _grouped({rank: other.summary for rank, other in report.failures.items() if rank != first})

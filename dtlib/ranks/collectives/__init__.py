@@ -15,7 +15,10 @@ wherever a rank is named.
 | `tree_broadcast` | the tensor of `src`, in place | all |
 
 What each sends, and in how many steps, stands in `dtlib.theory.collectives` under the same name. Every rank
-of the group must call the same function with the same shape and dtype. Autograd does not see what they do.
+of the group must call the same function with the same shape and dtype: another size ends in an abort of gloo, another
+dtype of that size in other numbers. With torch's ``TORCH_DISTRIBUTED_DEBUG=DETAIL``, or
+``dist.set_debug_level(dist.DebugLevel.DETAIL)``, ranks compare before they send, and what differs is a ``ValueError``.
+Autograd does not see what they do.
 """
 
 from .ring import (

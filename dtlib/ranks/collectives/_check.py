@@ -6,6 +6,9 @@ import operator
 from typing import Any
 
 import torch
+import torch.distributed as dist
+
+from dtlib.ranks.shared.peers import Peers
 
 OPS = ("sum", "mean", "max")
 
@@ -51,6 +54,24 @@ def reducible(name: str, tensor: Any, op: Any) -> None:
         raise ValueError(f"{name} must be of dtype {_words(DTYPES)}, not {tensor.dtype}")
     if op == "mean" and tensor.dtype not in FLOATS:
         raise ValueError(f"op must be sum or max for {tensor.dtype}: a mean of whole numbers is not whole")
+
+
+def peers_of(call: str, tensor: torch.Tensor, group: Any, *options: Any, size: int | None = None) -> Peers:
+    """The ranks of `group`; ``ValueError`` for a process outside of it.
+
+    To compare what all ranks pass takes a round of its own, which would be measured with the others: so it is done
+    where torch's debug level is DETAIL. ``ValueError`` then on every rank that is unlike the group's rank 0, and there.
+    """
+    peers = Peers(tensor.device, group)
+    if dist.get_debug_level() == dist.DebugLevel.DETAIL:
+        what = f"{tuple(tensor.shape)}" if size is None else f"a part of {size} elements"
+        mine = f"{call} of {what}, {', '.join(map(str, (tensor.dtype, *options)))}"
+        everyone: list[Any] = [None] * peers.n
+        dist.all_gather_object(everyone, mine, group=group)
+        for rank, theirs in enumerate(everyone):
+            if theirs != everyone[0]:
+                raise ValueError(f"all ranks must ask for the same; rank {rank} asks for {theirs}, 0 for {everyone[0]}")
+    return peers
 
 
 def rank_of(name: str, rank: Any, n: int) -> int:

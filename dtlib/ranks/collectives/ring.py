@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from dtlib.ranks.shared.peers import Peers, combine, flat, new_buffer, wait_for, write_back
+from dtlib.ranks.shared.peers import combine, flat, new_buffer, wait_for, write_back
 from dtlib.theory.collectives import chunk_bounds
 
 from . import _check
@@ -24,7 +24,7 @@ def ring_all_reduce(tensor: torch.Tensor, op: str = "sum", *, group: Any = None)
     """
     _check.reducible("tensor", tensor, op)
     _check.writable("tensor", tensor)
-    peers, buffer = Peers(tensor.device, group), flat(tensor)
+    peers, buffer = _check.peers_of("ring_all_reduce", tensor, group, op), flat(tensor)
     all_reduce_among(peers, range(peers.n), buffer, op)
     return write_back(tensor, buffer)
 
@@ -42,7 +42,7 @@ def ring_reduce_scatter(
     that is not contiguous or not of the chunk's dtype and length, or a process outside of `group`.
     """
     _check.reducible("tensor", tensor, op)
-    peers, buffer = Peers(tensor.device, group), flat(tensor)
+    peers, buffer = _check.peers_of("ring_reduce_scatter", tensor, group, op), flat(tensor)
     bounds = chunk_bounds(buffer.numel(), peers.n)
     own = bounds[peers.rank + 1] - bounds[peers.rank]
     if out is not None:
@@ -74,7 +74,7 @@ def ring_all_gather(
     of `group`.
     """
     _check.movable("chunk", chunk)
-    peers = Peers(chunk.device, group)
+    peers = _check.peers_of("ring_all_gather", chunk, group, size=num_elements)
     total = chunk.numel() * peers.n if num_elements is None else num_elements
     bounds = chunk_bounds(total, peers.n)
     start, stop = bounds[peers.rank], bounds[peers.rank + 1]
@@ -109,7 +109,7 @@ def two_level_all_reduce(
     """
     _check.reducible("tensor", tensor, op)
     _check.writable("tensor", tensor)
-    peers = Peers(tensor.device, group)
+    peers = _check.peers_of("two_level_all_reduce", tensor, group, op, ranks_per_node)
     ranks_per_node = _check.node_size(ranks_per_node, peers.n)
     buffer = flat(tensor)
     node, place = divmod(peers.rank, ranks_per_node)
@@ -138,7 +138,7 @@ def parallel_rings_all_reduce(
     """
     _check.reducible("tensor", tensor, op)
     _check.writable("tensor", tensor)
-    peers = Peers(tensor.device, group)
+    peers = _check.peers_of("parallel_rings_all_reduce", tensor, group, op, ranks_per_node)
     n, g = peers.n, _check.node_size(ranks_per_node, peers.n)
     buffer = flat(tensor)
     rings = [[node * g + (k + i) % g for node in range(n // g) for i in range(g)] for k in range(g)]

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from dtlib.ranks.shared.peers import Peers, flat, new_buffer, write_back
+from dtlib.ranks.shared.peers import flat, new_buffer, write_back
 from dtlib.theory.collectives import chunk_bounds
 
 from . import _check
@@ -63,7 +63,7 @@ def tree_reduce(tensor: torch.Tensor, op: str = "sum", *, dst: int = 0, group: A
     """
     _check.reducible("tensor", tensor, op)
     _check.writable("tensor", tensor)
-    peers, buffer = Peers(tensor.device, group), flat(tensor)
+    peers, buffer = _check.peers_of("tree_reduce", tensor, group, op, dst), flat(tensor)
     dst = _check.rank_of("dst", dst, peers.n)
     run_schedule(peers, "tree_reduce", buffer, op, src=dst)
     if op == "mean" and peers.rank == dst:
@@ -81,7 +81,7 @@ def tree_broadcast(tensor: torch.Tensor, *, src: int = 0, group: Any = None) -> 
     """
     _check.movable("tensor", tensor)
     _check.writable("tensor", tensor)
-    peers, buffer = Peers(tensor.device, group), flat(tensor)
+    peers, buffer = _check.peers_of("tree_broadcast", tensor, group, src), flat(tensor)
     src = _check.rank_of("src", src, peers.n)
     run_schedule(peers, "tree_broadcast", buffer, src=src)
     return write_back(tensor, buffer)
@@ -98,7 +98,7 @@ def pairwise_all_to_all(tensor: torch.Tensor, *, group: Any = None) -> torch.Ten
     is sent for a dtype it cannot send, or a process outside of `group`.
     """
     _check.movable("tensor", tensor)
-    peers, buffer = Peers(tensor.device, group), flat(tensor)
+    peers, buffer = _check.peers_of("pairwise_all_to_all", tensor, group), flat(tensor)
     bounds = chunk_bounds(buffer.numel(), peers.n)
     own = buffer[bounds[peers.rank] : bounds[peers.rank + 1]]
     second = new_buffer(buffer, peers.n * own.numel())
@@ -112,7 +112,7 @@ def pairwise_all_to_all(tensor: torch.Tensor, *, group: Any = None) -> torch.Ten
 def _all_reduce(algorithm: str, tensor: torch.Tensor, op: str, group: Any) -> torch.Tensor:
     _check.reducible("tensor", tensor, op)
     _check.writable("tensor", tensor)
-    peers, buffer = Peers(tensor.device, group), flat(tensor)
+    peers, buffer = _check.peers_of(algorithm, tensor, group, op), flat(tensor)
     run_schedule(peers, algorithm, buffer, op)
     if op == "mean":
         buffer.div_(peers.n)
