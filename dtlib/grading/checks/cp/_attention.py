@@ -25,6 +25,11 @@ def case(
     return drawn | more | {"world_size": n, "weighed": weighed, "words": words, "is": told}
 
 
+def longest_first(lengths: list[int]) -> list[int]:
+    """The longest in front: places from rank times the own length then overlap, and are in another order."""
+    return sorted(lengths, key=lambda each: each != max(lengths))
+
+
 def given(case: Case, rank: int) -> dict[str, Any]:
     """What a rank is told."""
     seed = int(np.random.default_rng([case["seed"], rank]).integers(2**62))

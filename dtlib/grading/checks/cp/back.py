@@ -29,6 +29,7 @@ def draw(rng: inputs.Rng) -> inputs.Cases:
     ):  # fmt: skip
         own = int(rng.integers(10, 18))
         lengths = [own] * n if is_equal else [int(each) for each in own + rng.permutation(n) * 3]
+        lengths = attention.longest_first(lengths) if causal else lengths
         if n == 4 and causal:
             lengths[int(rng.integers(1, n))] = 1
         cases.append(attention.case(rng, lengths, causal=causal))

@@ -17,7 +17,7 @@ from ._attention import Merge, merged, seen
 
 TOLERANCE = 3e-4  # float32, means of numbers around 1, with weights from scores of up to some hundred
 LARGE = 100.0  # queries with which scores are too large for an exponential
-GRANTED = 12  # of a rank's tensors: three that are given, two blocks of two, the output, a product, and room
+GRANTED = 8  # of a rank's tensors: three that are given, the output, products, and room; and what each block gives
 
 
 def draw(rng: inputs.Rng) -> inputs.Cases:
@@ -30,10 +30,13 @@ def draw(rng: inputs.Rng) -> inputs.Cases:
     ):  # fmt: skip
         own = int(rng.integers(10, 18))
         lengths = [own] * n if is_equal else [int(each) for each in own + rng.permutation(n) * 3]
+        if causal:  # else places from rank times the own length are in the right order too
+            lengths = attention.longest_first(lengths)
         if n == 4 and causal and not is_equal:
             lengths[int(rng.integers(1, n))] = 1
         cases.append(attention.case(rng, lengths, causal=causal, largest=largest))
-    return [*cases, attention.case(rng, [256] * 6, causal=False, shape=(1, 4096), weighed=True)]
+    # The first rank has few tokens: what it holds are the others' keys and values, and nothing else of any size.
+    return [*cases, attention.case(rng, [16, *[256] * 5], causal=False, shape=(1, 4096), weighed=True)]
 
 
 def handed_out(case: Case, rank: int) -> inputs.Pieces:
@@ -68,6 +71,21 @@ def everything(case: Case, rank: int, block: int) -> Any:
     return np.ones((case["lengths"][rank], case["lengths"][block]), bool)
 
 
+def from_each(case: Case, rank: int, block: int) -> Any:
+    """As if all ranks before one had as many tokens as that one."""
+    return attention.local(case, rank, block, *(each * case["lengths"][each] for each in (rank, block)))
+
+
+def from_own(case: Case, rank: int, block: int) -> Any:
+    """As if all ranks had as many as the one that computes."""
+    return attention.local(case, rank, block, *(each * case["lengths"][rank] for each in (rank, block)))
+
+
+def own_block_alone(case: Case, rank: int, block: int) -> Any:
+    """Hidden is what comes later in the own block, and nothing of others."""
+    return seen(case, rank, block) if block == rank else everything(case, rank, block)
+
+
 def where(condition: str, theory: Theory) -> Theory:
     """A theory of cases with a property; it says nothing of others."""
     return lambda case: theory(case) if case["is"][condition] else None
@@ -80,17 +98,20 @@ def needed(case: Case, tensors: int = 2) -> float:
     return oracle.FLOAT_BYTES * keys_and_values / 2 * tensors
 
 
-def held(tensors: float) -> Callable[[Case, int], float]:
-    """So many tensors like a rank's q, its scores twice, and room."""
+def held(blocks: float) -> Callable[[Case, int], float]:
+    """So many blocks of keys and values, what is granted of a rank's own tokens, its scores twice, and room."""
 
     def most(case: Case, rank: int) -> float:
-        own = case["lengths"][rank]
-        return oracle.FLOAT_BYTES * case["heads"] * own * (tensors * case["width"] + 2 * own) + ROOM
+        own, longest = case["lengths"][rank], max(case["lengths"])
+        rows = (GRANTED + case["world_size"]) * own + 2 * blocks * longest
+        return oracle.FLOAT_BYTES * case["heads"] * (rows * case["width"] + 2 * own * longest) + ROOM
 
     return most
 
 
 OUTPUT: Wrong = {
+    "places from the own length": tuple(where("causal", output(mask=each)) for each in (from_each, from_own)),
+    "later blocks not hidden": where("causal", output(mask=own_block_alone)),
     "averaged": (output(attention.averaged), output(attention.averaged_of_seen)),
     "each block its own largest": output(attention.own_largest),
     "outputs added up": output(lambda parts: sum(each.output for each in parts)),
@@ -111,7 +132,7 @@ TRAFFIC: Wrong = {
     "one step too many": lambda case: needed(case) * case["world_size"] / (case["world_size"] - 1),
     "nothing sent": every(lambda each: not each.seen.total_bytes),
 }
-HELD: Ranges = {"all keys and values": (held(GRANTED), None)}
+HELD: Ranges = {"all keys and values": (held(3), None)}
 
 EXERCISE = Exercise(
     id="cp.3", function="ring_attention", title="Attention around a ring", harness="cp.ring", draw=draw,
@@ -123,6 +144,6 @@ EXERCISE = Exercise(
                rtol=TOLERANCE, atol=TOLERANCE, least_sent=lambda case: needed(case) / 4),
         sends(2, "traffic", "keys and values visit every other rank once", needed, wrong=TRAFFIC),
         keeps(2, "held", "never more than two blocks of keys and values", lambda seen, rank: seen.peak(rank),
-              held(GRANTED), "held at a time", wrong=HELD),
+              held(2), "held at a time", wrong=HELD),
     ),
 )  # fmt: skip

@@ -3,6 +3,8 @@
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from dtlib.grading.inputs import Case, Cases, Rng, call, in_words
 from dtlib.grading.kinds import on_paper, values
 from dtlib.theory import memory
@@ -37,7 +39,10 @@ def draw(rng: Rng) -> Cases:
 def case(rng: Rng, number: int, kind: str, widths: tuple[int, ...], share: float) -> dict[str, Any]:
     num_params = 10**4 * int(rng.integers(10**3, 10**5))
     trained = round(num_params * share)
-    activations = [int(each) for each in num_params * rng.uniform(0.5, 4, STEPS)]
+    drawn = rng.uniform(0.5, 4, STEPS)
+    if share == 1:  # batches that grow where nothing stays, and shrink where something does
+        drawn = np.sort(drawn * (1, 2, 4))[:: -1 if kind in (GRAPH, OUTPUTS) else 1]
+    activations = [int(each) for each in num_params * drawn]
     outputs = [each // int(rng.integers(8, 20)) for each in activations]
     held, meant = (moments(each, num_params, trained, widths, activations, outputs) for each in (kind, NOTHING))
     surplus = [total(one) - total(two) for one, two in zip(held, meant, strict=True)]

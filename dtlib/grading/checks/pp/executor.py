@@ -10,20 +10,21 @@ from dtlib.grading.compare import show_bytes
 from dtlib.grading.exercise import Exercise, Finding
 from dtlib.grading.kinds import messages_alone, order, own_work, values
 from dtlib.grading.seen import Case, Observed
-from dtlib.grading.signs import Theory, Wrong, every, raised
+from dtlib.grading.signs import Theory, Wrong, every, only_if, raised
 from dtlib.theory import pp
 
 RTOL, ATOL = 1e-4, 1e-5  # float32, sums of some dozen numbers around 1
-GIVEN, REVERSED, MIXED = "as numbered", "back in reverse", "mixed"
+GIVEN, REVERSED, MIXED, OWN = "as numbered", "back in reverse", "mixed", "each rank in an order of its own"
 
 
 def draw(rng: inputs.Rng) -> inputs.Cases:
-    """Schedules of two ranks and more, micro-batches of different sizes, in their order and in others, and a single
-    one."""
+    """Schedules of two ranks and more, micro-batches of different sizes, in their order and in others, a single
+    one; and ranks that go through micro-batches of one size each in an order of its own."""
     cases = []
     for n, schedule, m, way in (
         (2, "1F1B", 4, GIVEN), (3, "GPipe", 3, GIVEN), (4, "1F1B", 6, GIVEN), (2, "sequential", 3, MIXED),
         (3, "GPipe", 4, REVERSED), (4, "1F1B", 3, MIXED), (3, "1F1B", 7, MIXED), (2, "1F1B", 1, GIVEN),
+        (3, "GPipe", 4, OWN), (2, "GPipe", 3, OWN),
     ):  # fmt: skip
         actions = [[(kind, i) for kind, _, i, _ in own] for own in pp.SCHEDULES[schedule](n, m).actions]
         places = rng.permutation(m).tolist() if way == MIXED else list(range(m))
@@ -31,10 +32,16 @@ def draw(rng: inputs.Rng) -> inputs.Cases:
             actions = [[(kind, m - 1 - i if kind == "B" else i) for kind, i in own] for own in actions]
         told = [[[kind, places[i]] for kind, i in own] for own in actions]
         rows = [int(each) for each in 2 + rng.permutation(3 * m)[:m]]
+        if way == OWN:  # a rank goes forward through the micro-batches of the one before it from the next one on
+            told = [
+                [[kind, (i + (rank if kind == "F" else 2 * rank + 1)) % m] for kind, i in own]
+                for rank, own in enumerate(actions)
+            ]
+            rows = rows[:1] * m
         words = f"{n} ranks, {schedule} of {m} micro-batches, {way}"
         drawn = {"world_size": n, "actions": told, "rows": rows, "width": int(rng.integers(6, 12)), "words": words}
         seeds = {name: int(rng.integers(2**31)) for name in ("seed", "weights_seed")}
-        cases.append(drawn | seeds | {"is": {"two ranks": n == 2, "one micro-batch": m == 1}})
+        cases.append(drawn | seeds | {"is": {"two ranks": n == 2, "one micro-batch": m == 1, "one order": way != OWN}})
     return cases
 
 
@@ -163,11 +170,13 @@ def more_messages(each: Observed) -> bool:
 
 
 GRADIENTS: Wrong = {
+    "messages taken for each other": only_if("one order"),
     "the last one alone": gradients(lambda case, rank: back(case, rank)[-1:]),
     "divided by the micro-batches": gradients(times=lambda case: 1 / len(case["rows"])),
     "another micro-batch": raised("shape|size"),
 }
 LOSS: Wrong = {
+    "messages taken for each other": only_if("one order"),
     "the last one alone": loss(lambda losses, forward: losses[forward[-1]]),
     "mean for a sum": loss(lambda losses, forward: sum(losses) / len(losses)),
 }
