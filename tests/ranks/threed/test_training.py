@@ -24,8 +24,10 @@ CHOSEN = [
     case("dp 2, tp 2", m=1, zero=3), case("dp 2, pp 2", "ZB-H1", m=4, zero=1),
     case("pp 2, dp 2", "interleaved", zero=2, config=LLAMA), case("cp 2, dp 2", zero=1),
     case("dp 2, pp 2", "ZB-H1", m=4, zero=2, config=LLAMA),
-    case("tp 2, pp 2", sequence_parallel=True), case("pp 2, cp 2", config=LLAMA),
-    case("cp 2, tp 2", sequence_parallel=True, config=ONE_KEY),
+    case("tp 2, pp 2", sequence_parallel=True, gather_again=True, recompute="full"),
+    case("pp 2, cp 2", config=LLAMA, recompute="selective"),
+    case("cp 2, tp 2", sequence_parallel=True, config=ONE_KEY, recompute="full"),
+    case("tp 2, pp 2", "ZB-H1", m=4, sequence_parallel=True, recompute="full"),
     case("dp 2, pp 2", config=LLAMA, frozen=FIRST), case("dp 2, pp 2", "ZB-H1", config=LLAMA, zero=2, frozen=LAST),
     case("pp 2, tp 2", "ZB-H1", zero=1, config=LLAMA, frozen=FIRST),
     case("pp 2, dp 2", "interleaved", zero=3, config=LLAMA, frozen=("blocks.1", "blocks.3", "norm", "head")),
@@ -38,7 +40,8 @@ PAIRS = [
     case("dp 4", zero=3), case("pp 2, cp 2", "DualPipeV", m=4), case("tp 4", config=ONE_KEY),
     case("cp 4", order="contiguous"), case("pp 4", m=4),
     case("pp 2, dp 2", "ZB-V", m=4, zero=2, config=LLAMA), case("pp 2, cp 2", "DualPipeV", m=4, zero=2, config=LLAMA),
-    case("dp 2, pp 2", "ZB-H2", m=4, zero=2, config=LLAMA, recompute=True),
+    case("dp 2, pp 2", "ZB-H2", m=4, zero=2, config=LLAMA, recompute=True), case("tp 2, pp 2", sequence_parallel=True),
+    case("pp 2, cp 2", config=LLAMA), case("dp 2, pp 2", zero=3, config=LLAMA, recompute=True),
 ]  # fmt: skip
 CUBES = [
     case("dp 2, pp 2, tp 2"), case("dp 2, pp 2, tp 2", "ZB-H1", zero=1, sequence_parallel=True),
