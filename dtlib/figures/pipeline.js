@@ -38,20 +38,30 @@
   }
 
   function draw(found) {
-    const span = Math.max(...found.flat().map((each) => each.end)), width = @WIDTH@;
+    const boxes = found.flat(), span = Math.max(...boxes.map((each) => each.end));
+    const shortest = Math.min(...boxes.filter((each) => each.end > each.start).map((each) => each.end - each.start));
+    const label = ({ batch, chunk }) => `${batch}${["", "′", "″", "‴"][chunk]}`;
+    const longest = Math.max(...boxes.map((each) => label(each).length));
+    const width = Math.max(@WIDTH@, Math.ceil(((3.6 * longest + 1) * span) / shortest));  // numbers stay legible
     const x = (time) => (@LEFT@ + (width * time) / span).toFixed(1);
     let body = "";
     found.forEach((row, rank) => {
       const y = rank * @ROW@ + 2;
       body += `<text x="0" y="${y + 15}">rank ${rank}</text><path class="idle" d="M${x(0)} ${y + 11}H${x(span)}"/>`;
-      row.forEach(({ kind, batch, start, end, chunk }) => {
-        const wide = (width * (end - start)) / span, prime = "′".repeat(chunk);
+      row.forEach((each) => {
+        const { kind, start, end } = each, wide = (width * (end - start)) / span;
         body += `<rect class="${kind}" x="${x(start)}" y="${y}" width="${wide.toFixed(1)}" height="22"/>`;
-        if (wide > 12) body += `<text class="on" x="${x((start + end) / 2)}" y="${y + 15}">${batch}${prime}</text>`;
+        const size = Math.min(11, wide / (0.6 * label(each).length));
+        if (size < 5) return;
+        body += `<text class="on" x="${x((start + end) / 2)}" y="${y + 15}" font-size="${size.toFixed(1)}">${label(each)}</text>`;
       });
     });
     const picture = root.querySelector("svg[role=img]");
-    picture.setAttribute("viewBox", `0 0 640 ${found.length * @ROW@}`);
+    picture.setAttribute("viewBox", `0 0 ${@LEFT@ + width + 4} ${found.length * @ROW@}`);
+    picture.style.minWidth = width > @WIDTH@ ? `${@LEFT@ + width + 4}px` : "";
+    const kinds = new Set(boxes.map((each) => each.kind));
+    if (boxes.some((each) => each.chunk)) kinds.add("chunk");
+    root.querySelectorAll(".key span").forEach((each) => { each.hidden = !kinds.has(each.dataset.kind); });
     picture.querySelector(".bars").innerHTML = body;
     return span;
   }
@@ -82,6 +92,10 @@
     const say = (name, text) => { root.querySelector(`.${name}`).textContent = text; };
     say("bubble", `${(100 * (1 - work / span / found.length)).toFixed(1)} %`);
     say("span", span.toFixed(2));
+    const own = found.map((row) => row[row.length - 1].end - row[0].start), longest = Math.max(...own);
+    const busy = found[own.indexOf(longest)].reduce((sum, each) => sum + each.end - each.start, 0);
+    say("own", longest.toFixed(2));
+    say("waits", `${(100 * (1 - busy / longest)).toFixed(1)} %`);
     say("held", held.map((each) => +each.toFixed(2)).join(", "));
     root.querySelector("svg[role=img]").setAttribute("aria-label", `time grid of ${schedule.value}`);
   }

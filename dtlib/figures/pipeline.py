@@ -21,6 +21,7 @@ _PRICES = {
 }
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _KEY = {"F": "forward", "B": "backward, both gradients", "I": "gradient of the input", "W": "gradient of the weights"}
+_CHUNKS = "3 is micro-batch 3 in a rank's first chunk, 3′ in its second, 3″ in its third"
 _serial = itertools.count(1)
 
 Generator = Callable[[int, int], Schedule]
@@ -78,9 +79,11 @@ class Pipeline:
         for place, number in (("@WIDTH@", _WIDTH), ("@LEFT@", _LEFT), ("@ROW@", _ROW)):
             script = script.replace(place, str(number))
         key = " ".join(
-            f'<span><svg viewBox="0 0 16 12"><rect class="{kind}" width="16" height="12"/></svg> {text}</span>'
+            f'<span data-kind="{kind}"><svg viewBox="0 0 16 12"><rect class="{kind}" width="16" height="12"/></svg> '
+            f"{text}</span>"
             for kind, text in _KEY.items()
         )
+        key += f'<span data-kind="chunk"> {_CHUNKS}</span>'
         return (
             f'<figure class="dtlib-pipeline" id="{identity}"><style>{_asset("pipeline.css")}</style>'
             f'<div class="controls">{selects}</div><div class="controls">{prices}</div>'
@@ -88,8 +91,10 @@ class Pipeline:
             '<div class="shown"><div class="scroll">'
             '<svg role="img" aria-label="time grid"><g class="bars"></g></svg></div>'
             f'<p class="key">{key}</p>'
-            '<p aria-live="polite">Bubble <b class="bubble"></b> of the step, which takes <b class="span"></b> forward '
-            'passes. A rank holds at most, in activations of its layers for a micro-batch: <b class="held"></b>.</p>'
+            '<p aria-live="polite">From the first start to the last end, as with a barrier before the optimizer: '
+            '<b class="span"></b> forward passes, of which the bubble is <b class="bubble"></b>. From its own first '
+            'action to its own last, the longest rank: <b class="own"></b>, idle <b class="waits"></b>. A rank holds '
+            'at most, in activations of its layers for a micro-batch: <b class="held"></b>.</p>'
             "</div>"
             f'<script type="application/json">{data}</script><script>{script}</script></figure>'
         )

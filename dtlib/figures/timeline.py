@@ -28,7 +28,7 @@ class Bar:
     text: str = ""
 
 
-def timeline(rows: Any, *, unit: str | None = None, axes: Any = None, legend: bool = True) -> Any:
+def timeline(rows: Any, *, unit: str | None = None, axes: Any = None, legend: bool | Sequence[str] = True) -> Any:
     """Draw what goes on in each row over time; returns the matplotlib figure.
 
     `rows` is what `lab.timeline` recorded (the timeline of a rank, a list of them, or merged ones), drawn
@@ -38,8 +38,9 @@ def timeline(rows: Any, *, unit: str | None = None, axes: Any = None, legend: bo
     of a lane that overlap get a strip each.
 
     `unit` is ``"s"``, ``"ms"`` or ``"µs"`` for times in seconds (default: what fits), or any other word for
-    times that are drawn as they are (``"forward passes"``). `axes` draws into existing axes. Raises
-    ``ValueError`` for rows without a bar and for a bar that ends before it starts.
+    times that are drawn as they are (``"forward passes"``). `axes` draws into existing axes, and `legend` says whether
+    the looks are explained above, or which names are, where several axes share one legend. Raises ``ValueError`` for
+    rows without a bar and for a bar that ends before it starts.
     """
     labelled = _rows(rows)
     bars = [bar for own in labelled.values() for bar in own]
@@ -54,7 +55,8 @@ def timeline(rows: Any, *, unit: str | None = None, axes: Any = None, legend: bo
     with style.context():
         if axes is None:
             axes = _new_axes(sum(max(len(own), 1) for own in strips) + _gap(strips) * len(strips))
-        _draw(axes, list(labelled), strips, scale, [bar.name for bar in bars] if legend else [])
+        named = [bar.name for bar in bars] if isinstance(legend, bool) else legend
+        _draw(axes, list(labelled), strips, scale, named if legend else [])
         axes.set_xlim(min(0.0, *(bar.start / scale for bar in bars)), last / scale)
         axes.set_xlabel(f"time ({name})")
     figure = axes.figure
@@ -125,7 +127,7 @@ def _gap(strips: list[list[list[Bar]]]) -> float:
     return 0.15 if all(len(own) <= 1 for own in strips) else 0.6
 
 
-def _draw(axes: Any, labels: list[str], strips: list[list[list[Bar]]], scale: float, names: list[str]) -> None:
+def _draw(axes: Any, labels: list[str], strips: list[list[list[Bar]]], scale: float, names: Sequence[str]) -> None:
     from matplotlib.patches import Patch
 
     top, ticks = 0.0, []

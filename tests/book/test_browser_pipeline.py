@@ -15,14 +15,16 @@ def choose(figure, **values):
         control.evaluate("(e, v) => { e.value = v; e.dispatchEvent(new Event('input')); }", str(value))
 
 
-def readings(figure) -> tuple[str, str, str]:
-    return tuple(figure.locator(f"b.{name}").inner_text() for name in ("bubble", "span", "held"))
+def readings(figure) -> tuple[str, ...]:
+    return tuple(figure.locator(f"b.{name}").inner_text() for name in ("bubble", "span", "own", "waits", "held"))
 
 
-def simulated(schedule, gradient, weight, message) -> tuple[str, str, str]:
+def simulated(schedule, gradient, weight, message) -> tuple[str, ...]:
     table = pp.simulate(schedule, 1.0, gradient, weight, message_seconds=message)
     held = ", ".join(f"{each:.2f}".rstrip("0").rstrip(".") for each in table.most_in_flight)
-    return f"{100 * table.bubble:.1f} %", f"{table.span:.2f}", held
+    longest = max(table.rank_spans)
+    own = f"{longest:.2f}", f"{100 * table.longest_idle / longest:.1f} %"
+    return f"{100 * table.bubble:.1f} %", f"{table.span:.2f}", *own, held
 
 
 @pytest.fixture
@@ -49,8 +51,22 @@ def test_grid_bubble_and_memory_are_those_of_the_simulator(played, name):
         for gradient, weight, message in ((1, 1, 0), (1.3, 0.75, 0), (0.85, 1.15, 0.2)):
             choose(played, input=gradient, weight=weight, message=message)
             assert readings(played) == simulated(schedule, gradient, weight, message), (p, m, gradient)
-            drawn = played.locator("svg[role=img] rect").count()
-            assert drawn == sum(len(own) for own in schedule.actions)
+            boxes = sum(len(own) for own in schedule.actions)
+            assert played.locator("svg[role=img] rect").count() == boxes
+            assert played.locator("svg[role=img] text.on").count() == boxes  # each with its number
+    kinds = {action.kind for own in schedule.actions for action in own}
+    for kind in "FBIW":
+        assert played.locator(f".key [data-kind={kind}]").is_visible() == (kind in kinds)
+    assert played.locator(".key [data-kind=chunk]").is_visible() == (schedule.chunks > 1)
+
+
+def test_without_a_barrier_h2_idles_less_than_h1(played):
+    found = {}
+    for name in ("ZB-H1", "ZB-H2"):
+        choose(played, schedule=name, p=4, m=8)
+        found[name] = readings(played)
+    assert found["ZB-H1"][:2] == found["ZB-H2"][:2]
+    assert found["ZB-H2"][3] == "0.0 %" != found["ZB-H1"][3]
 
 
 def test_what_there_is_not_says_why_and_the_next_choice_is_drawn_again(played):

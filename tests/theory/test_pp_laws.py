@@ -140,6 +140,27 @@ def test_a_barrier_before_the_step_makes_h2_no_faster_than_h1():
         assert max(h2.rank_spans) == max(h1.rank_spans) - (p - 1)
 
 
+@pytest.mark.parametrize("times", [(1, 1, 1), (3, 2, 1), (2, 3, 1.5), (1, 1, 3)])
+def test_no_split_schedule_waits_less_than_its_memory_allows(times):
+    """On rank 0, (p − 1)(T_F + T_B) − (L − 1)T_W; H1 and H2 wait no longer where T_W is no longer than the others."""
+    for p in range(2, 7):
+        for held in range(1, 2 * p + 1):
+            for m in (held, held + p):
+                table = pp.simulate(pp.zb_auto(p, m, held, *times), *times)
+                least = (p - 1) * (times[0] + times[1]) - (held - 1) * times[2]
+                assert table.rank_spans[0] - table.busy[0] >= least - 1e-9
+                if held in (p, 2 * p - 1) and times[2] <= min(times[:2]):
+                    assert table.longest_idle == pytest.approx(max(0, least), abs=1e-9)
+
+
+def test_1f1b_shows_nearly_two_messages_a_micro_batch_and_gpipe_hides_all_but_a_step_s():
+    for p in range(1, 9):
+        spans = [pp.simulate(pp.one_f_one_b(p, m), message_seconds=0.3).span for m in (5 * p, 6 * p)]
+        assert (spans[1] - spans[0]) / p == pytest.approx(3 + 2 * (p - 1) / p * 0.3)
+        once = pp.simulate(pp.gpipe(p, 5 * p), message_seconds=0.3).span - (6 * p - 1) * 3
+        assert once == pytest.approx(2 * (p - 1) * 0.3)
+
+
 def test_what_crosses_the_cuts_is_counted_from_a_schedule():
     for p, v in ((1, 1), (2, 1), (4, 1), (2, 2), (3, 3)):
         schedule = pp.with_messages(pp.interleaved(p, 2 * p, v))

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dtlib.ranks.dp.base import DataParallel
 from dtlib.ranks.mesh import Group
 from dtlib.ranks.model import IGNORED, next_token_loss
+from dtlib.ranks.shared.alike import described, refuse_unlike_calls
 from dtlib.ranks.shared.replicas import raw_grad, set_raw_grad
 from dtlib.theory.pp import Action, Schedule, with_messages
 
@@ -94,8 +95,9 @@ class Pipeline:
         """Go forward and backward with the whole batch, tokens (B, s) or what is (B, s, h), and targets.
 
         All ranks call it with the same, and get the mean loss. Gradients are added to ``.grad``, as ``backward`` does;
-        that of `inputs`, if they need one, on the rank of the first stage. ``ValueError`` if m does not divide B, if no
-        target counts, and where gradients are switched off.
+        that of `inputs`, if they need one, on the rank of the first stage. ``ValueError`` before anything is sent where
+        shapes, dtypes or schedules of the ranks differ, if m does not divide B, if no target counts, and where
+        gradients are switched off.
         """
         if not torch.is_grad_enabled():
             raise ValueError("step needs gradients, and must not be called under no_grad: evaluate does without")
@@ -146,6 +148,9 @@ class _Batch:
 
     def __init__(self, pipeline: Pipeline, inputs: Tensor, targets: Tensor) -> None:
         m = pipeline.schedule.micro_batches
+        travels = f"{pipeline.width} wide in {pipeline.dtype}, {pipeline.schedule.name} with {m} micro-batches"
+        what = f"{described(inputs)} and {described(targets)}, {travels}"
+        refuse_unlike_calls("inputs and targets", what, pipeline.group)
         if inputs.dim() < 2 or inputs.shape[1] % pipeline.parts:
             raise ValueError(
                 f"inputs must be (B, s) or (B, s, h), with s a multiple of {pipeline.parts} (parts), not "

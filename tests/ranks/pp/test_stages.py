@@ -180,6 +180,35 @@ def test_a_group_without_this_rank_is_refused():
     assert lab.run(outside, 2)[0] == "group must contain this rank (0), and does not"
 
 
+UNLIKE = {
+    "(4, 3, 6) of float64 and (4, 3, 6) of float64, 6 wide": lambda rank, x: (x[:, : 3 - rank], {}),
+    "6 wide in torch.float32": lambda rank, x: (x, {"dtype": (torch.float64, torch.float32)[rank]}),
+    "rank 1 (4, 3, 6) of float64 and (4, 3, 6) of float64, 6 wide in torch.float64, GPipe": lambda rank, x: (
+        x, {"make": (theory.one_f_one_b, theory.gpipe)[rank]}
+    ),
+}  # fmt: skip
+
+
+def unlike():
+    rank, found = dist.get_rank(), []
+    for case in UNLIKE.values():
+        x, options = case(rank, batch()[0])
+        make = options.pop("make", theory.one_f_one_b)
+        own = pipeline([Layer(0), Layer(1)], make(2, M), **options)
+        with lab.SendCounter() as counter, pytest.raises(ValueError) as error:
+            own.step(x, x)
+        found.append((str(error.value), counter.num_sends))
+    return found
+
+
+def test_ranks_that_are_called_with_different_things_are_refused_before_anything_is_sent():
+    for found in lab.run(unlike, 2):
+        for text, (message, sends) in zip(UNLIKE, found, strict=True):
+            assert text in message, message
+            assert "inputs and targets must be alike on all ranks" in message
+            assert sends == 0
+
+
 WRAPPERS = (dp.NaiveDataParallel, dp.FlatDataParallel, dp.BucketedDataParallel)
 
 
