@@ -133,8 +133,7 @@ def _print_findings(console: Console, examination: Examination) -> None:
         note = f"\n[dim]{escape(finding.note)}[/]" if finding.note else ""
         table.add_row(mark, finding.name, escape(finding.value) + note)
     console.print(table)
-    verdict = "[green]The course runs on this machine.[/]"
-    console.print(verdict if examination.healthy else "[red]The course does not run here: see the lines with ✗.[/]")
+    console.print(escape(examination.verdict), style="green" if examination.healthy else "red", highlight=False)
 
 
 def _print_coverage(console: Console, coverage: Coverage, path: Path) -> None:

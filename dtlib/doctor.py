@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from dtlib.theory import units
 # dtlib.lab and dtlib.grading are imported by the probes: what they need may be what this machine lacks.
 
 INSTALL = "pip install '.[lab]' in the folder of the course"
+EXTRA = "extra lab"
 MIN_PYTHON, MIN_TORCH = (3, 11), (2, 11)
 _CHILD_SECONDS = 20.0
 
@@ -49,6 +51,15 @@ class Examination:
         """True if nothing that the course requires is missing."""
         return all(finding.ok for finding in self.findings if finding.required)
 
+    @property
+    def verdict(self) -> str:
+        """In a sentence, whether the course runs here; what is not installed is not this machine's fault."""
+        if self.healthy:
+            return "The course runs on this machine."
+        if any(finding.name == EXTRA for finding in self.findings):
+            return f"The {EXTRA} is not installed: {INSTALL}. Then ask again what this machine can measure."
+        return "The course does not run here: see the lines with ✗."
+
     def __getitem__(self, name: str) -> Finding:
         """The finding called `name`; ``KeyError`` where there is none."""
         for finding in self.findings:
@@ -62,7 +73,13 @@ class Examination:
 
 
 def examine() -> Examination:
-    """Probe this machine: a few seconds, most of them to import torch. Nothing it probes can make it raise."""
+    """Probe this machine: a few seconds, most of them to import torch. Nothing it probes can make it raise.
+
+    Where packages of the extra ``lab`` are missing, as after a plain ``pip install .``, that is all it finds.
+    """
+    if missing := _missing_packages():
+        note = f"without {', '.join(missing)}; theory, dtlib memory and dtlib plan work. For ranks and lab: {INSTALL}"
+        return Examination((*_python(), Finding(EXTRA, False, "not installed", note, required=True)))
     probes: tuple[tuple[str, Callable[[], list[Finding]], bool], ...] = (
         ("python", _python, True),
         ("torch", _torch, True),
@@ -85,6 +102,22 @@ def examine() -> Examination:
     return Examination(tuple(findings))
 
 
+def _missing_packages() -> list[str]:
+    """The packages that the extras ``ranks`` and ``lab`` ask for and that are not installed."""
+    try:
+        asked = importlib.metadata.requires("dtlib-course") or []
+    except importlib.metadata.PackageNotFoundError:  # run from its folder: the other probes tell
+        return []
+    names = [re.split(r"[^\w-]", each)[0] for each in asked if re.search(r"""extra == ['"](ranks|lab)['"]""", each)]
+    missing = []
+    for name in sorted({*names} - {"dtlib-course"}):
+        try:
+            importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(name)
+    return missing
+
+
 def _python() -> list[Finding]:
     ok = sys.version_info[:2] >= MIN_PYTHON
     note = "" if ok else f"the course needs Python {'.'.join(map(str, MIN_PYTHON))} or later"
@@ -92,11 +125,7 @@ def _python() -> list[Finding]:
 
 
 def _torch() -> list[Finding]:
-    try:
-        version = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        note = f"dtlib.theory and dtlib memory work without it; for ranks and lab: {INSTALL}"
-        return [Finding("torch", False, "not installed", note, required=True)]
+    version = importlib.metadata.version("torch")
     ok = tuple(int(part) for part in version.split("+")[0].split(".")[:2]) >= MIN_TORCH
     note = "" if ok else f"the course needs torch {'.'.join(map(str, MIN_TORCH))} or later"
     return [Finding("torch", ok, version, note, required=True)]

@@ -39,6 +39,13 @@ def without_torch(*arguments):
         "        if name.partition('.')[0] in absent:\n"
         "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
         "sys.meta_path.insert(0, Absent())\n"
+        "import importlib.metadata as installed\n"
+        "version = installed.version\n"
+        "def version_of(name):\n"
+        "    if name in {'torch', 'cloudpickle', 'jinja2', 'markdown-it-py', 'matplotlib', 'platformdirs'}:\n"
+        "        raise installed.PackageNotFoundError(name)\n"
+        "    return version(name)\n"
+        "installed.version = version_of\n"
         "from dtlib.cli import main\n"
         "main(sys.argv[1:])"
     )
@@ -55,6 +62,10 @@ def test_what_pip_install_gives_answers_or_says_what_is_missing():
     assert done.returncode == 1, done.stderr
     assert "which is not installed: pip install '.[lab]' in the folder of the course" in done.stderr
     assert "Traceback" not in done.stderr
+    done = without_torch("doctor")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "The extra lab is not installed: pip install '.[lab]'" in " ".join(done.stdout.split())
+    assert "does not run here" not in done.stdout
 
 
 def test_every_command_explains_itself():

@@ -46,12 +46,15 @@ def _no_torch(name):
 
 
 @pytest.mark.usefixtures("_quick")
-def test_a_machine_without_torch_is_not_healthy(monkeypatch):
+def test_an_extra_that_is_missing_is_named_and_is_not_the_machines_fault(monkeypatch):
     monkeypatch.setattr(importlib.metadata, "version", _no_torch)
     found = doctor.examine()
     assert not found.healthy
-    assert found["torch"].value == "not installed"
-    assert "pip install" in found["torch"].note
+    assert [finding.name for finding in found.findings] == ["python", "extra lab"]
+    assert found["extra lab"].note.startswith(
+        "without cloudpickle, jinja2, markdown-it-py, matplotlib, platformdirs, torch;"
+    )
+    assert found.verdict.startswith("The extra lab is not installed: pip install '.[lab]'")
 
 
 @pytest.mark.usefixtures("_quick")
