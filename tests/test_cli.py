@@ -54,7 +54,7 @@ def without_torch(*arguments):
 
 def test_what_pip_install_gives_answers_or_says_what_is_missing():
     assert without_torch("--help").returncode == 0
-    job = without_torch("memory", "--model", "llama3-70b", "--dp", "64", "--zero", "3", "--gpu", "H100")
+    job = without_torch("memory", "--model", "llama3-70b", "--dp", "4", "--zero", "3", "--gpu", "H100")
     assert job.returncode == 0, job.stderr
     assert "It does not fit" in job.stdout
     assert without_torch("memory", "--list").returncode == 0
