@@ -102,7 +102,12 @@ def limits_of(timeout: float | None) -> Limits:
     if timeout is None:
         return usual
     more = max(1.0, timeout / usual.cpu_seconds)
-    return Limits(timeout, wall_seconds=more * usual.wall_seconds, exercise_seconds=more * usual.exercise_seconds)
+    return Limits(
+        timeout,
+        wall_seconds=more * usual.wall_seconds,
+        exercise_seconds=more * usual.exercise_seconds,
+        idle_seconds=more * usual.idle_seconds,
+    )
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -37,6 +38,7 @@ def grade_exercise(
     Nothing of the submission runs in this process. Does not raise: a fault of the grader itself becomes the entry, with
     the status ``error`` and how it failed as the reason.
     """
+    began = time.thread_time()
     try:
         if submission.fault is not None:
             raise submission.fault
@@ -50,7 +52,7 @@ def grade_exercise(
         if len(outcome.observed) != len(cases):
             raise RuntimeError(f"{len(outcome.observed)} of {len(cases)} cases came back")
         with np.errstate(all="ignore"):  # numbers of learners overflow, and warnings of numpy help nobody
-            return _judged(exercise, cells, outcome)
+            return _judged(exercise, cells, outcome, began)
     except Exception as error:
         return entry_of(exercise, "error", reason=said(error))
 
@@ -66,19 +68,20 @@ def said(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:500]
 
 
-def _judged(exercise: Exercise, cells: Sequence[Cell], outcome: Outcome) -> Record:
+def _judged(exercise: Exercise, cells: Sequence[Cell], outcome: Outcome, began: float) -> Record:
     observed = outcome.observed
     troubles = [each.trouble for each in observed if each.trouble is not None]
     first = troubles[0].kind if troubles else ""
     # Where an endless loop stood is a matter of chance, and the verdict is not: the two are kept apart.
     lines = list(dict.fromkeys(each.line for each in troubles if each.kind == "hung" and each.line))
-    measured: dict[str, Any] = {name: getattr(outcome, name) for name in TIMES} | {
+    measured: dict[str, Any] = {name: getattr(outcome, name) for name in TIMES[:-1]} | {
         "peak_bytes": max((sum(each.seen.peak_at_end) for each in observed), default=0),
         "printed": outcome.printed,
         "stood_at": "; ".join(lines),
     }
 
     def entry(status: str, reason: str, trouble: str = first, **more: Any) -> Record:
+        measured["grader_seconds"] = time.thread_time() - began
         return entry_of(exercise, status, reason=_sentence(reason), trouble=trouble, measured=measured, **more)
 
     for trouble in troubles:

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 MAX_BYTES = 64 * 2**20
-MAX_TEXT_BYTES = 2**20  # of JSON, when it comes from a submission
+MAX_TEXT_BYTES = 2**18  # of JSON, when it comes from a submission
+MAX_ANSWER_BYTES, MAX_ANSWER_TEXT_BYTES = 2**18, 2**15  # of an answer on paper, and of the JSON in it
 _MAX_VALUES = 100_000  # numbers, texts, lists and dictionaries together
 _MAX_ITEMS = 4096
 _MAX_DEPTH = 6
@@ -68,6 +69,15 @@ def pack(data: Any) -> bytes:
     if size > MAX_BYTES:
         raise ValueError(f"data must be at most {MAX_BYTES} bytes, not {size}")
     return b"".join([_HEAD.pack(_MAGIC, len(text)), text, *(array.tobytes() for array in arrays)])
+
+
+def short(value: Any) -> Any:
+    """`value` as plain data, or its name alone where it is larger than any answer on paper."""
+    told = simplify(value)
+    arrays: list[np.ndarray[Any, Any]] = []
+    text = len(json.dumps(_take_arrays_out(told, arrays)))
+    fits = text <= MAX_ANSWER_TEXT_BYTES // 2 and sum(each.nbytes for each in arrays) <= MAX_ANSWER_BYTES // 2
+    return told if fits else _not_plain(value)
 
 
 def unpack(packed: bytes, max_text_bytes: int = MAX_BYTES) -> Any:

@@ -14,7 +14,7 @@ from dtlib.processes.channel import recv_frame
 
 from . import plain
 from .exercise import Exercise
-from .harness import TROUBLE_MARK
+from .harness import PAPER, TROUBLE_MARK
 from .seen import Ask, Case, Header, Observed, Seen, Trouble
 
 _MAX_RESULT_BYTES = 32 * 2**20
@@ -72,7 +72,8 @@ def read_start(start: Start, jobs: Sequence[tuple[Exercise, Cells, Case]]) -> li
         facts = start.facts
         why = start.lost or f"the ranks could not be started ({facts.get('broken') or facts.get('why')})"
         return [Observed(jobs[0][2], trouble=Trouble("not known", why))]
-    written = [_written(result, len(start.jobs)) for result in start.results]
+    harnesses = [exercise.harness for (exercise, _, _), _ in zip(jobs, start.jobs, strict=False)]
+    written = [_written(result, harnesses) for result in start.results]
     observed = []
     for number, ((exercise, cells, case), job) in enumerate(zip(jobs, start.jobs, strict=False)):
         said = tuple(each[number] for each in written)
@@ -82,13 +83,16 @@ def read_start(start: Start, jobs: Sequence[tuple[Exercise, Cells, Case]]) -> li
     return observed
 
 
-def _written(result: bytes, num_jobs: int) -> list[Any]:
-    """What a rank wrote of each job; None where that is not what the harness writes."""
+def _written(result: bytes, harnesses: Sequence[str]) -> list[Any]:
+    """What a rank wrote of each job; None where that is not what the harness writes, or more than it ever does."""
     said: list[Any] = []
-    while len(said) < num_jobs:
+    for harness in harnesses:
         length = int.from_bytes(result[:8], "big")
+        most, most_text = _MAX_RESULT_BYTES, plain.MAX_TEXT_BYTES
+        if harness.startswith(PAPER):
+            most, most_text = plain.MAX_ANSWER_BYTES, plain.MAX_ANSWER_TEXT_BYTES
         try:
-            data = plain.unpack(result[8 : 8 + length], plain.MAX_TEXT_BYTES)
+            data = plain.unpack(result[8 : 8 + length], most_text) if length <= most else None
         except ValueError:
             data = None
         said.append(data if isinstance(data, dict) else None)
@@ -129,7 +133,7 @@ def _trouble(
     if how == "limit":
         kind, _, text = facts["limit"].partition(": ")
         return Trouble("tampered" if kind == "tampered" else "limit", f"the submission {text}")
-    if how in ("hung", "busy", "stopped"):
+    if how in ("hung", "idle", "busy", "long", "stopped"):
         return _late(start, how, job, exercise, cells)
     if how in ("raised", "died"):
         first = facts["first"] or 0
@@ -166,6 +170,10 @@ def _late(start: Start, how: str, job: Mapping[str, Any], exercise: Exercise, ce
     if how == "busy":
         seconds = max(job["cpu_seconds"], default=0.0)
         return Trouble("hung", f"after {seconds:.0f} s of its own computing time {who} had not returned", where)
+    if how == "idle":
+        return Trouble("hung", f"time went by in which no rank computed, and {who} had not returned", where)
+    if how == "long":
+        return Trouble("hung", f"after {job['seconds']:.0f} s {who} had not returned, and it waited for nobody", where)
     starved = max(job["starved_seconds"], default=0.0)
     told = f", of which it waited {starved:.0f} s for a processor" if starved > 1 else ""
     return Trouble("not known", f"it was ended after {job['seconds']:.0f} s{told}")

@@ -245,6 +245,9 @@ class _Errand:
         alone = "world_size" not in self.cases[0]
         if sum(each.kind == "hung" for each in troubles) >= _MOST_HANGS and not alone:
             return Trouble("skipped", "not run, because earlier cases hung")
+        hung = (each.seen.seconds for each in self.done.values() if each.trouble and each.trouble.kind == "hung")
+        if sum(hung) > self.sandbox.limits.wall_seconds:
+            return Trouble("skipped", "not run, because earlier cases hung for long")
         if time.monotonic() - self.begun > self.sandbox.limits.exercise_seconds:
             return Trouble("not known", "not run, because the time for this exercise was used up")
         return None

@@ -14,13 +14,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from dtlib.grading.plain import simplify
+from dtlib.grading.plain import short, simplify
 
 from .cells import explain
 from .desk import Desk
 from .watch import Watch
 
 Harness = Callable[[Callable[..., Any], Desk], dict[str, Any]]
+PAPER = "paper."  # so begin the harnesses whose answers are small
 TROUBLE_MARK = "dtlib-grading-trouble"
 _WATCHES: dict[str, Callable[[], Watch]] = {
     "paper.predict": partial(Watch, nothing_runs=True),
@@ -40,6 +41,8 @@ def resolve(name: str) -> Harness:
         watch = _WATCHES.get(name, Watch)()
         with watch.watching():
             said = found(function, desk)
+        if name.startswith(PAPER):
+            said = {**said, "answer": short(said["answer"])}
         return {**said, **watch.told}
 
     return watched

@@ -27,7 +27,7 @@ LEARNER_SCHEMA = "dtlib-grade-learner/2"
 WAITING = "not graded yet"
 #: The statuses that are no verdict, the worst first: they are left out of every mean, and graded again.
 NO_VERDICT = ("error", "not known", WAITING)
-TIMES = ("seconds", "cpu_seconds", "starved_seconds")
+TIMES = ("seconds", "cpu_seconds", "starved_seconds", "grader_seconds")
 WHOLE = "(whole exercise)"
 UNKNOWN = "no known mistake"
 CARRIED = "carried error"  # the checks' name for what is right but for an earlier mistake

@@ -47,6 +47,8 @@ def live(
     """Be rank `rank` of `task` behind the walls that stand: never returns."""
     try:
         die_with_parent()
+        with contextlib.suppress(PermissionError):  # a spawned one may lead a group already
+            os.setsid()  # a signal to its process group reaches no other rank
         _keep_only([sock.fileno(), files.result, files.output, files.stack, *([store_fd] if store_fd >= 0 else [])])
         redirect(files)
         _settle(task, rank, standing)

@@ -80,8 +80,8 @@ def gain_nothing() -> None:
 
 
 # What no answer to an exercise needs, by the number that each machine gives it: ways around a namespace, into another
-# process, to other ranks around the network (names, locks, watches, options of sockets, what lies in the cache of
-# files), into memory that nobody counts, and into parts of the kernel that few look after.
+# process, to other ranks around the network (names, locks, watches, addresses and options of sockets, what lies in the
+# cache of files), into memory that nobody counts, and into parts of the kernel that few look after.
 _NEW = {  # these have one number everywhere
     "io_uring_setup": 425, "open_tree": 428, "move_mount": 429, "fsopen": 430, "pidfd_getfd": 438,
     "mount_setattr": 442, "memfd_secret": 447, "cachestat": 451, "futex_wake": 454, "futex_requeue": 456,
@@ -89,26 +89,28 @@ _NEW = {  # these have one number everywhere
 }  # fmt: skip
 _FORBIDDEN = {
     "x86_64": {
-        "mincore": 27, "shmget": 29, "socket": 41, "socketpair": 53, "setsockopt": 54, "semget": 64, "msgget": 68,
-        "flock": 73, "ptrace": 101, "pivot_root": 155, "chroot": 161, "mount": 165, "umount2": 166, "setxattr": 188,
+        "mincore": 27, "shmget": 29, "socket": 41, "connect": 42, "accept": 43, "shutdown": 48, "bind": 49,
+        "listen": 50, "socketpair": 53, "setsockopt": 54, "vfork": 58, "semget": 64, "msgget": 68, "flock": 73,
+        "ptrace": 101, "pivot_root": 155, "chroot": 161, "mount": 165, "umount2": 166, "setxattr": 188,
         "lsetxattr": 189, "fsetxattr": 190, "fadvise64": 221, "mq_open": 240, "add_key": 248, "request_key": 249,
-        "keyctl": 250, "inotify_init": 253, "unshare": 272, "vmsplice": 278, "inotify_init1": 294,
-        "perf_event_open": 298, "fanotify_init": 300, "name_to_handle_at": 303, "open_by_handle_at": 304,
-        "setns": 308, "process_vm_readv": 310, "process_vm_writev": 311, "memfd_create": 319, "bpf": 321,
-        "userfaultfd": 323, "preadv2": 327, **_NEW,
+        "keyctl": 250, "inotify_init": 253, "unshare": 272, "vmsplice": 278, "accept4": 288, "inotify_init1": 294,
+        "perf_event_open": 298, "fanotify_init": 300, "name_to_handle_at": 303, "open_by_handle_at": 304, "setns": 308,
+        "process_vm_readv": 310, "process_vm_writev": 311, "memfd_create": 319, "bpf": 321, "userfaultfd": 323,
+        "preadv2": 327, **_NEW,
     },
     "aarch64": {
         "setxattr": 5, "lsetxattr": 6, "fsetxattr": 7, "inotify_init1": 26, "flock": 32, "umount2": 39, "mount": 40,
         "pivot_root": 41, "chroot": 51, "vmsplice": 75, "unshare": 97, "ptrace": 117, "mq_open": 180, "msgget": 186,
-        "semget": 190, "shmget": 194, "socket": 198, "socketpair": 199, "setsockopt": 208, "add_key": 217,
-        "request_key": 218, "keyctl": 219, "fadvise64": 223, "mincore": 232, "perf_event_open": 241,
-        "fanotify_init": 262, "name_to_handle_at": 264, "open_by_handle_at": 265, "setns": 268,
-        "process_vm_readv": 270, "process_vm_writev": 271, "memfd_create": 279, "bpf": 280, "userfaultfd": 282,
-        "preadv2": 286, **_NEW,
+        "semget": 190, "shmget": 194, "socket": 198, "socketpair": 199, "bind": 200, "listen": 201, "accept": 202,
+        "connect": 203, "setsockopt": 208, "shutdown": 210, "add_key": 217, "accept4": 242, "request_key": 218,
+        "keyctl": 219, "fadvise64": 223, "mincore": 232, "perf_event_open": 241, "fanotify_init": 262,
+        "name_to_handle_at": 264, "open_by_handle_at": 265, "setns": 268, "process_vm_readv": 270,
+        "process_vm_writev": 271, "memfd_create": 279, "bpf": 280, "userfaultfd": 282, "preadv2": 286, **_NEW,
     },
 }  # fmt: skip
 _CLONE, _FCNTL = {"x86_64": 56, "aarch64": 220}, {"x86_64": 72, "aarch64": 25}
-_FUTEX = {"x86_64": 202, "aarch64": 98}
+_FUTEX, _MMAP = {"x86_64": 202, "aarch64": 98}, {"x86_64": 9, "aarch64": 222}
+_CLONE_VFORK, _MAP_SHARED = 0x4000, 1  # a parent that waits as if for a disk; pages that stay when nobody maps them
 _SECCOMP = {"x86_64": 317, "aarch64": 277}
 _FORBIDDEN_FCNTL = (6, 7, 37, 38, 1024, 1026, 1031)  # locks of three kinds, leases, watches, larger pipes
 _FORBIDDEN_FUTEX = (1, 3, 4, 5, 10, 12)  # waking others, unless it says that they are of the same process
@@ -120,7 +122,8 @@ _X32 = 0x40000000
 
 
 def forbid_syscalls() -> None:
-    """Have the kernel refuse (EPERM) the calls of the list above and new user namespaces, in all threads for good.
+    """Have the kernel refuse (EPERM) the calls of the list above, memory that is mapped shared and new user namespaces,
+    in all threads for good.
 
     Connections that are open stay: a process group must be ready before. Raises ``OSError`` where the kernel has no
     such filter, or for a machine that is not in the list.
@@ -129,14 +132,18 @@ def forbid_syscalls() -> None:
     if machine not in _FORBIDDEN:
         raise OSError(f"no list of system calls for {machine}")
     load, equal, at_least, bits, done = 0x20, 0x15, 0x35, 0x45, 0x06
-    number, arch, argument, second_argument = 0, 4, 16, 24
+    number, arch, argument, second_argument, fourth_argument = 0, 4, 16, 24, 40
     program = [(load, 0, 0, arch), (equal, 1, 0, _AUDIT_ARCH[machine]), (done, 0, 0, _KILL), (load, 0, 0, number)]
     program += [(at_least, 0, 1, _X32), (done, 0, 0, _KILL)]
     for forbidden in _FORBIDDEN[machine].values():
         program += [(equal, 0, 1, forbidden), (done, 0, 0, _REFUSE)]
     program += [(equal, 0, 1, _CLONE3), (done, 0, 0, _ABSENT)]  # its flags lie in memory; glibc then takes clone
-    program += [(equal, 0, 3, _CLONE[machine]), (load, 0, 0, argument), (bits, 0, 1, CLONE_NEWUSER)]
-    program += [(done, 0, 0, _REFUSE), (load, 0, 0, number)]
+    for call, at, flags in (
+        (_CLONE[machine], argument, CLONE_NEWUSER | _CLONE_VFORK),
+        (_MMAP[machine], fourth_argument, _MAP_SHARED),
+    ):
+        program += [(equal, 0, 3, call), (load, 0, 0, at), (bits, 0, 1, flags)]
+        program += [(done, 0, 0, _REFUSE), (load, 0, 0, number)]
     for call, commands in ((_FCNTL[machine], _FORBIDDEN_FCNTL), (_FUTEX[machine], _FORBIDDEN_FUTEX)):
         most = len(commands)
         program += [(equal, 0, most + 3, call), (load, 0, 0, second_argument)]

@@ -23,9 +23,10 @@ class Limits:
     """Bounds on one job: one case of one exercise.
 
     `cpu_seconds` is what a rank may compute, more where the reference needs more (see `costs`). Ranks are stuck when
-    nothing has moved for `patience_seconds`. `wall_seconds` ends what is not done by then, whoever's fault it is, and
-    `exercise_seconds` all cases of an exercise together: what became of them is then not known. `memory_bytes` is what
-    all processes of a job may hold beyond what they start with, `scratch_bytes` what each rank may write to its
+    nothing has moved for `patience_seconds`, or have moved so little that no rank computed for `idle_seconds` of a case
+    in all. `wall_seconds` ends what is not done by then, and `exercise_seconds` all cases of an exercise together;
+    where ranks waited for a processor, what became of them is then not known. `memory_bytes` is what all
+    processes of a job may hold beyond what they start with, `scratch_bytes` what each rank may write to its
     throw-away home, `file_bytes` the size of a file, `output_bytes` what a rank may print.
     """
 
@@ -33,6 +34,7 @@ class Limits:
     wall_seconds: float = 120.0
     exercise_seconds: float = 600.0
     patience_seconds: float = 3.0
+    idle_seconds: float = 30.0
     memory_bytes: int = 1536 * MiB
     processes: int = 128
     file_bytes: int = 64 * MiB

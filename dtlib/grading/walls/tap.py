@@ -20,7 +20,7 @@ from typing import Any
 _ETH_P_ALL, _OUTGOING, _ETHERNET_BYTES = 3, 4, 14
 _SO_RCVBUFFORCE, _SOL_PACKET, _PACKET_STATISTICS = 33, 263, 6
 _BUFFER_BYTES = 256 * 2**20
-_TCP, _SYN, _ACK = 6, 0x02, 0x10
+_TCP, _SYN, _ACK, _ENDS = 6, 0x02, 0x10, 0x05  # FIN or RST
 _HEADER = struct.Struct("<QQQQQQ")  # bytes of all, code, slot, offset, length, offset at the receiver
 _KINDS = {1: "data", 2: "send", 3: "receive"}  # what a header stands for: see `Entry`
 _HELLO_BYTES = 8  # the side that connects says which of the other's pairs it wants
@@ -52,6 +52,7 @@ class Stream:
     head: bytearray = field(default_factory=bytearray)
     hello: int = 0  # bytes of the greeting still to come
     said_hello: int = 0
+    ended: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,9 @@ class Traffic:
     """What crossed a private network since `Tap.begin`: payload of TCP.
 
     `sent_bytes` are those of each rank, `other_bytes` what no rank's open connection accounts for; both with gloo's
-    headers. `log` has each header of gloo's in order. `complete` is False where packets were lost to the tap or bytes
-    were not framed as gloo's: then only the counts can be relied on, and where packets were `lost` these neither.
+    headers. `log` has each header of gloo's in order. `complete` is False where packets were lost to the tap, bytes
+    were not framed as gloo's, or a connection was ended: then only the counts can be relied on, and where packets were
+    `lost` these neither.
     """
 
     sent_bytes: tuple[int, ...]
@@ -144,8 +146,12 @@ class Tap:
             hello = 0 if flags & _ACK else _HELLO_BYTES
             stream = self._open[key] = Stream((source, target), (seq + 1) % 2**32, hello=hello)
             self.streams.append(stream)
-        elif payload and key in self._open:
-            self._segment(self._open[key], seq, payload)
+            return
+        known = self._open.get(key)
+        if known is not None:
+            known.ended = known.ended or bool(flags & _ENDS)
+        if payload and known is not None:
+            self._segment(known, seq, payload)
         elif payload:
             self.lost = True  # a connection whose beginning was not seen
 
@@ -208,7 +214,7 @@ class Tap:
                 sent[source] += num_bytes
             if source is not None and target is not None:
                 ends[id(stream)] = source, target
-                complete = complete and stream.framed
+                complete = complete and stream.framed and not stream.ended
             else:
                 complete = complete and not num_bytes
         log = [

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 _TICKS = os.sysconf("SC_CLK_TCK")
-_HELD = ("RssAnon:", "RssShmem:", "VmSwap:", "VmPTE:")
-_PARTS = ("Pss_Anon:", "Pss_Shmem:", "SwapPss:")
+_HELD = ("RssAnon:", "RssShmem:", "VmSwap:", "VmPTE:", "HugetlbPages:")
+_PARTS = ("Pss_Anon:", "Pss_Shmem:", "SwapPss:", "Private_Hugetlb:", "Shared_Hugetlb:")
+_PIPE_BYTES = 2**16  # that a pipe holds, as long as nobody may enlarge it
 _AWAKE = frozenset((b"R", b"D"))  # running, or waiting for a processor or a disk
 
 
@@ -99,6 +100,17 @@ def _read(path: str) -> bytes:
         return os.read(fd, 4096)
     finally:
         os.close(fd)
+
+
+def pipe_bytes(pids: Iterable[int]) -> int:
+    """What the pipes hold at most that some processes have open: how full one is the kernel does not tell."""
+    pipes: set[str] = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for name in os.listdir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):
+                    pipes.add(os.readlink(f"/proc/{pid}/fd/{name}"))
+    return _PIPE_BYTES * sum(each.startswith("pipe:") for each in pipes)
 
 
 def scratch_bytes(pid: int, folder: str) -> int:

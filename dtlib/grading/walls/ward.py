@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import selectors
 import socket
 import time
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ _MAX_FRAME_BYTES, _MAX_FRAMES = 64, 20_000
 _QUIET_LOOKS = 3  # in a row
 _TICK_SECONDS, _TICK_SHARE = 150e-6, 0.02  # gloo's own thread looks around every ten milliseconds
 _BUSY_SECONDS = 0.3  # of computing while nothing crosses and another rank is held back: it waits actively
+_LATE_LOOK_SECONDS = 0.2
 _STILL_SHARE = 0.1  # of the time: ranks that compute, or wait for a processor, no more than that are stuck
 _LONGEST_SETTLE_SECONDS = 2.0  # for threads that never rest
 ROOM_BYTES = 4 * 2**20  # what a rank may hold when its first piece is handed out: imports, caches of libraries
@@ -116,6 +118,7 @@ class Ward(Crew):
         for rank in self._early:
             self.desks.ask(rank, "")
         self._early = set()
+        self._idle_seconds = self._late_seconds = 0.0  # when no rank computed; when nobody looked
         self.log: list[list[Any]] = []
         self._start = time.monotonic()
         self._first_pulses = list(self._pulses) if self.number else [vitals.Pulse()] * self.task["world_size"]
@@ -169,6 +172,23 @@ class Ward(Crew):
             self.close_job("limit" if self.broken_limit else self.ranks[report.first].state)
         return report
 
+    def _failed(self, selector: selectors.BaseSelector) -> Report:
+        """Wait until the other ranks have failed too, or stand still: whom to blame is no matter of who was quicker."""
+        until = time.monotonic() + self.limits.patience_seconds
+        while not self.broken_limit and time.monotonic() < until:
+            running = [number for number, rank in enumerate(self.ranks) if rank.state == "running"]
+            if all(self._quiet[each] >= _QUIET_LOOKS and not self.desks.is_asking(each) for each in running):
+                break
+            for key, _ in selector.select(self.pause()):
+                if key.data is None:
+                    raise EOFError("the parent left")
+                if not self.serve(key.data):
+                    selector.unregister(key.fileobj)
+            self._notice_deaths()
+            if self.tend():
+                break
+        return super()._failed(selector)
+
     def pause(self) -> float:
         """Short where somebody asks, or is weighed."""
         asking = any(map(self.desks.is_asking, range(len(self.ranks))))
@@ -193,10 +213,14 @@ class Ward(Crew):
             return True
         self._begun_frame.pop(number, None)
         kind = ready[4:5]
-        if kind not in (b"A", b"J", b"X"):
-            self._keep_result(number)
+        if not ready:
+            return super().serve(number)  # it is gone
+        if kind in (b"D", b"E") and self._may_leave(number, kind):
             return super().serve(number)
         rank.sock.recv(4 + length)
+        if kind not in (b"A", b"J", b"X"):
+            self.end_all("tampered", "wrote to the grader's own channel")
+            return False
         if kind == b"A" and self.through[number]:
             self._early.add(number)  # for the next job: others are not through with this one
         elif kind == b"A":
@@ -216,6 +240,11 @@ class Ward(Crew):
                     other.waiting = None
                     self._send(each, join([b""] * len(self.ranks)))
         return True
+
+    def _may_leave(self, number: int, kind: bytes) -> bool:
+        """Whether a rank may say that it has done all jobs, or that it failed in one of those that it has left."""
+        has_done_all = self.plan is None or (self.through[number] and self.number + 1 == len(self.task["jobs"]))
+        return has_done_all if kind == b"D" else not has_done_all and self._keep_result(number)
 
     def _keep_result(self, number: int) -> bool:
         """Copy the next result of a rank to where nothing that it does later can change it; whether there is one."""
@@ -285,7 +314,13 @@ class Ward(Crew):
             if not moved:
                 return "hung"
             self._still = now, self._position, list(self._pulses)
-        return "stopped" if now - self._start > self.limits.wall_seconds else ""
+        if self._idle_seconds > self.limits.idle_seconds:
+            return "idle"
+        if now - self._start <= self.limits.wall_seconds:
+            return ""
+        most = _STILL_SHARE * self.limits.wall_seconds
+        starved = any(pulse.starved_seconds - first.starved_seconds > most for pulse, first in self._pairs())
+        return "stopped" if starved or self._late_seconds > most else "long"
 
     def _is_settled(self, rank: int) -> bool:
         """Whether a rank that asks has nothing else under way; where order matters, whether nobody has."""
@@ -341,12 +376,20 @@ class Ward(Crew):
         if position != self._position:
             self._ran_before = [pulse.running_seconds for pulse in self._pulses]
         tick = _TICK_SECONDS + _TICK_SHARE * (now - self._looked_at)
+        passed = now - self._looked_at if self._looked_at else 0.0
+        stands = True
         for number in range(len(self.ranks)):
             pulse = vitals.pulse(self._own[number], self._computed[number])
             ran = pulse.running_seconds - self._pulses[number].running_seconds
+            waited = pulse.starved_seconds - self._pulses[number].starved_seconds
+            stands = stands and not pulse.awake and ran + waited < _STILL_SHARE * passed
             rests = not pulse.awake and ran < tick and position == self._position
             self._quiet[number] = self._quiet[number] + 1 if rests else 0
             self._pulses[number] = pulse
+        if passed > _LATE_LOOK_SECONDS:  # it was not scheduled itself: nobody knows who waited for whom
+            self._late_seconds += passed
+        elif stands:
+            self._idle_seconds += passed
         self._position, self._looked_at = position, now
         self._look_seconds = min(time.monotonic() - now, _SLOW)
 
@@ -375,7 +418,7 @@ class Ward(Crew):
             held = alone[number] + sum(map(vitals.apportioned_bytes, self._own[number][1:]))
             held += sum(os.fstat(fd).st_size for fd in (rank.files.result, rank.files.output, rank.files.stack))
             if self.task["bounded"]:
-                held += vitals.scratch_bytes(rank.pid, HOME)
+                held += vitals.scratch_bytes(rank.pid, HOME) + vitals.pipe_bytes(self._own[number])
             self._held[number] = held
             self._peak[number] = max(self._peak[number], held)
 
