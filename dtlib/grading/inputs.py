@@ -162,6 +162,11 @@ def given_gradient(told: tuple[int, int], index: int, shape: tuple[int, ...]) ->
 # Tensors of activations: of any size, and the same wherever they are made.
 
 
+def every_so_often(num_elements: int) -> Any:
+    """Some thousand places among so many."""
+    return np.arange(0, num_elements, max(1, num_elements // 4096))
+
+
 def noise(case: Case, name: str, shape: Sequence[int], largest: float = 1.0) -> Array:
     """The tensor called `name` of a case: float32 numbers from -largest to `largest`."""
     rng = np.random.default_rng([int(case["weights_seed"]), *name.encode()])

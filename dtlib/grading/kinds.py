@@ -7,6 +7,7 @@ stands.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -123,11 +124,13 @@ def keeps(
     least: Callable[[Case, int], float] = lambda case, rank: 0.0,
     wrong: Ranges | None = None,
     where: str | Callable[[Case], bool] = "weighed",
+    early: Callable[[Observed, int], bool] = lambda observed, rank: False,
 ) -> Check:
     """Memory, weighed from outside: ``of(seen, rank)`` is at most ``most(case, rank)`` bytes on every rank.
 
     Less than ``least(case, rank)`` cannot do the work. A mistake is a range: in every failing case some rank held so
-    many bytes at least, and at most so many (None: any).
+    many bytes at least, and at most so many (None: any). ``early(observed, rank)`` says that a rank asked, and was
+    weighed, before it had what it is to hold: that it did not show it.
     """
 
     def inspect(observed: Observed) -> Finding | None:
@@ -135,6 +138,9 @@ def keeps(
             seen, limit = of(observed.seen, rank), most(observed.case, rank)
             bound, told = least(observed.case, rank), "at most" if seen > limit else "at least"
             is_weighed = any(each.peak_bytes for each in observed.seen.asks)  # nobody can everywhere
+            if early(observed, rank):
+                place = f"on rank {rank}; {observed.words}" if len(observed.said) > 1 else observed.words
+                return Finding("the desk asked for what comes next before it was due", "its turn", place)
             if seen > limit or (seen < bound and is_weighed):
                 place = f"on rank {rank}; {observed.words}" if len(observed.said) > 1 else observed.words
                 limit = limit if seen > limit else bound
@@ -271,6 +277,17 @@ def needed_bytes(seen: Seen, world_size: int, rank: int | None = None) -> float:
 def full_bytes(case: Case) -> int:
     """The bytes of the full buffer of a case."""
     return FLOAT_BYTES * int(case["num_elements"])
+
+
+def shows(label: str, of: str, rtol: float = 1e-3) -> Callable[[Observed, int], bool]:
+    """Whether what a rank showed at a question is not the norm of what it said in the end, and is held to theory."""
+
+    def early(observed: Observed, rank: int) -> bool:
+        said = observed.said[rank][of]
+        norm = float(np.linalg.norm(said.astype(np.float64))) if plain.is_array(said) else math.nan
+        return not all(abs(ask.shown - norm) <= rtol * norm for ask in observed.seen.asked(rank, label))
+
+    return early
 
 
 def held_at(label: str) -> Callable[[Seen, int], float]:

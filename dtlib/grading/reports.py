@@ -104,8 +104,8 @@ def _seen(exercise: Exercise, case: Case, job: Mapping[str, Any], said: Sequence
     traffic = job.get("traffic")
     labels = [[label for label, _ in exercise.handed_out(case, rank)] for rank in range(case.get("world_size", 1))]
     asks = [
-        Ask(rank, number, position, why, held, peak, label or labels[rank][number])
-        for rank, number, label, position, why, held, peak in job["asks"]
+        Ask(rank, number, position, why, held, peak, label or labels[rank][number], shown)
+        for rank, number, label, position, why, held, peak, shown in job["asks"]
     ]
     return Seen(
         log=[Header(*each) for each in (traffic["log"] if traffic else [] if is_tapped else _told_log(said))],

@@ -6,6 +6,7 @@ anything else that was said.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,7 +50,8 @@ class Header(NamedTuple):
 class Ask(NamedTuple):
     """A rank asked for its piece `number` (-1 for one by name), called `label`: how many headers had crossed the wire
     when it was handed out, ``quiet`` if it was held back until nothing moved any more, what the rank held, and the most
-    that it had held since it asked the last time."""
+    that it had held since it asked the last time. It `shown` a number with it (NaN: none) that only who has come so far
+    can know."""
 
     rank: int
     number: int
@@ -58,6 +60,7 @@ class Ask(NamedTuple):
     held_bytes: int
     peak_bytes: int
     label: str = ""
+    shown: float = math.nan
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,13 @@ import pytest
 from dtlib.grading.sandbox import Sandbox
 from dtlib.grading.walls.limits import Limits
 
-from .engine import on_ranks, run
+from .engine import on_paper, on_ranks, run
 
 # Each of these would be a way to another rank, or a place that no scale sees. What a line gives is what got through.
 WAYS = """
 import ctypes
 import fcntl
+import mmap
 import pathlib
 import socket
 import sys
@@ -74,6 +75,11 @@ def f(tensor):
         "the times of a device": lambda: os.utime("/dev/null", ns=(1, 1)),
         "a label of a file": lambda: os.setxattr("/learner", "user.label", b"kept"),
         "a thread that was there before": lambda: in_a_thread(),
+        "memory that is mapped shared": lambda: mmap.mmap(-1, 4096),
+        "zeros that are mapped shared": lambda: mmap.mmap(os.open("/dev/zero", os.O_RDWR), 4096),
+        "a wait for a child as if for a disk": lambda: waits_as_for_a_disk(),
+        "an end of a connection": lambda: ended(),
+        "another address of a connection": lambda: rebound(),
     }
     through = []
     for name, way in ways.items():
@@ -96,6 +102,38 @@ def connection():
         except OSError:
             pass
     raise OSError("there is none")
+
+
+def an_end():
+    # Where there are no others, one of gloo's, which would not survive it.
+    try:
+        return socket.socket()
+    except PermissionError:
+        return socket.socket(fileno=connection())
+
+
+def rebound():
+    # What a rank gives up and binds anew, every rank can read in /proc/net/tcp.
+    nowhere = ctypes.create_string_buffer(16)
+    with an_end() as one:
+        if LIBC.connect(one.fileno(), nowhere, 16) != 0:
+            raise OSError(ctypes.get_errno(), "refused")
+        one.bind(("127.0.0.1" if one.family == socket.AF_INET else "::1", 20_000 + dist.get_rank()))
+
+
+def ended():
+    with an_end() as one:
+        try:
+            one.shutdown(socket.SHUT_WR)
+        except PermissionError:
+            raise
+        except OSError:
+            return  # it was not connected: nobody refuses
+
+
+def waits_as_for_a_disk():
+    if call(56, 0x4000 | 17, 0, 0, 0, 0) == 0:
+        os._exit(0)
 
 
 def in_a_thread():
@@ -130,7 +168,9 @@ def test_where_the_kernel_is_not_told_to_refuse_they_are():
             assert {"a lock on a shared file (flock)", "a socket", "a pair of sockets", "a nameless file"} <= found
             assert {"a larger pipe", "a watch on a shared file", "a thread that was there before"} <= found
             assert {"an option of a socket", "the cache of a shared file"} <= found
-            assert "waking whoever waits at a shared page" in found
+            assert {"waking whoever waits at a shared page", "another address of a connection"} <= found
+            assert {"memory that is mapped shared", "zeros that are mapped shared"} <= found
+            assert {"a wait for a child as if for a disk", "an end of a connection"} <= found
             assert "another rank by its number" in found
 
 
@@ -187,7 +227,15 @@ def test_a_result_is_the_one_that_was_there_when_it_was_told(sandbox: Sandbox):
 
 
 @pytest.mark.parametrize(
-    ("message", "how_often", "kind"), [("X", 9000, "hung"), ("A", 400, "tampered"), ("J", 40, "tampered")]
+    ("message", "how_often", "kind"),
+    [
+        ("X", 9000, "hung"),
+        ("A", 400, "tampered"),
+        ("J", 40, "tampered"),
+        ("D", 1, "tampered"),
+        ("E", 1, "tampered"),
+        ("Z", 1, "tampered"),
+    ],
 )
 def test_who_talks_and_does_not_listen_ends_in_a_verdict(sandbox: Sandbox, message: str, how_often: int, kind: str):
     source = (
@@ -201,6 +249,48 @@ def test_who_talks_and_does_not_listen_ends_in_a_verdict(sandbox: Sandbox, messa
         "    time.sleep(60)\n"
     )
     assert run(sandbox, on_ranks(2), source).observed[0].trouble.kind == kind  # type: ignore[union-attr]
+
+
+def test_an_empty_frame_ends_in_a_verdict(sandbox: Sandbox):
+    talk = FRAME.replace("FRAME", r"b'\0\0\0\0'")
+    assert run(sandbox, on_ranks(2), talk).observed[0].trouble.kind == "tampered"  # type: ignore[union-attr]
+
+
+FRAME = """
+import sys
+def f(tensor):
+    frame = sys._getframe(1)
+    while 'desk' not in frame.f_locals:
+        frame = frame.f_back
+    frame.f_locals['desk']._sock.sendall(FRAME)
+    time.sleep(2)
+    return tensor
+"""
+
+
+def test_no_answer_on_paper_is_longer_than_any_could_be(sandbox: Sandbox):
+    """Judging a text of a megabyte took the trusted process 23 seconds; who lifts the limit has written it himself."""
+    lifted = (
+        "import sys\n"
+        "plain = sys.modules['dtlib.grading.plain']\n"
+        "plain._MAX_CHARS = plain.MAX_ANSWER_BYTES = plain.MAX_ANSWER_TEXT_BYTES = 10**9\n"
+    )
+    answers = "def f(size):\n    return 'x' * size, list(range(min(size, 4000))), np.zeros(size)\n"
+    long = run(sandbox, on_paper(10, 100_000), answers).observed
+    assert [each.trouble for each in long] == [None, None]
+    assert long[0].said[0]["answer"][0] == "x" * 10
+    assert long[1].said[0]["answer"]["not_plain"] == "tuple"
+    trouble = run(sandbox, on_paper(100_000), lifted + answers).observed[0].trouble
+    assert trouble is not None
+    assert trouble.kind == "tampered"
+
+
+def test_whom_to_blame_is_no_matter_of_who_was_quicker(sandbox: Sandbox):
+    """Both ranks raise, and rank 0 long after rank 1."""
+    raises = "def f(tensor):\n    until = time.process_time() + 0.4 * (dist.get_rank() == 0)\n"
+    raises += "    while time.process_time() < until:\n        pass\n    raise ValueError\n"
+    told = run(sandbox, on_ranks(2, 3), raises).observed
+    assert [str(each.trouble).split(" raised")[0] for each in told] == ["rank 0", "rank 0"]
 
 
 def test_a_flood_of_packets_is_no_busy_machine(sandbox: Sandbox):

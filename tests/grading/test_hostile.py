@@ -39,7 +39,9 @@ from .hostile_world import Naive, World
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the walls are those of Linux")
 
 SEED = 20262
-LIMITS = Limits(memory_bytes=400 * MiB, processes=32, output_bytes=MiB, cpu_seconds=2.0, patience_seconds=0.8)
+LIMITS = Limits(
+    memory_bytes=400 * MiB, processes=32, output_bytes=MiB, cpu_seconds=2.0, patience_seconds=0.8, idle_seconds=2.0
+)
 BESIDE = {"collectives": "collectives.3", "dp": "dp.3"}
 ON_RANKS = ("collectives.6", "dp.6")
 FEW_CASES = 2  # of ranks, each in fresh processes: enough to earn points with

@@ -19,11 +19,14 @@ class Desk:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
 
-    def next(self) -> Any:
+    def next(self, shows: Any = None) -> Any:
         """The next piece. Waits until it is handed out."""
-        return self.ask("")
+        return self.ask("", shows)
 
-    def ask(self, label: str) -> Any:
-        """The piece of that name, as often as it is asked for; waits until it is handed out."""
-        send_frame(self._sock, b"A" + label.encode())
+    def ask(self, label: str, shows: Any = None) -> Any:
+        """The piece of that name, as often as it is asked for; waits until it is handed out.
+
+        What it `shows` is a number that nobody knows who has not come so far: who asks earlier shows another.
+        """
+        send_frame(self._sock, f"A{label}|{'' if shows is None else f'{float(shows):.9e}'}".encode())
         return unpack(recv_frame(self._sock)[0])

@@ -25,8 +25,8 @@ def mlp(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
     weights = [torch.from_numpy(each).requires_grad_() for each in given["weights"]]
     kept = Given(function, [x, *weights])
     y = function(x, *weights)
-    output = elements(y, given["positions"])
-    upstream = inputs.noise({"weights_seed": desk.next()}, "upstream", given["shape"])
+    output: Any = elements(y, given["positions"])
+    upstream = inputs.noise({"weights_seed": desk.next(output.norm())}, "upstream", given["shape"])
     y.backward(torch.from_numpy(upstream))
     gradient = elements(x.grad, given["positions"])
     found = [each.grad for each in weights]

@@ -51,17 +51,20 @@ def _copied(found: Any) -> Any:
 def optimizer(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
     """``step = function(parameters, make_optimizer)``, then some steps of backward and ``step()``.
 
-    After each step the desk is asked for nothing: what is held then is held between steps. At the end it tells which
-    elements of the weights it wants to know.
+    After each step the desk tells which elements of the weights it wants to know, and is shown by how much some others
+    have changed: what is held then is held between steps.
     """
     given, seen = desk.next(), []
     model = Network(given)
+    watched = inputs.every_so_often(sum(each.numel() for each in model.parameters()))
+    before = sample(model.parameters(), watched)
     step = returned_function(function(list(model.parameters()), make_optimizer(given)))
     for batch in batches(given):
         loss_fn(model, batch).backward()
         step()
         model.zero_grad(set_to_none=True)
-        seen.append(sample(model.parameters(), desk.next()))
+        changed = sample(model.parameters(), watched) - before
+        seen.append(sample(model.parameters(), desk.next(changed.sum())))
     return {"weights": seen}
 
 

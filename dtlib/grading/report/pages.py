@@ -102,7 +102,6 @@ def _class(group: Record, exercises: Sequence[Exercise], odd: Sequence[Record], 
         odd=odd,
         is_slow=waited > max(computed, _SLOW_SECONDS),
         waited=f"the learners' processes computed {duration(computed)} and waited {duration(waited)} for a processor",
-        told_by=[(each, check) for each in exercises for check in each.checks if check.is_told and check.points],
         draw=draw,
     )
 

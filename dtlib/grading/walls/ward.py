@@ -40,14 +40,20 @@ class Desks:
         self.pieces: Sequence[Sequence[tuple[int, int]]] = job["pieces"]  # of each rank: (offset, bytes) in the file
         self.named: Sequence[dict[str, tuple[int, int]]] = job["named"]
         self.wants = [""] * world_size  # the name of what each rank asked for last, "" for the next in the order
+        self.shown = [float("nan")] * world_size  # what it showed when it did
         self.holds: dict[tuple[int, int], list[tuple[int, int]]] = {}
         for rank, piece, other, until in job["holds"]:
             self.holds.setdefault((rank, piece), []).append((other, until))
         self.asks, self.given = [0] * world_size, [0] * world_size
         self.asked_at = [0.0] * world_size
 
-    def ask(self, rank: int, label: str) -> None:
-        """A rank asks for the piece called `label`, or for its next one."""
+    def ask(self, rank: int, words: str) -> None:
+        """A rank asks for the piece that its `words` begin with, or for its next one; behind a bar, what it shows."""
+        label, _, shown = words.partition("|")
+        try:
+            self.shown[rank] = float(shown)
+        except ValueError:
+            self.shown[rank] = float("nan")
         self.asks[rank] += not label
         self.wants[rank] = label
         self.asked_at[rank] = time.monotonic()
@@ -346,7 +352,7 @@ class Ward(Crew):
                 self.end_all("tampered", "asked for more than the harness does")
                 return
             position = self.tap.position if self.tap is not None else 0
-            self.log.append([rank, piece, label, position, why, *self._grown(rank)])
+            self.log.append([rank, piece, label, position, why, *self._grown(rank), self.desks.shown[rank]])
             self._quiet[rank] = 0
             self._send(rank, os.pread(self.blobs_fd, length, start))
 

@@ -13,6 +13,7 @@ from dtlib.grading.seen import Case, Observed
 from dtlib.grading.signs import Theory, Wrong, every, only_if, raised
 from dtlib.theory import pp
 
+RTOL_SHOWN = 1e-2
 RTOL, ATOL = 1e-4, 1e-5  # float32, sums of some dozen numbers around 1
 GIVEN, REVERSED, MIXED, OWN = "as numbered", "back in reverse", "mixed", "each rank in an order of its own"
 
@@ -74,8 +75,9 @@ def named(case: Case, rank: int) -> dict[str, Any]:
 
 
 @oracle.remembered
-def passes(case: Case) -> list[tuple[float, list[Any]]]:
-    """Of each micro-batch its loss, and of each rank the gradient of the weights."""
+def passes(case: Case) -> list[tuple[float, list[Any], dict[str, list[float]]]]:
+    """Of each micro-batch its loss, and of each rank the gradient of the weights; then the norms of what goes forward
+    in each stage and of what comes back to it."""
     ranks, found = range(case["world_size"]), []
     keys = [named(case, rank) for rank in ranks]
     for i in range(len(case["rows"])):
@@ -87,12 +89,14 @@ def passes(case: Case) -> list[tuple[float, list[Any]]]:
         gradient = keys[-1][f"loss {i}"]
         loss = float((x * gradient).sum())
         own: list[Any] = []
+        norms = {"forward": [float(np.linalg.norm(y)) for _, y in kept], "back": [0.0] * len(kept)}
         for rank in reversed(ranks):
             x, y = kept[rank]
+            norms["back"][rank] = float(np.linalg.norm(gradient))
             of_product = gradient * keys[rank]["back"] * keys[rank]["forward"] * (1 - y**2)
             own.insert(0, of_product.T @ x)
             gradient = of_product @ weight(case, rank)
-        found.append((loss, own))
+        found.append((loss, own, norms))
     return found
 
 
@@ -134,6 +138,13 @@ def find_order(observed: Observed) -> Finding | None:
         wanted = "".join(kind for kind, _ in own)
         if (seen := went(observed, rank)) != wanted:
             return Finding(f"{seen or 'nothing'} on rank {rank}", wanted, observed.words)
+        for kind, way in (("F", "forward"), ("B", "back")):
+            chosen = [i for each, i in own if each == kind]
+            shown = [ask.shown for ask in observed.seen.asked(rank, way)]
+            factors = np.divide(shown, [passes(observed.case)[i][2][way][rank] for i in chosen])
+            if not np.all(np.abs(factors - factors[0]) <= RTOL_SHOWN * np.abs(factors[0])):  # NaN neither
+                told = f"rank {rank} went {way} in advance, or with other micro-batches"
+                return Finding(told, f"{', '.join(map(str, chosen))} in turn", observed.words)
     return None
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from dtlib.grading import inputs, oracle
 from dtlib.grading.exercise import Exercise
-from dtlib.grading.kinds import ROOM, Ranges, held_at, keeps, own_work, sends, values
+from dtlib.grading.kinds import ROOM, Ranges, held_at, keeps, own_work, sends, shows, values
 from dtlib.grading.seen import Case
 from dtlib.grading.signs import Theory, Wrong, every, some_rank
 
@@ -213,6 +213,6 @@ EXERCISE = Exercise(
         sends(2, "traffic", "two phases forward, three backward, and the norm's gradient", needed, wrong=TRAFFIC,
               where="not weighed"),
         keeps(1, "kept", "nothing of all tokens that is h wide is kept for the way back", held_at("between"),
-              tensors(4), "held between forward and backward", wrong=KEPT),
+              tensors(4), "held between forward and backward", wrong=KEPT, early=shows("between", "output")),
     ),
 )  # fmt: skip

@@ -9,7 +9,7 @@ import numpy as np
 
 from dtlib.grading import inputs, oracle
 from dtlib.grading.exercise import Exercise
-from dtlib.grading.kinds import ROOM, Ranges, held_at, keeps, own_work, sends, values
+from dtlib.grading.kinds import ROOM, Ranges, held_at, keeps, own_work, sends, shows, values
 from dtlib.grading.seen import Case
 from dtlib.grading.signs import Theory, Wrong, every, only_if, some_rank
 
@@ -213,6 +213,6 @@ EXERCISE = Exercise(
               kind="gradient"),
         sends(2, "traffic", "three numbers a token travel, and no logits", needed, wrong=TRAFFIC),
         keeps(1, "kept", "one tensor as large as the logits is kept for the way back", held_at("between"), tensors(2),
-              "held between forward and backward, the logits among them", wrong=KEPT),
+              "held between forward and backward, the logits among them", wrong=KEPT, early=shows("between", "losses")),
     ),
 )  # fmt: skip

@@ -84,6 +84,23 @@ def uneven(observed: Observed) -> bool:
     return max(held) - min(held) > 1.2 * oracle.num_bytes(observed.case)
 
 
+@oracle.remembered
+def changes(case: Case) -> list[tuple[float, float]]:
+    """Of some elements the sum of their changes after each step, and how far off it may be."""
+    start, *path = map(oracle.flat, [oracle.start(case), *oracle.trajectory(case, case["steps"])])
+    some = inputs.every_so_often(len(start))
+    found = [new[some] - start[some] for new in path]
+    return [(float(each.sum()), 0.02 * float(np.linalg.norm(each))) for each in found]
+
+
+def early(observed: Observed, rank: int) -> bool:
+    """Whether a rank whose weights are right asked which of them are wanted before it had them."""
+    said, wanted = np.stack(observed.said[rank]["weights"]), np.stack(right(observed.case)[rank])
+    asked = [ask.shown for ask in observed.seen.asked(rank, "between steps")]
+    came = [abs(shown - total) <= off for shown, (total, off) in zip(asked, changes(observed.case), strict=True)]
+    return bool((np.abs(said - wanted) <= ATOL).all()) and not all(came)
+
+
 def right_only(condition: str) -> signs.Sign:
     """Right in just the cases with a property, and far off elsewhere."""
 
@@ -133,7 +150,7 @@ CHECKS = (
     ),
     kinds.keeps(
         4, "memory", "between steps a rank keeps no more than the states, a copy and the gradient of its own share",
-        kinds.held_at("between steps"), most, "held between steps, the weights among them", wrong=MEMORY,
+        kinds.held_at("between steps"), most, "held between steps, the weights among them", wrong=MEMORY, early=early,
     ),
     kinds.sends(  # where weighed, gloo's own reduce sends long tensors in more pieces than it must
         3, "traffic", "a step sends one reduce-scatter of gradients and one all-gather of weights", needed,
