@@ -157,3 +157,10 @@ def test_what_is_gone_holds_nothing():
     assert vitals.scratch_bytes(2**22 - 1, "/") == 0
     assert family(2**22 - 1) == [2**22 - 1]
     assert os.getpid() in family(os.getppid())
+
+
+def test_what_lies_in_pipes_is_counted_once_however_many_hold_them():
+    with child(lambda: [os.pipe() for _ in range(10)]) as pid:
+        found = vitals.pipe_bytes([pid])
+        assert found >= 10 * 2**16
+        assert vitals.pipe_bytes([pid, pid]) == found
