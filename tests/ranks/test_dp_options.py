@@ -636,6 +636,77 @@ def test_sparse_gradients_are_refused_by_name():
     lab.run(sparse, 2)
 
 
+def test_second_derivatives_are_those_of_one_process_or_refused():
+    """A penalty on the input's gradient is one backward pass; a gradient with a graph would end on its rank."""
+
+    def data(rank):
+        return torch.randn(3, 8, generator=torch.Generator().manual_seed(rank))
+
+    def penalty(model, x):
+        x = x.requires_grad_()
+        y = model(x).sum()
+        (gradient,) = torch.autograd.grad(y, x, create_graph=True)
+        return (gradient.square().sum() - 1).square() + y
+
+    def penalised():
+        found = []
+        for wrap in ALL:
+            torch.manual_seed(dist.get_rank())
+            model = wrap(network())
+            penalty(model, data(dist.get_rank())).backward()
+            found.append([p.grad.clone() for p in model.parameters()])
+            model.zero_grad()
+            with pytest.raises(RuntimeError, match=r"to be differentiated again \(create_graph=True\)"):
+                model(data(0)).square().sum().backward(create_graph=True)
+        for stage in (1, 3):
+            model = zero.Zero(network(), functools.partial(torch.optim.SGD, lr=0.1), stage=stage)
+            refused = pytest.raises(RuntimeError, match=r"second derivatives inside gathered\(\)")
+            with refused if stage == 3 else nullcontext():
+                penalty(model, data(0))
+        return found
+
+    torch.manual_seed(0)
+    whole = network()
+    for rank in range(2):
+        (penalty(whole, data(rank)) / 2).backward()
+    for found in lab.run(penalised, 2):
+        for grads in found:
+            # float32, two ranks: sums in another order
+            assert_close(grads, [p.grad for p in whole.parameters()], rtol=1e-5, atol=1e-7)
+
+
+def test_gradients_wider_than_weights_travel_as_they_are():
+    """As the 18-byte recipe asks for (grad_dtype): bf16 buckets would round what fp32 has added up."""
+
+    def wide(wrap, before):
+        model = network().bfloat16()
+        for when in (before, not before):
+            if when:
+                for p in model.parameters():
+                    p.grad_dtype = torch.float32
+            else:
+                wrapped = wrap(model)
+        for passes in (0, 1):
+            with wrapped.no_sync() if not passes else nullcontext():
+                wrapped(torch.full((1, 8), 0.3 + passes + dist.get_rank()).bfloat16()).sum().backward()
+        return model[2].weight.grad
+
+    def job():
+        with pytest.raises(RuntimeError, match=r"is torch.float32, and was to be torch.bfloat16 when the module was"):
+            wide(dp.BucketedDataParallel, before=False)
+        found = []
+        for wrap in ALL:
+            torch.manual_seed(0)
+            found.append(wide(wrap, before=True).clone())
+        return found
+
+    naive, flat, bucketed = lab.run(job, 2)[0]
+    assert naive.dtype == torch.float32
+    assert not torch.equal(naive, naive.bfloat16().float()), "more digits than bf16 has"
+    assert_close(flat, naive)
+    assert_close(bucketed, naive)
+
+
 def test_no_tokens_anywhere():
     words = refused(lambda: dp.global_mean_loss(torch.zeros((), requires_grad=True), 0))
     assert "num_tokens must be above 0 on some rank" in words

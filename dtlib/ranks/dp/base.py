@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from dtlib.ranks.shared.replicas import (
     broadcast,
     gradient_hooks,
+    refuse_gradient,
     refuse_unlike_ranks,
     signature,
     split_modules,
@@ -142,8 +143,7 @@ class DataParallel(nn.Module, ABC):
         """Wait for what is still under way and forget it."""
 
     def _on_gradient(self, index: int, parameter: Tensor) -> None:
-        if parameter.grad is not None and parameter.grad.layout is not torch.strided:
-            raise RuntimeError(f"the gradient of {self._names[index]!r} is sparse, and what is sent is dense")
+        refuse_gradient(self._names[index], parameter.grad)
         if not self._sync:
             return
         if not self._running:

@@ -77,17 +77,17 @@ class BucketedDataParallel(DataParallel):
     def _fill_buckets(self, order: Sequence[int]) -> None:
         params = [self._params[i] for i in order]
         plan = plan_buckets(
-            [p.numel() * p.element_size() for p in params],
+            [p.numel() * _dtype(p).itemsize for p in params],
             self.bucket_bytes,
             first_bucket_bytes=self.first_bucket_bytes,
-            kinds=[(p.dtype, p.device) for p in params],
+            kinds=[(_dtype(p), p.device) for p in params],
         )
         self._buckets = [self._bucket([order[i] for i in indices]) for indices in plan]
         self._where = {index: bucket for bucket in self._buckets for index in bucket.indices}
 
     def _bucket(self, indices: list[int]) -> _Bucket:
         params = [self._params[i] for i in indices]
-        flat = torch.empty(sum(p.numel() for p in params), dtype=params[0].dtype, device=params[0].device)
+        flat = torch.empty(sum(p.numel() for p in params), dtype=_dtype(params[0]), device=params[0].device)
         parts = flat.split([p.numel() for p in params])
         return _Bucket(
             indices, flat, {i: part.view(self._params[i].shape) for i, part in zip(indices, parts, strict=True)}
@@ -105,6 +105,11 @@ class BucketedDataParallel(DataParallel):
         view, grad = bucket.views[index], parameter.grad
         if grad is None:
             view.zero_()
+        elif grad.dtype != view.dtype:
+            raise RuntimeError(
+                f"the gradient of {self._names[index]!r} is {grad.dtype}, and was to be {view.dtype} when the module "
+                "was wrapped: set grad_dtype, or make the optimizer that does, before"
+            )
         elif grad is view:  # it was accumulated in its place
             view.mul_(1 / self.world_size)
         else:
@@ -151,3 +156,8 @@ class BucketedDataParallel(DataParallel):
         dist.broadcast(observed, src=0 if self.group is None else dist.get_global_rank(self.group, 0), group=self.group)
         if observed.tolist() != [i for bucket in self._buckets for i in bucket.indices]:
             self._fill_buckets(observed.tolist())
+
+
+def _dtype(parameter: Tensor) -> torch.dtype:
+    """Of its gradient."""
+    return getattr(parameter, "grad_dtype", None) or parameter.dtype

@@ -44,6 +44,17 @@ def set_raw_grad(parameter: Tensor, value: Tensor | None) -> None:
     Tensor.grad.__set__(parameter, value)
 
 
+def refuse_gradient(name: str, gradient: Any) -> None:
+    """``RuntimeError`` for a gradient that is sparse, or has a graph of its own, which ends on this rank."""
+    if gradient is not None and gradient.layout is not torch.strided:
+        raise RuntimeError(f"the gradient of {name!r} is sparse, and what is sent is dense")
+    if gradient is not None and gradient.requires_grad:
+        raise RuntimeError(
+            f"the gradient of {name!r} is to be differentiated again (create_graph=True), and its mean over the ranks "
+            "cannot be: take what the loss needs by torch.autograd.grad, and go backward once"
+        )
+
+
 def signature(module: nn.Module) -> list[tuple[Any, ...]]:
     """Each parameter of `module`: its name, shape, dtype, whether it is trained, and which object it is."""
     return [(n, tuple(p.shape), p.dtype, p.requires_grad, id(p)) for n, p in module.named_parameters()]

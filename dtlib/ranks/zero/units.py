@@ -114,6 +114,11 @@ class Gathering:
 
     def _before_backward(self, number: int, call: int, gradients: Any) -> None:
         unit = self.units[number]
+        if torch.is_grad_enabled() and not self.held:  # as it is in a backward pass for others to follow
+            raise RuntimeError(
+                "a backward pass with create_graph=True needs the weights again, and stage 3 frees them at its end: "
+                "take second derivatives inside gathered(), or at stage 1 or 2"
+            )
         self.begin()
         unit.bring()
         if call not in unit.open_calls:

@@ -22,6 +22,7 @@ from dtlib.ranks.shared.replicas import (
     broadcast,
     gradient_hooks,
     raw_grad,
+    refuse_gradient,
     refuse_unlike_ranks,
     split_modules,
     weakly,
@@ -193,8 +194,7 @@ class Zero(DataParallel):
         self._begin()
         if index in self._arrived:
             raise RuntimeError(f"the gradient of {self._names[index]!r} arrived twice in one backward pass")
-        if raw_grad(parameter).layout is not torch.strided:
-            raise RuntimeError(f"the gradient of {self._names[index]!r} is sparse, and buffers are dense")
+        refuse_gradient(self._names[index], raw_grad(parameter))
         self._arrived[index] = None
         self._ready(index)
 
