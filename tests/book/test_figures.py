@@ -38,6 +38,9 @@ def faults(chapter: Chapter) -> list[str]:
             found.append(f"{name}: the label must be fig-{name}")
         if len(figure.get("caption", "").split()) < 8:
             found.append(f"{name}: a caption that does not say what to see")
+    for each in chapter.of("code"):
+        if ".barh(" in source(each) and "invert_yaxis()" not in source(each):
+            found.append(f"{each['id']}: its first bar is at the bottom")
     return found
 
 
@@ -57,6 +60,7 @@ SAYS = {"label": "fig-a", "caption": "One line is theory, the marks are what was
         ("x = 1", SAYS, "draws nothing"),
         ("plt.subplots()", {**SAYS, "label": "fig-b"}, "the label must be fig-a"),
         ("plt.subplots()", {**SAYS, "caption": "A figure."}, "does not say what to see"),
+        ("plt.subplots()[1].barh(names, sizes)", SAYS, "its first bar is at the bottom"),
     ],
 )
 def test_each_fault_of_a_figure_is_found(code, figure, fault):
