@@ -40,7 +40,10 @@ PARTS: dict[str, Look] = {
 Hatches are lines alone: dots and circles would make the picture a hundred times as large.
 """
 
-_SPARE_COLORS = ("#5f7fa8", "#b56576", "#5e8c6a", "#9a7b4f", "#84709b", "#6d7a80")
+_SPARE_COLORS = (
+    "#5f7fa8", "#b56576", "#5e8c6a", "#9a7b4f", "#84709b", "#6d7a80", "#3f8f96", "#a8602f", "#5b5ea6", "#8c8c3a",
+    "#a05a93", "#7a4a3a",
+)  # fmt: skip
 _SPARE_HATCHES = ("", "//", "\\\\", "--", "||", "xx", "++", "/", "\\", "-", "|")
 _UNITS = {name: getattr(units, name) for name in ("MB", "GB", "TB", "KiB", "MiB", "GiB", "TiB")}
 _UNITS |= {"B": 1, "kB": units.KB}

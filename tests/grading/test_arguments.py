@@ -32,10 +32,11 @@ SEEDS = range(3)
 MANY = range(50)
 #: What changes no answer: the vocabulary and heads are there to be left alone, and the width of a head cancels.
 DECOYS = {"tp.1": {(3,)}, "cp.2": {(3,)}, "tp.4": {(0, "num_kv_heads"), (0, "vocab")}}
-#: Holes that are still open: arguments, by their place.
+#: A run tells the same twice: what was sent and how long it took say what these do.
+DECOYS["planner.4"] = {(0, each) for each in ("dp", "tp", "tp_bytes", "across")} | {(0, "seconds", "dp")}
+#: Judged by the plan that comes out, not by the way to it: several answers are right, and one number more or less
+#: changes few of them.
 OPEN: dict[str, set[tuple[Any, ...]]] = {
-    "planner.3": {(0, "rate"), (0, "vocab"), (0, "inside")},
-    "planner.4": {(0, each) for each in ("dp", "tp", "tp_bytes", "inside", "across")} | {(0, "seconds", "dp")},
     "planner.5": {(0, each) for each in (
         "layers", "hidden", "heads", "kv_heads", "vocab", "node", "card_bytes", "rate", "inside", "across",
     )},

@@ -33,7 +33,17 @@ KINDS = {
     "an odd batch": (16, 8, 80, 300, 25, 24, 4096, 2040, 2048),
     "cities apart": (64, 8, 80, 450, 50, 32, 4096, 64, 4096),
     "just enough room": (64, 8, 80, 450, 50, 32, 4096, 256, 4096),
+    "three that does not divide the heads": (6, 6, 60, 450, 50, 24, 4096, 192, 16384),
+    "slow cards": (64, 8, 80, 300, 50, 32, 4096, 256, 4096),
+    "fast cards": (64, 8, 80, 300, 50, 32, 4096, 256, 4096),
+    "slow links inside": (64, 8, 80, 30, 25, 48, 8192, 256, 4096),
+    "very fast links inside": (64, 8, 80, 3000, 25, 48, 8192, 256, 4096),
+    "a wide table, just enough room": (16, 8, 80, 450, 50, 16, 2048, 256, 2048),
+    "a wide table, not quite enough room": (16, 8, 80, 450, 50, 16, 2048, 256, 2048),
 }
+#: Operations a second, and words of the vocabulary, where another number would choose others.
+RATES = {"slow cards": 20e12, "fast cards": 4000e12}
+WIDE = 1_000_000
 
 
 def draw(rng: Rng) -> Cases:
@@ -52,16 +62,22 @@ def case(rng: Rng, kind: str, sizes: tuple[float, ...]) -> dict[str, Any]:
     cards, node, room, inside, across, layers, hidden, batch, seq = sizes
     near = [float(rng.uniform(0.97, 1.03)) for _ in range(3)]
     job: dict[str, Any] = {
-        "cards": cards, "node": node, "room": room * GB * near[0], "rate": 400e12, "layers": layers, "hidden": hidden,
+        "cards": cards, "node": node, "room": room * GB * near[0], "layers": layers, "hidden": hidden,
+        "rate": RATES.get(kind, 400e12) if kind in KINDS else float(rng.uniform(150, 900)) * 1e12,
         "inside": [5e-6, inside * GB * near[1]],
         "across": [20e-3 if kind == "cities apart" else 20e-6, across * GB * near[2]],
-        "heads": hidden // 128, "sequences": batch, "seq": seq, "vocab": 64000,
+        "heads": hidden // 128, "sequences": batch, "seq": seq,
+        "vocab": 1000 * int(rng.integers(30, 130)) + (WIDE if kind.startswith("a wide table") else 0),
     }  # fmt: skip
     found = possible(job)
-    if kind == "just enough room":
-        job["room"] = 1.22 * needed(job, *min(found, key=lambda plan: found[plan]))
+    if kind.endswith("enough room"):  # of the fastest: a little more than it needs, or a little less
+        job["room"] = (1.19 if "not quite" in kind else 1.22) * needed(job, *min(found, key=lambda plan: found[plan]))
         found = possible(job)
-    words = f"{kind}: {cards} cards in nodes of {node}, {job['room'] / GB:.3g} GB each, {layers} layers of {hidden}"
+    words = (
+        f"{kind}: {cards} cards in nodes of {node}, {job['room'] / GB:.4g} GB and {job['rate']:.4g} FLOP/s each, "
+        f"inside {job['inside']}, across {job['across']}, {layers} layers of {hidden}, {job['heads']} heads, vocab "
+        f"{job['vocab']}, {batch} sequences of {seq}"
+    )
     return call(words, [job], some=bool(found)) | {"plans": [[*plan, t] for plan, t in found.items()]}
 
 

@@ -22,6 +22,14 @@ KINDS = (
     (AGAIN, 2, 2, 2, 4), (AGAIN, 4, 1, 1, 2), (AGAIN, 1, 2, 4, 8),
     (FEW, 2, 2, 2, 4), (FEW, 1, 1, 4, 8), (FEW, 4, 2, 8, 16),
 )  # fmt: skip
+#: Rates inside and across, micro-batches and seconds of one, so far apart that no other run's number will do: a slow
+#: machine with nothing wrong, and a fast one with tp across; many bytes with nothing wrong, and few across.
+FAR = (
+    (NOTHING, 100e9, 12e9, 4, 0.5),
+    (ACROSS, 900e9, 115e9, 4, 0.5),
+    (NOTHING, 900e9, 100e9, 64, 0.9),
+    (ACROSS, 200e9, 20e9, 2, 0.2),
+)
 #: The slow rank on some dp, tp and pp: the first one, and the last.
 ENDS = {(2, 2, 2): 0, (8, 1, 1): -1}
 
@@ -30,21 +38,36 @@ def draw(rng: Rng) -> Cases:
     """Each kind once, and each fault on a mesh that is drawn, in any order, with sizes of its own."""
     drawn = [(fault, *map(int, (*rng.integers(2, 5, 3), 2 * rng.integers(2, 9)))) for fault in FAULTS]
     kinds = [*KINDS, *drawn]
-    return [case(rng, number, *kinds[place]) for number, place in enumerate(rng.permutation(len(kinds)), 1)]
+    rows = [(kind, {}) for kind in kinds]
+    rows += [
+        ((fault, 2, 2, 2, m), {"inside": near, "across": far, "micro_seconds": c}) for fault, near, far, m, c in FAR
+    ]
+    return [case(rng, number, *rows[place][0], **rows[place][1]) for number, place in
+            enumerate(rng.permutation(len(rows)), 1)]  # fmt: skip
 
 
-def case(rng: Rng, number: int, kind: str, dp: int, tp: int, pp: int, m: int) -> dict[str, Any]:
+def case(rng: Rng, number: int, kind: str, dp: int, tp: int, pp: int, m: int, **fixed: float) -> dict[str, Any]:
     run: dict[str, Any] = {
         "dp": dp, "tp": tp, "pp": pp, "micro_batches": m, "micro_seconds": float(rng.uniform(0.2, 0.9)),
         "inside": float(rng.uniform(200, 450)) * 1e9, "across": float(rng.uniform(20, 50)) * 1e9,
         "dp_bytes": int(rng.integers(1, 9)) * 10**8 if dp > 1 else 0,
-    }  # fmt: skip
+    } | fixed  # fmt: skip
     waits = float(rng.uniform(0.4, 0.8)) * m * run["micro_seconds"] if tp > 1 else 0.0
     run["tp_bytes"] = round(waits * run["inside"])
     n = dp * tp * pp
     slow = ENDS.get((dp, tp, pp), int(rng.integers(n))) % n if kind == SLOW else None
-    words = f"run {number}, on dp {dp}, tp {tp}, pp {pp}, {m} micro-batches"
-    return call(words, [run | measured(rng, run, kind, slow, n)]) | {"wrong": kind, "rank": slow}
+    given = run | measured(rng, run, kind, slow, n)
+    return call(told(number, given), [given]) | {"wrong": kind, "rank": slow}
+
+
+def told(number: int, run: dict[str, Any]) -> str:
+    """A run in numbers: its plan, and what the slowest rank and all others have measured."""
+    plan = (
+        "run {number}, on dp {dp}, tp {tp}, pp {pp}, {micro_batches} micro-batches of {micro_seconds:.3g} s, planned "
+        "{tp_bytes:.3g} B of tp and {dp_bytes:.3g} B of dp at {inside:.3g} and {across:.3g} B/s; "
+    ).format(number=number, **run)
+    seconds = ", ".join(f"{name} {each.min():.3g} to {each.max():.3g} s" for name, each in run["seconds"].items())
+    return plan + seconds + "".join(f", sent {axis} {each.max():.3g} B" for axis, each in run["sent"].items())
 
 
 def measured(rng: Rng, run: dict[str, Any], kind: str, slow: int | None, n: int) -> dict[str, Any]:

@@ -29,7 +29,10 @@ def case(rng: Rng, dp: int, tp: int, pp: int, stage: int, zero: int, m: int) -> 
         "layers": layers, "layer_params": int(rng.integers(9, 17)) * hidden**2,
         "vocab": 1000 * int(rng.integers(30, 130)),
     }  # fmt: skip
-    words = f"dp {dp}, tp {tp}, pp {pp}, ZeRO {zero}, {m} micro-batches, stage {stage}"
+    words = (
+        f"dp {dp}, tp {tp}, pp {pp}, stage {stage}, ZeRO {zero}, {m} micro-batches of {{micro_batch}} × {{seq}}, "
+        "{layers} layers of {layer_params:,} parameters, hidden {hidden}, vocab {vocab}"
+    ).format(**job)
     return call(words, [job])
 
 

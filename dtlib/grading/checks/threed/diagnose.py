@@ -57,7 +57,12 @@ def case(
             break
     real = dict(reversed(axes.items())) if kind == PLACED else axes
     sent = bytes_between(run, real, kind) * rng.uniform(1.001, 1.006, (np.prod(degrees),) * 2)
-    words = f"run {number}, on {', '.join(f'{name} {size}' for name, size in axes.items())}, {m} micro-batches"
+    row = ", ".join(f"{size:.4g} B to rank {there}" for there, size in enumerate(sent[0]) if size)
+    words = (
+        f"run {number}, on {', '.join(f'{name} {size}' for name, size in axes.items())}, {m} micro-batches, {layers} "
+        f"layers, {run['tokens']} tokens, hidden {run['hidden']}, {run['gradient_bytes']:,} B of gradients; rank 0 "
+        f"sent {row}"
+    )
     return call(words, [run | {"sent": np.round(sent)}]) | {"wrong": kind}
 
 

@@ -54,12 +54,16 @@ def slices(case: Case, stage: int, t: int) -> list[Any]:
 
 
 @oracle.remembered
-def alone(case: Case) -> dict[tuple[bool, bool], dict[tuple[int, ...], list[Any]]]:
-    """By whether tp sums forward and backward: by place (dp, pp, tp) the gradients of the copy's own rows."""
-    return {(one, two): found(case, one, two) for one, two in ((True, True), (False, True), (True, False))}
+def alone(case: Case) -> dict[tuple[bool, ...], dict[tuple[int, ...], list[Any]]]:
+    """By whether tp sums forward and backward, () without tanh's slope: by place (dp, pp, tp) the gradients of the
+    copy's own rows."""
+    told = {(one, two): found(case, one, two) for one, two in ((True, True), (False, True), (True, False))}
+    return told | {(): found(case, slope=False)}
 
 
-def found(case: Case, forward: bool, backward: bool) -> dict[tuple[int, ...], list[Any]]:
+def found(
+    case: Case, forward: bool = True, backward: bool = True, *, slope: bool = True
+) -> dict[tuple[int, ...], list[Any]]:
     dp, pp, tp = (case["axes"][name] for name in ("dp", "pp", "tp"))
     gradients: dict[tuple[int, ...], list[Any]] = {}
 
@@ -76,18 +80,20 @@ def found(case: Case, forward: bool, backward: bool) -> dict[tuple[int, ...], li
         back = [y - unknown(case, f"target {d}", (ROWS, HIDDEN)) for y in xs]
         for p in reversed(range(pp)):
             xs, pairs, middles = kept[p]
-            inner = [g @ C.T * (1 - middle**2) for g, (_, C), middle in zip(back, pairs, middles, strict=True)]
+            inner = [g @ C.T * (1 - slope * middle**2) for g, (_, C), middle in zip(back, pairs, middles, strict=True)]
             for t in range(tp):
                 gradients[d, p, t] = [xs[t].T @ inner[t], middles[t].T @ back[t]]
             back = summed([one @ A.T for one, (A, _) in zip(inner, pairs, strict=True)], backward)
     return gradients
 
 
-def theory(*along: str, over: str = "", times: int = 1, forward: bool = True, backward: bool = True) -> Theory:
+def theory(
+    *along: str, over: str = "", times: int = 1, forward: bool = True, backward: bool = True, slope: bool = True
+) -> Theory:
     """The gradients of each rank, added up along these axes, divided by the ranks of the axis `over`, so many times."""
 
     def of(case: Case) -> list[Any]:
-        own, axes, told = alone(case)[forward, backward], case["axes"], []
+        own, axes, told = alone(case)[(forward, backward) if slope else ()], case["axes"], []
         for rank in range(case["world_size"]):
             at = place(axes, rank)
             fixed = [(k, at[name]) for k, name in enumerate(axes) if name not in along]
@@ -113,7 +119,7 @@ def wire(first: int = 0) -> Theory:
 WRONG: Wrong = {
     "not summed over dp": theory(), "mean over dp": theory("dp", over="dp"), "summed over tp": theory("dp", "tp"),
     "no sum forward": theory("dp", forward=False), "no sum backward": theory("dp", backward=False),
-    "no half": theory("dp", times=2),
+    "no half": theory("dp", times=2), "no slope": theory("dp", slope=False),
 }  # fmt: skip
 TRAFFIC: Wrong = {"gradient of the first x summed": wire(first=1), "weights gathered": GATHERED}
 
