@@ -38,7 +38,7 @@ def draw(rng: Rng) -> Cases:
     """Each kind once, and each fault on a mesh that is drawn, in any order, with sizes of its own."""
     drawn = [(fault, *map(int, (*rng.integers(2, 5, 3), 2 * rng.integers(2, 9)))) for fault in FAULTS]
     kinds = [*KINDS, *drawn]
-    rows = [(kind, {}) for kind in kinds]
+    rows: list[tuple[Any, dict[str, float]]] = [(kind, {}) for kind in kinds]
     rows += [
         ((fault, 2, 2, 2, m), {"inside": near, "across": far, "micro_seconds": c}) for fault, near, far, m, c in FAR
     ]
