@@ -212,6 +212,13 @@ def logits(given: Mapping[str, Any]) -> Array:
     return drawn
 
 
+def own_tokens(seed: int, shape: Sequence[int]) -> Array:
+    """A rank's tokens, [tokens, entries], of a seed of its own; the first is so small that a norm's epsilon counts."""
+    x = noise({"weights_seed": seed}, "x", shape, 1.5)
+    x[0] *= np.float32(0.02)
+    return x
+
+
 def heads(given: Mapping[str, Any], names: str) -> list[Array]:
     """A rank's tensors of these names, [heads, tokens, entries], made of a seed of its own; q as large as a factor."""
     own = {"weights_seed": given["own_seed"]}

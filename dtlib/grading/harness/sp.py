@@ -21,7 +21,7 @@ def mlp(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
     ``positions``.
     """
     given = desk.next()
-    x = torch.from_numpy(inputs.noise({"weights_seed": given["own_seed"]}, "x", given["shape"], 1.5)).requires_grad_()
+    x = torch.from_numpy(inputs.own_tokens(given["own_seed"], given["shape"])).requires_grad_()
     weights = [torch.from_numpy(each).requires_grad_() for each in given["weights"]]
     kept = Given(function, [x, *weights])
     y = function(x, *weights)

@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dtlib.grading import inputs, oracle
-from dtlib.grading.exercise import Exercise
-from dtlib.grading.kinds import ROOM, Ranges, held_at, keeps, own_work, sends, shows, values
-from dtlib.grading.seen import Case
+from dtlib.grading import inputs, oracle, plain
+from dtlib.grading.compare import close, show_bytes
+from dtlib.grading.exercise import Exercise, Finding
+from dtlib.grading.kinds import ROOM, Ranges, held_at, keeps, near, order, own_work, sends, shows, values
+from dtlib.grading.seen import Case, Observed
 from dtlib.grading.signs import Theory, Wrong, every, some_rank
 
 NAMES = ("weight", "up", "down")
@@ -75,12 +76,10 @@ class Found(NamedTuple):
 @oracle.remembered
 def known(case: Case) -> Found:
     ranks, (tokens, _) = range(case["world_size"]), case["shape"]
-    x, upstream = (
-        np.concatenate([
-            inputs.noise({"weights_seed": seeds(case, rank)[place]}, name, case["shape"], size) for rank in ranks
-        ]).astype(float)
-        for place, name, size in ((0, "x", 1.5), (1, "upstream", 1.0))
-    )  # fmt: skip
+    own = [seeds(case, rank) for rank in ranks]
+    x = np.concatenate([inputs.own_tokens(first, case["shape"]) for first, _ in own]).astype(float)
+    upstream = np.concatenate([inputs.noise({"weights_seed": back}, "upstream", case["shape"]) for _, back in own])
+    upstream = upstream.astype(float)
     root = np.sqrt((x * x).mean(1, keepdims=True) + EPS)
     unit, output, back = x / root, np.zeros_like(x), np.zeros_like(x)
     lists: tuple[list[Any], ...] = ([], [], [], [])
@@ -175,7 +174,38 @@ def whole(addends: Any, rank: int) -> Any:
     return addends.sum(0)
 
 
+def find_matrices(each: Observed) -> Finding | None:
+    """That the matrices travelled: as many bytes as they have, and their gradients."""
+    seen = each.seen.total_bytes
+    is_theirs = near(seen, of_matrices(each.case))
+    return Finding(f"{show_bytes(seen)} sent in all", show_bytes(needed(each.case)), each.words) if is_theirs else None
+
+
+def sent_again(each: Observed) -> bool:
+    """Whether the way back gathered its input again."""
+    return each.seen.total_bytes > 0.99 * needed(each.case)
+
+
+def is_more(each: Observed) -> bool:
+    """Whether some rank kept more than one tensor of all tokens."""
+    ranks = range(len(each.said))
+    return any(each.seen.held(rank, "between") > tensors(4, 1)(each.case, rank) for rank in ranks)
+
+
+def epsilon_alone(said: Any, case: Case) -> bool:
+    """Whether the output is off for small tokens alone, the first of each rank."""
+    hidden = case["shape"][1]
+    return any(
+        plain.is_array(said["output"])
+        and said["output"].shape == wanted.shape
+        and close(said["output"][1:], wanted[1:], RTOL, ATOL)
+        and not close(said["output"][:1], wanted[:1], RTOL, ATOL)
+        for wanted in (each.reshape(-1, hidden) for each in output()(case))
+    )
+
+
 OUTPUT: Wrong = {
+    "epsilon forgotten": some_rank(epsilon_alone),
     "not summed": output(own=True),
     "mean for a sum": output(lambda t: 1 / t),
     "tokens of another rank": output(backwards=True),
@@ -198,7 +228,11 @@ TRAFFIC: Wrong = {
     "weights travel": of_matrices,
     "nothing sent": every(lambda each: not each.seen.total_bytes),
 }
-KEPT: Ranges = {"gathered input kept": (tensors(4), tensors(4, 1)), "norm of all tokens": (tensors(4, 1), None)}
+KEPT: Ranges = {
+    "a view of the whole sum": every(lambda each: sent_again(each) and not is_more(each)),
+    "gathered input kept": (tensors(4), tensors(4, 1)),
+    "norm of all tokens": (tensors(4, 1), None),
+}
 right = partial(values, 2, rtol=RTOL, atol=ATOL, least_sent=lambda case: phases(case, 2))
 
 EXERCISE = Exercise(
@@ -206,6 +240,8 @@ EXERCISE = Exercise(
     handed_out=handed_out,
     checks=(
         own_work("norm_and_mlp", built_in=True),
+        order(0, "split", "no slice leaves its rank", find_matrices, gate=True, kind="traffic", where="not weighed",
+              wrong={"weights travel": every(lambda each: True)}),
         right("output", "what the whole block gives, on each rank for its tokens", output(), of="output", wrong=OUTPUT),
         right("input", "the gradient of `x`", to_x(), of="gradient", wrong=INPUT, kind="gradient"),
         right("weights", "the gradients of the norm and of the slices", of_weights(whole), of="weights", wrong=WEIGHTS,

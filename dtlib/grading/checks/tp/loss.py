@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dtlib.grading import inputs, oracle
-from dtlib.grading.exercise import Exercise
-from dtlib.grading.kinds import ROOM, Ranges, held_at, keeps, own_work, sends, shows, values
-from dtlib.grading.seen import Case
+from dtlib.grading.compare import show_bytes
+from dtlib.grading.exercise import Exercise, Finding
+from dtlib.grading.kinds import ROOM, Ranges, held_at, keeps, order, own_work, sends, shows, values
+from dtlib.grading.seen import Case, Observed
 from dtlib.grading.signs import Theory, Wrong, every, only_if, some_rank
 
 TOLERANCE = 2e-4  # of float32, on numbers up to 1000 of which differences are taken
@@ -23,6 +24,7 @@ def draw(rng: inputs.Rng) -> inputs.Cases:
     cases: inputs.Cases = []
     for n, is_equal, largest, where in (
         (2, True, 0.0, "anywhere"), (3, False, 1000.0, "anywhere"), (2, False, 0.0, "on one rank"),
+        (2, False, 1000.0, "anywhere"),
         (4, True, 1000.0, "on one rank"), (3, True, 0.0, "anywhere"), (4, False, 5.0, "anywhere"),
     ):  # fmt: skip
         own = int(rng.integers(12, 30))
@@ -163,6 +165,12 @@ def brought(
     return sum(np.where(here(one), one.target - (own(one) if own else w.largest), 0) for one in w.slices)
 
 
+def find_logits(each: Observed) -> Finding | None:
+    """That logits travelled, of which there are many times as many as numbers that have to."""
+    seen, wanted = each.seen.total_bytes, needed(each.case)
+    return Finding(f"{show_bytes(seen)} sent in all", show_bytes(wanted), each.words) if seen > 3 * wanted else None
+
+
 LOSSES: Wrong = {
     "too large for a number": infinite("losses"),
     "own words only": losses(lambda w, own: own.largest + np.log(own.total) - own.target),
@@ -177,6 +185,10 @@ LOSSES: Wrong = {
     "largest logit lost": losses(lambda w, own: np.log(w.total) - w.target),
     "first word of a slice lost": losses(
         lambda w, own: np.log(w.total) - brought(w, lambda one: one.here & (one.local > 0))
+    ),
+    "largest subtracted by each rank": losses(lambda w, own: np.log(w.total) - w.target + len(w.slices) * w.largest),
+    "zero for an absent target": losses(
+        lambda w, own: w.largest + np.log(w.total) - np.max([np.where(one.here, one.target, 0) for one in w.slices], 0)
     ),
     "means for sums": losses(lambda w, own: np.log(w.total / len(w.slices)) - brought(w) / len(w.slices)),
     "right for equal slices only": only_if("equal slices"),
@@ -207,6 +219,8 @@ EXERCISE = Exercise(
     handed_out=handed_out,
     checks=(
         own_work("split_cross_entropy", built_in=True),
+        order(0, "split", "no logit leaves its rank", find_logits, gate=True, kind="traffic",
+              wrong={"logits gathered": every(lambda each: True)}),
         right(3, "losses", "the loss of each token, on every rank", of="losses", wrong=LOSSES,
               right=losses(lambda w, own: w.largest + np.log(w.total) - w.target)),
         right(2, "gradient", "the gradient of each rank's logits", gradients(), of="gradient", wrong=GRADIENT,

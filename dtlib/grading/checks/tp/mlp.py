@@ -28,12 +28,14 @@ def draw(rng: inputs.Rng) -> inputs.Cases:
         own = int(rng.integers(20, 36))
         widths = [own] * n if is_equal else [int(each) for each in own + rng.permutation(n) * 3]
         cases.append(case(rng, widths, shared))
-    return [*cases, case(rng, [int(each) for each in rng.permutation([1, 0, 2, 1])], True)]
+    uneven = case(rng, [int(each) for each in rng.permutation([1, 0, 2, 1])], True)
+    wide = case(rng, [300, 301, 299], False, shape=[1, 4, 20])  # slices are far more than what is put in
+    return [*cases, uneven, wide]
 
 
-def case(rng: inputs.Rng, widths: list[int], shared: bool) -> dict[str, Any]:
+def case(rng: inputs.Rng, widths: list[int], shared: bool, shape: list[int] | None = None) -> dict[str, Any]:
     n = len(widths)
-    shape = [int(rng.integers(2, 5)), int(rng.integers(30, 50)), int(rng.integers(20, 30))]
+    shape = shape or [int(rng.integers(2, 5)), int(rng.integers(30, 50)), int(rng.integers(20, 30))]
     words = f"{n} ranks of widths {', '.join(map(str, widths))}" + ", x used by others too" * shared
     told = {"two ranks": n == 2, "equal widths": len(set(widths)) == 1, "nobody else": not shared}
     drawn = {"world_size": n, "widths": widths, "shape": shape, "shared": shared, "words": words, "is": told}
@@ -130,6 +132,17 @@ def find_ways(each: Observed) -> Finding | None:
     return None
 
 
+def is_wide(case: Case) -> bool:
+    """Whether the slices are so large that nothing else explains bytes like theirs."""
+    return sum(case["widths"]) > 10 * int(np.prod(case["shape"][:-1]))
+
+
+def find_slices(each: Observed) -> Finding | None:
+    """That slices travelled."""
+    seen, wanted = each.seen.total_bytes, 2 * buffer_bytes(each.case)
+    return Finding(f"{show_bytes(seen)} sent in all", show_bytes(wanted), each.words) if seen > 5 * wanted else None
+
+
 def sent(forward: Callable[[int], float], backward: float) -> Any:
     """That so many times the bytes of an all-reduce were sent either way."""
 
@@ -182,6 +195,8 @@ EXERCISE = Exercise(
     handed_out=handed_out,
     checks=(
         own_work("split_mlp", built_in=True),
+        order(0, "split", "no slice leaves its rank", find_slices, gate=True, kind="traffic", where=is_wide,
+              wrong={"weights gathered": every(lambda each: True)}),
         right("output", "what the whole MLP gives, on every rank", output(lambda y, bias, t: y + bias), of="output",
               wrong=OUTPUT),
         right("input", "the gradient of `x`", to_x(lambda t: 1), of="gradient", wrong=INPUT, kind="gradient"),
