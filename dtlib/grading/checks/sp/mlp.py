@@ -76,9 +76,9 @@ class Found(NamedTuple):
 @oracle.remembered
 def known(case: Case) -> Found:
     ranks, (tokens, _) = range(case["world_size"]), case["shape"]
-    own = [seeds(case, rank) for rank in ranks]
-    x = np.concatenate([inputs.own_tokens(first, case["shape"]) for first, _ in own]).astype(float)
-    upstream = np.concatenate([inputs.noise({"weights_seed": back}, "upstream", case["shape"]) for _, back in own])
+    told = [seeds(case, rank) for rank in ranks]
+    x = np.concatenate([inputs.own_tokens(first, case["shape"]) for first, _ in told]).astype(float)
+    upstream = np.concatenate([inputs.noise({"weights_seed": back}, "upstream", case["shape"]) for _, back in told])
     upstream = upstream.astype(float)
     root = np.sqrt((x * x).mean(1, keepdims=True) + EPS)
     unit, output, back = x / root, np.zeros_like(x), np.zeros_like(x)
