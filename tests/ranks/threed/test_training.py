@@ -81,9 +81,9 @@ def own_tokens(self, targets_bs):
     return int((targets_bs != training.IGNORED).sum())
 
 
-def of_a_stage(mine, *options, copies):
+def of_a_stage(mine, *options, copies, **where):
     groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
-    return clipping.clip_grad_norm(mine, *options, copies=copies, group=groups[dist.get_rank() % 2])
+    return clipping.clip_grad_norm(mine, *options, copies=copies, group=groups[dist.get_rank() % 2], **where)
 
 
 def norm_alone(self, x_bsh):
