@@ -118,9 +118,12 @@ def test_published_bubble_rates_come_out_to_all_digits(row, name, column):
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['model']}-{row['m']}")
-@pytest.mark.parametrize(("times", "column"), [(1, "bub_ZB1p"), (2, "bub_ZB2p")])
-def test_the_automatic_schedule_reaches_the_published_ones(row, times, column):
-    """Within half a point, with what the paper holds: 34bsh + 5abs² until I, 32bsh of it until W (its Table 1)."""
+@pytest.mark.parametrize(("times", "column", "share"), [(1, "bub_ZBH1", 1), (2, "bub_ZBH2", 0.5)])
+def test_the_automatic_schedule_is_no_longer_than_published_ones_of_as_much_memory(row, times, column, share):
+    """With p in flight it idles no longer than ZB-H1, with 2p at most half as long as ZB-H2, which holds 2p − 1.
+
+    Held is what the paper holds: 34bsh + 5abs² until I, 32bsh of it until W (its Table 1).
+    """
     p, m = int(row["p"]), int(row["m"])
     a, s, h = (int(row[key]) for key in ("heads", "seq", "hidden"))
     each, message = [float(row[key]) for key in ("TF", "TB", "TW")], float(row["Tcomm"])
@@ -128,7 +131,7 @@ def test_the_automatic_schedule_reaches_the_published_ones(row, times, column):
     schedule = pp.zb_auto(p, m, times * p, *each, message_seconds=message, waiting=waiting)
     assert max(most_held(own, waiting) for own in schedule.actions) <= times * p + 1e-6
     cost = max(pp.simulate(schedule, *each, message_seconds=message).rank_spans)
-    assert (cost - m * sum(each)) / cost == pytest.approx(float(row[column]), abs=0.005)
+    assert (cost - m * sum(each)) / cost <= share * float(row[column]) + 5e-5  # printed to four digits
 
 
 def test_a_barrier_before_the_step_makes_h2_no_faster_than_h1():
