@@ -109,7 +109,6 @@ HELD = {
     "a tensor": "torch.ones(8 * 2**20)",
     "bytes": "bytes(32 * 2**20).replace(b'\\0', b'x')",
     "numpy": "np.ones(4 * 2**20)",
-    "a shared map": "shared()",
     "a child": "child()",
     "a file of its home": "file('kept')",
     "a file of /dev/shm": "file('/dev/shm/kept')",
@@ -118,16 +117,8 @@ HELD = {
 }
 HOLDING = """
 import ctypes
-import mmap
 
 KEPT = []
-
-
-def shared():
-    memory = mmap.mmap(-1, 32 * 2**20)
-    for _ in range(32):
-        memory.write(b"x" * 2**20)
-    return memory
 
 
 def child():
