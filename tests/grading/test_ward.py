@@ -73,12 +73,13 @@ def test_who_sleeps_a_little_is_not_stuck(sandbox: Sandbox):
     assert troubles(run(sandbox, on_paper(0), source)) == [""]
 
 
-def test_what_does_not_end_in_time_is_not_known_and_was_tried_again():
+def test_what_does_not_end_in_time_hangs_or_was_kept_waiting_and_then_tried_again():
     source = "def f(x):\n    while True:\n        time.sleep(0.01)\n        sum(range(200_000))\n"
     with Sandbox(Limits(cpu_seconds=60, wall_seconds=1.0)) as sandbox:
         outcome = run(sandbox, on_paper(0, 1), source + "\n    return x")
-    assert troubles(outcome) == ["not known", "not known"]
-    assert "it was ended after" in str(outcome.observed[0].trouble)
+    for kind, each in zip(troubles(outcome), outcome.observed, strict=True):  # a busy machine is not the learner's
+        told = {"hung": "waited for nobody", "not known": "it was ended after", "skipped": "earlier cases hung"}
+        assert told[kind] in str(each.trouble)
 
 
 def test_an_error_costs_its_case_and_the_others_go_on(sandbox: Sandbox):

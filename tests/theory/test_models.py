@@ -431,7 +431,7 @@ def test_norms_behind_attention_and_mlp_keep_their_inputs():
         ({"hidden_size": "4096"}, r"hidden_size must be a whole number of at least 1, not '4096'"),
         ({"hidden_size": 1e30}, r"hidden_size must be a whole number of at least 1, not 1e\+30"),
         ({"hidden_size": 10**30}, r"hidden must be at most 1,000,000,000, not"),
-        ({"num_attention_heads": 2**20}, r"num_heads must be at most 10,000, not"),
+        ({"num_attention_heads": 2**20, "head_dim": 128}, r"num_heads must be at most 10,000, not"),
         ({"n_layer": 31}, r"num_hidden_layers and n_layer must be equal, not 32 and 31"),
         ({"sliding_window": 4096}, r"others may change a number, not sliding_window=4096"),
         ({"model_type": "mistral"}, r"config must have sliding_window"),

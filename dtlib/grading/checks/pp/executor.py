@@ -1,5 +1,6 @@
 """pp.6: one loop that carries out any schedule, forward and backward, on ranks that have a stage each."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ from dtlib.grading.compare import show_bytes
 from dtlib.grading.exercise import Exercise, Finding
 from dtlib.grading.kinds import messages_alone, order, own_work, values
 from dtlib.grading.seen import Case, Observed
-from dtlib.grading.signs import Theory, Wrong, every, only_if, raised
+from dtlib.grading.signs import Sign, Theory, Wrong, every, only_if
 from dtlib.theory import pp
 
 RTOL_SHOWN = 1e-2
@@ -180,11 +181,16 @@ def more_messages(each: Observed) -> bool:
     return len(each.seen.data("send")) > 2 * (n - 1) * micro_batches
 
 
+def misfit(each: Observed) -> bool:
+    """Whether shapes did not fit together somewhere: where lengths are alike, the numbers alone are wrong."""
+    return each.trouble is not None and re.search("shape|size", each.trouble.text) is not None
+
+
 GRADIENTS: Wrong = {
     "messages taken for each other": only_if("one order"),
     "the last one alone": gradients(lambda case, rank: back(case, rank)[-1:]),
     "divided by the micro-batches": gradients(times=lambda case: 1 / len(case["rows"])),
-    "another micro-batch": raised("shape|size"),
+    "another micro-batch": Sign(lambda failing, passing: any(map(misfit, failing))),
 }
 LOSS: Wrong = {
     "messages taken for each other": only_if("one order"),

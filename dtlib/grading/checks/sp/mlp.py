@@ -23,7 +23,8 @@ def draw(rng: inputs.Rng) -> inputs.Cases:
     cases = []
     for n in (2, 3, 2, 4, 3, 4):
         tokens = int(rng.integers(20, 30))
-        cases.append(case(rng, n, tokens, int(rng.integers(40, 60)), 2 * tokens + int(rng.integers(20))))
+        # so wide that slices on the wire are told from anything else that a learner may add up
+        cases.append(case(rng, n, tokens, int(rng.integers(40, 60)), 3 * tokens + int(rng.integers(20))))
     return [*cases, case(rng, 4, 1024, 2048, 16, weighed=True)]
 
 
