@@ -63,7 +63,7 @@ def test_grid_bubble_and_memory_are_those_of_the_simulator(played, name):
 def test_without_a_barrier_h2_idles_less_than_h1(played):
     found = {}
     for name in ("ZB-H1", "ZB-H2"):
-        choose(played, schedule=name, p=4, m=8)
+        choose(played, schedule=name, p=4, m=8, input=1, weight=1, message=0)
         found[name] = readings(played)
     assert found["ZB-H1"][:2] == found["ZB-H2"][:2]
     assert found["ZB-H2"][3] == "0.0 %" != found["ZB-H1"][3]
