@@ -33,8 +33,6 @@ SEARCH = re.compile(_SCRIPT.format(name=r"(?:searchtools|language_data|searchind
 CLASSES = re.compile(r'\bclass="([^"]*)"')
 BASE_COLOR = re.compile(r'html\[data-theme="(\w+)"\] \.highlight \{[^}]*\bcolor: (#\w+)')
 TOKEN_RULE = re.compile(r'html\[data-theme="(\w+)"\] \.highlight \.(\w+) \{([^}]*)\}')
-PATH = re.compile(r'\bd="(M [^"]*)"')
-RECTANGLE = re.compile(r"M(\S+) (\S+)L\1 (\S+)L(\S+) \3L\4 \2(?:L\1 \2)?z")
 STYLE = re.compile(r'\bstyle="([^"]*)"')
 TAG = re.compile(r"<[a-zA-Z][^<>]*>")
 TOKEN = re.compile(r'<span class="(\w{1,3})">([^<]*)</span>')
@@ -54,7 +52,7 @@ def slim(app: Sphinx, exception: Exception | None) -> None:
     used: set[str] = set()
     for page in out.rglob("*.html"):
         html = page.read_text("utf-8")
-        lighter = share_styles(short_paths(plain(ICONS.sub("", html), colored)))
+        lighter = share_styles(plain(ICONS.sub("", html), colored))
         if page != out / "search.html":
             lighter = SEARCH.sub("", lighter)
         if lighter != html:
@@ -102,16 +100,6 @@ def share_styles(html: str) -> str:
 
     rules = "".join(f".{name}{{{important(style)}}}" for style, name in names.items())
     return TAG.sub(rename, html).replace("</head>", f"<style>{rules}</style></head>", 1)
-
-
-def short_paths(html: str) -> str:
-    """`html` with the paths of its figures to a tenth of a pixel, and rectangles as four strokes along the axes."""
-    return PATH.sub(lambda path: f'd="{_short(path[1])}"', html)
-
-
-def _short(path: str) -> str:
-    tenths = re.sub(r"\d{2,}\.\d\d+", lambda number: f"{float(number[0]):.1f}".removesuffix(".0"), path.strip())
-    return RECTANGLE.sub(r"M\1 \2V\3H\4V\2z", re.sub(r" ?([A-Za-z]) ?", r"\1", tenths))
 
 
 def important(style: str) -> str:

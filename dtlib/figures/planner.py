@@ -48,7 +48,8 @@ class Planner:
 
     def html(self) -> str:
         """The fragment of a page: controls, the first answer, the others as data, and the script."""
-        shown = [answer_html(self.answers[choice]) for choice in itertools.product(*self.options)]  # type: ignore[index]
+        answers = (self.answers[choice] for choice in itertools.product(*self.options))  # type: ignore[index]
+        shown = [answer_html(answer).replace('"', "'") for answer in answers]  # JSON would escape double quotes
         data = json.dumps(shown, separators=(",", ":"), ensure_ascii=False).replace("</script", "<\\/script")
         identity = f"dtlib-planner-{hashlib.sha1(data.encode()).hexdigest()[:8]}-{next(_serial)}"
         controls = "".join(

@@ -12,10 +12,7 @@ axes; no title inside the picture (the caption says it); axis labels in lower ca
 
 from __future__ import annotations
 
-import hashlib
 import html
-import io
-import itertools
 import os
 import re
 from collections.abc import Sequence
@@ -23,12 +20,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-INK = "#767676"
-"""Text, axes, outlines: a grey that reads on white and on dark; inline SVG turns it into the text's colour."""
-
-
-LEGIBLE_PX = 9
-"""The smallest type on a phone: where a page is too narrow for it, a figure keeps its width and is pulled aside."""
+from .inline import INK as INK
+from .inline import svg as svg
 
 
 @dataclass(frozen=True)
@@ -190,71 +183,6 @@ def bar(name: str, *, edge: str = INK) -> dict[str, Any]:
     if known is LOOKS["idle"]:
         return {"facecolor": "none", "edgecolor": known.color, "linestyle": (0, (2, 2)), "linewidth": 0.6}
     return {"facecolor": known.color, "edgecolor": edge, "hatch": known.hatch, "linewidth": 0.6}
-
-
-def svg(figure: Any, *, alt: str = "") -> str:
-    """The matplotlib `figure` as an inline ``<svg>`` element that follows the page's text colour and width.
-
-    `alt` is what a screen reader says; the figure's own label (``fig.set_label``) is used where it is empty.
-    """
-    import matplotlib as mpl
-
-    buffer = io.StringIO()
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "dtlib"}):
-        figure.savefig(buffer, format="svg", transparent=True, bbox_inches="tight", metadata={"Date": None})
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :]
-    for noise in (
-        r"<metadata>.*?</metadata>",
-        r"<style.*?</style>",
-        r"font-family: [^;\"]*(?:; )?",
-        r"<!--.*?-->",
-    ):
-        text = re.sub(noise, "", text, flags=re.DOTALL)
-    text = re.sub(r' (d|x|y|points|transform|x1|x2|y1|y2)="[^"]*"', _shorter, text)
-    text = re.sub(r' transform="rotate\(-?0 [^"]*"|<defs>\s*</defs>|fill-opacity: 1;? ?', "", text)
-    text = _without_bare_groups(text)
-    text = _unique_ids(text.replace(INK, "currentColor"))
-    width = float(text.split('width="')[1].split("pt")[0])
-    text = re.sub(r' (?:width|height)="[\d.]+pt"', "", text, count=2)
-    said = html.escape(alt or str(figure.get_label()) or "figure")
-    sizes = [float(size) for size in re.findall(r"font(?:-size)?: (?:\w+ )*([\d.]+)px", text)]
-    natural = width * 4 / 3
-    legible = min(natural, width * LEGIBLE_PX / min(sizes)) if sizes else 0  # narrower pages pull it aside
-    look = f"width:100%;min-width:{legible:.0f}px;max-width:{natural:.0f}px;height:auto"
-    look += ";font-family:inherit;stroke-linejoin:round"
-    head = f'<svg class="dtlib-figure" role="img" aria-label="{said}" style="{look}"'
-    return re.sub(r"\n\s*", "\n", text.replace("<svg", head, 1)).strip()
-
-
-def _shorter(attribute: re.Match[str]) -> str:
-    """Two decimals of a point are plenty; line breaks inside a path are none."""
-    return re.sub(r"(\.\d\d)\d+", r"\1", attribute[0].replace("\n", ""))
-
-
-def _without_bare_groups(text: str) -> str:
-    """Drop ``<g>`` elements that say nothing; matplotlib wraps each artist in several."""
-    open_groups: list[bool] = []
-
-    def keep(tag: re.Match[str]) -> str:
-        if tag[0] != "</g>":
-            open_groups.append(not tag[1] or re.fullmatch(r' id="[^"]*"', tag[1]) is not None)
-            return "" if open_groups[-1] else tag[0]
-        return "" if open_groups.pop() else "</g>"
-
-    return re.sub(r"<g( [^>]*)?>|</g>", keep, text)
-
-
-_pictures = itertools.count(1)
-
-
-def _unique_ids(text: str) -> str:
-    """Give ids that are referred to short names of their own, so that two pictures of a page never share one."""
-    prefix = f"f{hashlib.sha1(text.encode()).hexdigest()[:4]}{next(_pictures)}"
-    used = sorted(set(re.findall(r"(?:url\(#|href=\"#)([^)\"]+)", text)))
-    short = {name: f"{prefix}-{number}" for number, name in enumerate(used)}
-    text = re.sub(r' id="([^"]+)"', lambda m: f' id="{short[m[1]]}"' if m[1] in short else "", text)
-    return re.sub(r"(url\(#|href=\"#)([^)\"]+)", lambda m: m[1] + short[m[2]], text)
 
 
 def _show_as_svg() -> None:

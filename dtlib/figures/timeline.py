@@ -134,13 +134,16 @@ def _draw(axes: Any, labels: list[str], strips: list[list[list[Bar]]], scale: fl
     for own in strips:
         ticks.append(top + max(len(own), 1) / 2)
         for strip in own or [[]]:
+            alike: dict[str, list[Bar]] = {}
             for bar in strip:
-                left, width = bar.start / scale, (bar.end - bar.start) / scale
-                axes.broken_barh([(left, width)], (top + 0.06, 0.88), **_look(bar.name))
+                alike.setdefault(str(_look(bar.name)), []).append(bar)
+            for bars in alike.values():
+                spans = [(bar.start / scale, (bar.end - bar.start) / scale) for bar in bars]
+                axes.broken_barh(spans, (top + 0.06, 0.88), **_look(bars[0].name))
+            for bar in strip:
                 if bar.text:
-                    axes.text(
-                        left + width / 2, top + 0.52, bar.text, ha="center", va="center", fontsize=8, color="white"
-                    )
+                    middle = (bar.start + bar.end) / 2 / scale
+                    axes.text(middle, top + 0.52, bar.text, ha="center", va="center", fontsize=8, color="white")
             top += 1
         top += _gap(strips)
     axes.set_ylim(top - _gap(strips), 0)
@@ -148,10 +151,10 @@ def _draw(axes: Any, labels: list[str], strips: list[list[list[Bar]]], scale: fl
     axes.tick_params(axis="y", length=0)
     axes.grid(False, axis="y")
     if names:
-        alike: dict[str, list[str]] = {}
+        entries: dict[str, list[str]] = {}
         for head in _heads(names):
-            alike.setdefault(str(_look(head)), []).append(head)
-        handles = [Patch(label=" or ".join(heads), **_look(heads[0])) for heads in alike.values()]
+            entries.setdefault(str(_look(head)), []).append(head)
+        handles = [Patch(label=" or ".join(heads), **_look(heads[0])) for heads in entries.values()]
         axes.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=4, borderaxespad=0.2)
 
 

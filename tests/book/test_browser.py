@@ -11,7 +11,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 
-from dtlib.figures.style import LEGIBLE_PX
+from dtlib.figures.inline import LEGIBLE_PX
 from dtlib.theory.collectives import naive_all_reduce_bytes, ring_all_reduce_bytes
 from dtlib.theory.units import GiB, format_bytes
 

@@ -256,10 +256,3 @@ def test_the_minutes_of_a_page_are_those_of_what_is_seen(words, code, folded, ex
         v4.new_code_cell("x = 1\n" * folded, metadata={"tags": ["hide-input"]}),
     ]
     assert extension("book_lessons").minutes(v4.new_notebook(cells=cells)) == expected
-
-
-def test_paths_of_figures_are_short_and_the_same_to_a_tenth_of_a_pixel():
-    bar = '<path d="M 72.23 29.59 L 72.23 50.08 L 85.76 50.08 L 85.76 29.59 z"/>'
-    assert extension("book_offline").short_paths(bar) == '<path d="M72.2 29.6V50.1H85.8V29.6z"/>'
-    curve = '<path d="M 0 3.5 L -1.25 2 C 1.5 2 3 4 100.00 6.25 z"/>'
-    assert extension("book_offline").short_paths(curve) == '<path d="M0 3.5L-1.25 2C1.5 2 3 4 100 6.25z"/>'

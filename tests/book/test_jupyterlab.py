@@ -32,7 +32,9 @@ def jupyterlab(tmp_path_factory):
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CODE)])
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
     nbformat.write(notebook, tmp_path / "slider.ipynb")
-    told = subprocess.run(["make", "-s", "--no-print-directory", "-n", "lab"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    told = subprocess.run(
+        ["make", "-s", "--no-print-directory", "-n", "lab"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     program, *options = shlex.split(told.splitlines()[-1])
     command = [
         str(ROOT / program), *options, "--no-browser", "--ServerApp.port=0", "--allow-root",

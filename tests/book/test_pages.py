@@ -13,7 +13,7 @@ from bs4 import BeautifulSoup
 from .conftest import ROOT, built_pages
 
 PAGES = built_pages()
-MAX_PAGE_BYTES = 1_100_000  # without fonts; the grids of pp are the heaviest
+MAX_PAGE_BYTES = 1_000_000  # without fonts
 FONTS = {".woff", ".woff2", ".ttf", ".otf", ".eot"}
 LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "audio": "src",
           "embed": "src", "object": "data", "link": "href", "image": "href", "use": "href"}  # fmt: skip

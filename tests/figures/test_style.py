@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from dtlib.figures import style
+from dtlib.figures import inline, style
 
 LIGHT, DARK = "#ffffff", "#14181e"  # the papers of the theme
 ALL_COLORS = [look.color for look in [*style.LOOKS.values(), *style._SPARE]]
@@ -113,6 +113,27 @@ def test_two_pictures_on_one_page_share_no_id(figure):
     ]
     assert ids[0]
     assert not ids[0] & ids[1]
+
+
+def test_what_is_inside_the_axes_is_not_clipped_and_what_leaves_them_is():
+    from matplotlib import pyplot as plt
+
+    made, axes = plt.subplots()
+    axes.broken_barh([(0, 1), (1, 2), (4, 2)], (0, 1), facecolor="#112233")
+    axes.set_xlim(0, 5)
+    bars = [path for path in style.svg(made).split("<path")[1:] if "112233" in path]
+    plt.close(made)
+    assert ["clip-path" in bar for bar in bars] == [False, True]
+    assert bars[0].count("z") == 2, "bars that look alike are one path"
+
+
+def test_paths_are_short_and_the_same_to_a_tenth_of_a_point():
+    bar = "M 72.239 29.59 L 72.239 50.083 L 85.76 50.083 L 85.76 29.59 z"
+    assert inline.short_path(bar) == "M72.2 29.6V50.1H85.8V29.6z"
+    lying = "M 72.239 29.59 L 85.76 29.59 L 85.76 50.083 L 72.239 50.083 z"
+    assert inline.short_path(lying) == "M72.2 29.6H85.8V50.1H72.2z"
+    curve = "M 0 3.5 L -1.254 2 C 1.5 2 3 4 100.00 6.25 L 101 6.25 z"
+    assert inline.short_path(curve) == "M0 3.5L-1.25 2C1.5 2 3 4 100 6.25H101z"
 
 
 def test_importing_figures_is_cheap():
