@@ -29,6 +29,7 @@ UNUSED_FILES = (
 SOURCE_MAP = re.compile(r"/[/*]# sourceMappingURL=\S+?(?:\s*\*/|$)", re.MULTILINE)
 _SCRIPT = r'\s*<(?:script|link)\b[^>]*\b(?:src|href)="[^"]*{name}[^"]*"[^>]*>(?:</script>)?'
 ICONS = re.compile(_SCRIPT.format(name=r"scripts/fontawesome\.js"))
+TABS = re.compile(_SCRIPT.format(name=r"design-tabs\.js"))
 SEARCH = re.compile(_SCRIPT.format(name=r"(?:searchtools|language_data|searchindex)\.js"))
 CLASSES = re.compile(r'\bclass="([^"]*)"')
 BASE_COLOR = re.compile(r'html\[data-theme="(\w+)"\] \.highlight \{[^}]*\bcolor: (#\w+)')
@@ -53,6 +54,8 @@ def slim(app: Sphinx, exception: Exception | None) -> None:
     for page in out.rglob("*.html"):
         html = page.read_text("utf-8")
         lighter = share_styles(plain(ICONS.sub("", html), colored))
+        if "sd-tab-set" not in html:
+            lighter = TABS.sub("", lighter)
         if page != out / "search.html":
             lighter = SEARCH.sub("", lighter)
         if lighter != html:
