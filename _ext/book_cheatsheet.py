@@ -18,84 +18,8 @@ from docutils.statemachine import StringList
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from dtlib import theory
+from dtlib import course, theory
 
-CHAPTERS = {
-    "memory": "memory", "collectives": "collectives", "dp": "data parallelism", "zero": "ZeRO",
-    "activations": "activations", "tp": "tensor parallelism", "sp": "sequence parallelism",
-    "cp": "context parallelism", "pp": "pipeline parallelism", "threed": "three dimensions", "planner": "the planner",
-}  # fmt: skip
-"""What the page on notation calls the chapters, by stem, in the order of the book."""
-DERIVED = {
-    "eq-memory-gpt": "models.gpt_num_params",
-    "eq-memory-llama": "models.llama_num_params",
-    "eq-memory-states": "memory.model_state_bytes memory.largest_num_params",
-    "eq-memory-flops": "memory.forward_flops_per_token memory.training_flops_per_token memory.paper_flops_per_step",
-    "eq-memory-mfu": "memory.mfu memory.hfu",
-    "eq-memory-roofline": "memory.matmul_intensity memory.roofline_flop_per_s",
-    "thm-memory-rounding": "memory.rounding_error",
-    "prop-memory-lost": "memory.lost_update",
-    "thm-col-bound": "collectives.all_reduce_lower_bound_bytes",
-    "cor-col-half": "collectives.half_lower_bound_bytes",
-    "prop-col-steps": "collectives.lower_bound_steps",
-    "thm-col-ring": "collectives.ring_all_reduce_bytes collectives.ring_all_reduce_seconds "
-    "collectives.ring_all_reduce_steps collectives.ring_all_gather_bytes collectives.ring_all_gather_seconds "
-    "collectives.ring_all_gather_steps collectives.ring_reduce_scatter_bytes "
-    "collectives.ring_reduce_scatter_seconds collectives.ring_reduce_scatter_steps",
-    "eq-col-crossover": "collectives.ring_tree_crossover_bytes",
-    "eq-col-busbw": "collectives.algbw_bytes_per_s collectives.busbw_bytes_per_s",
-    "thm-dp-equality": "dp.averaged_gradient",
-    "eq-dp-tokens": "dp.token_weighted_gradient",
-    "eq-dp-batch": "dp.effective_batch",
-    "eq-dp-blocking": "dp.blocking_step_seconds",
-    "thm-dp-exposed": "dp.exposed_seconds dp.overlapped_step_seconds dp.hidden_share dp.ready_seconds",
-    "eq-dp-even": "dp.even_exposed_seconds",
-    "prop-dp-buckets": "dp.optimal_num_buckets",
-    "eq-dp-tokens-even": "dp.break_even_tokens",
-    "eq-dp-best": "dp.best_world_size dp.strong_step_seconds dp.efficiency",
-    "eq-zero-bytes": "zero.bytes_per_param zero.limit_bytes_per_param zero.states_of_rank zero.shard_elements",
-    "thm-zero-traffic": "zero.sent_bytes zero.traffic",
-    "eq-zero-gathered": "zero.gathered_bytes",
-    "eq-zero-peak": "zero.peak_bytes",
-    "eq-zero-wrap": "zero.exchange_messages zero.exchange_seconds",
-    "eq-zero-hybrid": "zero.hybrid_traffic",
-    "eq-zero-plus-plus": "zero.zero_plus_plus_volume zero.quantised_error zero.quantised_gather_bytes",
-    "thm-activations-layer": "activations.layer_bytes activations.layer_activations",
-    "prop-activations-flops": "activations.recompute_factor",
-    "thm-activations-peak": "activations.checkpointed_bytes activations.optimal_every",
-    "eq-activations-pipeline": "activations.first_stage_layers",
-    "eq-tp-layer": "tp.layer_elements",
-    "eq-tp-loss": "tp.outside_elements",
-    "eq-tp-chunks": "tp.chunked_seconds tp.exposed_seconds",
-    "thm-tp-break-even": "tp.break_even_ranks tp.efficiency",
-    "thm-sp-conjugate": "sp.sent_elements sp.kept_bytes",
-    "eq-sp-saved": "sp.saved_seconds",
-    "eq-cp-ring": "cp.ring_elements",
-    "thm-cp-zigzag": "cp.scores",
-    "eq-cp-step": "cp.ring_step_seconds",
-    "eq-cp-ulysses": "cp.ulysses_elements",
-    "thm-cp-hiding": "cp.hiding_tokens",
-    "eq-pp-enough": "pp.micro_batches_for",
-    "eq-pp-interleaved": "pp.bubble_fraction pp.bubble_overhead",
-    "thm-pp-memory": "pp.most_in_flight",
-    "eq-pp-zero": "pp.idle_seconds",
-    "eq-pp-sent": "pp.boundary_elements",
-    "eq-pp-hide": "pp.hiding_width",
-    "thm-threed-crossing": "threed.tp_over_dp_tokens threed.pp_over_dp_tokens",
-    "thm-planner-least": "planner.least_cards",
-    "thm-planner-share": "planner.product_share planner.cuts_for",
-    "eq-planner-step": "planner.step_time",
-    "eq-planner-memory": "planner.plan_memory",
-}
-"""What is derived in or at each theorem and equation, by label."""
-SECTIONS = {
-    "cp.kept_bytes": "bytes-kept",
-    "pp.weight_versions": "without-a-flush-pipedream",
-    "sp.core_seconds": "held-to-the-paper",
-    "threed.activation_bytes": "the-measurement",
-}
-"""Sections with formulas in their text; what is named nowhere stands in its chapter's derivation."""
-LABELS = {name: label for label, names in DERIVED.items() for name in names.split()}
 TABLE = [":::::{list-table}", ":class: cheatsheet", ":widths: 40 60", ""]
 Letters = list[tuple[str, str]]
 _ROW = re.compile(r"^\* - (.+?)(?=^\* - |^```|\Z)", re.MULTILINE | re.DOTALL)
@@ -110,16 +34,16 @@ class CheatSheet(SphinxDirective):
         self.env.note_dependency(str(notation))
         book_ledger.note(self.env)
         common, own = letters(notation.read_text("utf-8"))
-        known = [each for stem in CHAPTERS for each in theory.formulas(stem).values()]
+        known = [each for stem in course.stems() for each in theory.formulas(stem).values()]
         lines = ["## What decides", "", *TABLE]
         for each in filter(lambda each: each.use, known):
             lines += [*row(each), "", f"    {each.use}"]
         lines += [":::::", ""]
-        for stem, title in CHAPTERS.items():
-            here = [each for each in known if each.chapter == stem]
-            lines += [f"## [{title[0].upper()}{title[1:]}]({stem}.ipynb)", "", *TABLE]
+        for chapter in course.CHAPTERS:
+            here = [each for each in known if each.chapter == chapter.stem]
+            lines += [f"## [{chapter.heading}]({chapter.stem}.ipynb)", "", *TABLE]
             lines += [line for each in here if not each.use for line in row(each)]
-            lines += [":::::", "", f"*Letters*: {legend(here, title, common, own)}", ""]
+            lines += [":::::", "", f"*Letters*: {legend(here, chapter.title, common, own)}", ""]
         container = nodes.Element()
         self.state.nested_parse(StringList(lines, "cheatsheet"), self.content_offset, container, match_titles=True)
         return container.children
@@ -127,7 +51,7 @@ class CheatSheet(SphinxDirective):
 
 def row(each: theory.Formula) -> list[str]:
     """A formula as a row of MyST's list-table: title, function and derivation beside the equation."""
-    named = [f"* - {{ledger-title}}`{each.name}`", "", f"    `{each.name}` · {derivation(each.name, each.chapter)}"]
+    named = [f"* - {{ledger-title}}`{each.name}`", "", f"    `{each.name}` · {derivation(each)}"]
     return [*named, f"  - $${each.equation}$$"]
 
 
@@ -140,12 +64,13 @@ def legend(known: Iterable[theory.Formula], title: str, common: Letters, own: di
     return "; ".join(f"{letter} {meaning}" for letter, meaning in here) + "."
 
 
-def derivation(name: str, stem: str) -> str:
-    """A link to where the formula is derived, as MyST: a theorem, an equation, or the section of its chapter."""
-    label = LABELS.get(name)
-    if label is None:
-        return f"[]({stem}.ipynb#{SECTIONS.get(name, 'the-derivation')})"
-    return f"eq. {{eq}}`{label}`" if label.startswith("eq-") else f"{{prf:ref}}`{label}`"
+def derivation(each: theory.Formula) -> str:
+    """A link to where the formula is derived, as MyST: a theorem, an equation, or a section of its chapter."""
+    if each.label.startswith("eq-"):
+        return f"eq. {{eq}}`{each.label}`"
+    if each.label.startswith(("thm-", "prop-", "cor-")):
+        return f"{{prf:ref}}`{each.label}`"
+    return f"[]({each.chapter}.ipynb#{each.label or 'the-derivation'})"
 
 
 def letters(page: str) -> tuple[list[tuple[str, str]], dict[str, list[tuple[str, str]]]]:

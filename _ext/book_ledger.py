@@ -25,7 +25,7 @@ from sphinx.environment import BuildEnvironment
 from sphinx.transforms import SphinxTransform
 from sphinx.util.docutils import SphinxDirective
 
-from dtlib import theory
+from dtlib import course, theory
 from dtlib.lab import ledger
 from dtlib.lab.row import format_ratio
 
@@ -65,31 +65,33 @@ def anchor(formula: str) -> str:
 
 
 class LedgerDirective(SphinxDirective):
-    """``{ledger}``: the registered formulas of one chapter and the evidence of this build.
+    """``{ledger}``: the sentence of totals; ``{ledger} chapters``: the formulas and the evidence of this build.
 
-    The argument is the chapter's stem; without it the sentence of totals appears. What the registry knows is
-    written now; what was found is filled in when all notebooks have run.
+    What the registry knows is written now; what was found is filled in when all notebooks have run.
     """
 
     optional_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        """Write the table as a MyST list-table with marks for what is not known yet."""
+        """Write a section and a MyST list-table for each chapter, with marks for what is not known yet."""
         note(self.env)
         if not self.arguments:
             return [total()]
-        known_chapters = {known.chapter for known in theory.formulas().values()}
-        if self.arguments[0] not in known_chapters:
-            raise self.error(f"no formula belongs to chapter {self.arguments[0]!r}, only to {known_chapters}")
-        lines = [":::::{list-table}", ":header-rows: 1", ":class: ledger", ":widths: 46 17 14 11 12", ""]
-        lines += ["* - formula", "  - source", "  - evidence", "  - on", "  - worst ratio"]
-        for name, known in theory.formulas(self.arguments[0]).items():
-            lines += [f"* - {known.title}", "", f"    `{name}`"]
-            lines += ["", f"    $${known.equation}$$"] if known.equation else []
-            lines += ["", f"  - {cite(known.source)}"]
-            lines += [f"  - {{ledger-{column}}}`{name}`" for column in COLUMNS[1:]]
+        if self.arguments != ["chapters"]:
+            raise self.error(f"the argument must be 'chapters' or left out, not {self.arguments[0]!r}")
+        lines = []
+        for chapter in course.CHAPTERS:
+            lines += [f"## {chapter.heading}", "", ":::::{list-table}", ":header-rows: 1", ":class: ledger"]
+            lines += [":widths: 46 17 14 11 12", ""]
+            lines += ["* - formula", "  - source", "  - evidence", "  - on", "  - worst ratio"]
+            for name, known in theory.formulas(chapter.stem).items():
+                lines += [f"* - {known.title}", "", f"    `{name}`"]
+                lines += ["", f"    $${known.equation}$$"] if known.equation else []
+                lines += ["", f"  - {cite(known.source)}"]
+                lines += [f"  - {{ledger-{column}}}`{name}`" for column in COLUMNS[1:]]
+            lines += [":::::", ""]
         container = nodes.Element()
-        self.state.nested_parse(StringList([*lines, ":::::"], "ledger"), self.content_offset, container)
+        self.state.nested_parse(StringList(lines, "ledger"), self.content_offset, container, match_titles=True)
         return container.children
 
 

@@ -126,7 +126,6 @@ def flat_ring(of: Cluster, full_bytes: float, passes: int = 2) -> float:
 @formula(
     "threed.parallel_rings_seconds",
     source="derived here",
-    chapter="threed",
     equation=(
         r"2(N-1)\left(\alpha_{\text{slow}} + \frac{D}{N}"
         r"\max\left(\frac{g-1}{g B}, \frac{1}{P B_{\text{slow}}}\right)\right)"

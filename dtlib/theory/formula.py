@@ -23,6 +23,7 @@ class Formula:
     source: str
     chapter: str
     use: str = ""
+    label: str = ""
 
     @property
     def title(self) -> str:
@@ -33,16 +34,19 @@ class Formula:
 _registry: dict[str, Formula] = {}
 
 
-def formula(name: str, *, source: str, chapter: str, equation: str = "", use: str = "") -> Callable[[F], F]:
+def formula(
+    name: str, *, source: str, chapter: str = "", equation: str = "", use: str = "", label: str = ""
+) -> Callable[[F], F]:
     """Register a closed form under `name`, for example ``"collectives.ring_all_reduce_bytes"``.
 
     `equation` is its LaTeX without dollar signs, `source` a key of ``chapters/references.bib`` or the words
-    "derived here", `chapter` the stem of the chapter that teaches it. `use` says in a sentence what it decides, of a
-    threshold or an optimum: those come first on the cheat sheet. The function itself is returned unchanged.
-    Registering a name for a second function raises ``ValueError``; running the same definition again (a notebook
-    cell, a reloaded module) replaces it.
+    "derived here". `chapter` is the stem of the chapter that teaches it, where that is not the first word of `name`;
+    `label` the theorem, equation or section of that chapter where it is derived. `use` says in a sentence what it
+    decides, of a threshold or an optimum: those come first on the cheat sheet. The function itself is returned
+    unchanged. Registering a name for a second function raises ``ValueError``; running the same definition again (a
+    notebook cell, a reloaded module) replaces it.
     """
-    for argument, value in (("name", name), ("source", source), ("chapter", chapter)):
+    for argument, value in (("name", name), ("source", source)):
         if not isinstance(value, str) or not value:
             raise ValueError(f"{argument} must be a non-empty string, not {value!r}")
     if not _NAME.fullmatch(name):
@@ -52,7 +56,7 @@ def formula(name: str, *, source: str, chapter: str, equation: str = "", use: st
         known = _registry.get(name)
         if known is not None and not _same_definition(known.function, function):
             raise ValueError(f"name {name!r} already belongs to {_where(known.function)}; choose another")
-        _registry[name] = Formula(name, function, equation, source, chapter, use)
+        _registry[name] = Formula(name, function, equation, source, chapter or name.partition(".")[0], use, label)
         return function
 
     return register

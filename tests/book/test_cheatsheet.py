@@ -9,7 +9,7 @@ import sys
 import pytest
 from bs4 import BeautifulSoup
 
-from dtlib import theory
+from dtlib import course, theory
 
 from .test_pattern import ROOT
 
@@ -19,16 +19,16 @@ sheet = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sheet)
 
 
-@pytest.mark.parametrize("stem", sheet.CHAPTERS)
+@pytest.mark.parametrize("stem", course.stems())
 def test_every_letter_of_a_chapter_is_explained(stem):
     common, own = sheet.letters((ROOT / "chapters" / "notation.md").read_text("utf-8"))
-    explained = {each for letter, _ in (*common, *own[sheet.CHAPTERS[stem]]) for each in sheet.letters_of(letter)}
+    explained = {each for letter, _ in (*common, *own[course.title(stem)]) for each in sheet.letters_of(letter)}
     used = {each for known in theory.formulas(stem).values() for each in sheet.letters_of(known.equation)}
     assert used <= explained
 
 
 def test_every_chapter_that_has_formulas_is_there():
-    assert {known.chapter for known in theory.formulas().values()} == set(sheet.CHAPTERS)
+    assert {known.chapter for known in theory.formulas().values()} == set(course.stems())
 
 
 def test_words_are_no_letters():
@@ -56,14 +56,8 @@ def test_every_formula_leads_to_its_measurement_and_to_where_it_is_derived(html)
             for link in (measured, derived):
                 file, _, target = link["href"].partition("#")
                 assert f'id="{target}"' in (html / "chapters" / file).read_text("utf-8"), (name, target)
-            there = sheet.LABELS.get(name) or sheet.SECTIONS.get(name, "the-derivation")
+            there = theory.formulas()[name].label or "the-derivation"
             assert derived["href"].partition("#")[2] in (there, f"equation-{there}"), name
-
-
-def test_what_is_derived_at_a_label_is_registered_and_stands_at_one_label_alone():
-    named = [name for names in sheet.DERIVED.values() for name in names.split()]
-    assert len(named) == len(set(named))
-    assert {*named, *sheet.SECTIONS} <= set(theory.formulas())
 
 
 def test_a_threshold_says_what_it_decides(html):

@@ -110,7 +110,7 @@ LEDGER = """# Ledger
 ```{ledger}
 ```
 
-```{ledger} collectives
+```{ledger} chapters
 ```
 
 ```{bibliography}

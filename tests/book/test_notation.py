@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from dtlib import theory
+from dtlib import course, theory
 
 from .test_cheatsheet import sheet
 from .test_pattern import ROOT
@@ -29,9 +29,9 @@ def letters(rows: list[tuple[str, str]]) -> set[str]:
     return {each for letter, _ in rows for each in sheet.letters_of(letter)}
 
 
-@pytest.mark.parametrize("stem", sheet.CHAPTERS)
+@pytest.mark.parametrize("stem", course.stems())
 def test_letters_are_explained_and_explanations_used(stem):
     used = {each for formula in formulas(stem) for each in sheet.letters_of(formula)}
-    own = letters(OWN[sheet.CHAPTERS[stem]])
+    own = letters(OWN[course.title(stem)])
     assert used - own - letters(COMMON) == set(), "not explained"
     assert own - used == set(), "explained and not used"

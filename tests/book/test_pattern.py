@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from dtlib import course
+
 ROOT = Path(__file__).parents[2]
-LESSONS = ("planner", "threed", "tp", "sp", "cp", "pp", "dp", "collectives", "activations", "memory", "zero")
-"""The chapters that are written as lessons."""
+LESSONS = course.stems()
+"""The chapters that are written as lessons: all."""
 MOST = {"cells": 60, "words": 3500, "visible lines": 250, "lines in the median cell": 6}
 FEWEST_FIGURES = 8
 MOST_LINES, MOST_OF_THE_MECHANISM, MOST_COLUMNS = 15, 25, 95

@@ -1,8 +1,8 @@
 """The exercises of every chapter, as data. Nothing here is needed, or should be seen, where submissions run.
 
 An exercise is ``<stem>/<exercise>.py``, which has an ``EXERCISE``, and its bank ``<exercise>.md`` beside it; its three
-cells (task, answer, check) stand in ``solutions/<stem>.ipynb``. A new chapter also stands in `STEMS`. The banks hold
-right answers too: of them ``dtlib release`` ships to learners the feedback, and on paper the wrong programs.
+cells (task, answer, check) stand in ``solutions/<stem>.ipynb``. The banks hold right answers too: of them
+``dtlib release`` ships to learners the feedback, and on paper the wrong programs.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import importlib
 from functools import cache
 from pathlib import Path
 
+from dtlib import course
 from dtlib.grading import bank
 from dtlib.grading.exercise import Exercise
 
-STEMS = ("memory", "collectives", "dp", "zero", "activations", "tp", "sp", "cp", "pp", "threed", "planner")
+STEMS = course.stems("exercises")
 
 
 @cache

@@ -20,7 +20,7 @@ from dtlib.theory.valid import amount, at_most, whole
     "activations.layer_bytes",
     equation=r"s\,b\,h\,\Bigl(34 + 5\,\frac{a\,s}{h}\Bigr)",
     source="korthikanti2023",
-    chapter="activations",
+    label="thm-activations-layer",
 )
 def layer_bytes(
     seq: int,
@@ -54,7 +54,7 @@ def layer_bytes(
     "activations.first_stage_layers",
     equation=r"1 + \frac{p-1}{p\,v}",
     source="korthikanti2023",
-    chapter="activations",
+    label="eq-activations-pipeline",
 )
 def first_stage_layers(stages: int, chunks: int = 1) -> float:
     """Layers whose activations the first stage keeps, as a multiple of l.
@@ -70,7 +70,7 @@ def first_stage_layers(stages: int, chunks: int = 1) -> float:
     "activations.checkpointed_bytes",
     equation=r"\Bigl(\frac lk - 1\Bigr)\, i + k\,A",
     source="chen2016",
-    chapter="activations",
+    label="thm-activations-peak",
 )
 def checkpointed_bytes(num_layers: int, every: int, layer_bytes: float, input_bytes: float) -> float:
     """Peak of the activations with a checkpoint every k layers.
@@ -95,7 +95,7 @@ def checkpointed_bytes(num_layers: int, every: int, layer_bytes: float, input_by
     "activations.optimal_every",
     equation=r"k^* \approx \sqrt{l\, i / A}",
     source="chen2016",
-    chapter="activations",
+    label="thm-activations-peak",
     use="Where it is below 1, a checkpoint before each layer has the smallest peak.",
 )
 def optimal_every(num_layers: int, layer_bytes: float, input_bytes: float) -> int:
@@ -155,7 +155,7 @@ def checkpoint_walk(num_layers: int, every: int | None, layer_bytes: float, inpu
     "activations.recompute_factor",
     equation=r"\text{selective: } 1 + \frac{s}{18h + 3s}, \quad \text{full: } \frac43",
     source="derived here",
-    chapter="activations",
+    label="prop-activations-flops",
 )
 def recompute_factor(seq: int, hidden: int, recompute: str = "full") -> float:
     """Operations of a layer, over those without recompute.

@@ -124,7 +124,7 @@ class LayerActivations(Breakdown):
     "activations.layer_activations",
     equation=r"\sum_{\text{tensors } j} w_j\, n_j",
     source="korthikanti2023",
-    chapter="activations",
+    label="thm-activations-layer",
 )
 def layer_activations(
     model: Architecture | str,

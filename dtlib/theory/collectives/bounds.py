@@ -11,7 +11,7 @@ from .chunks import ceil_log2
 @formula(
     "collectives.all_reduce_lower_bound_bytes",
     source="patarasuk2009",
-    chapter="collectives",
+    label="thm-col-bound",
     equation=r"2\,\frac{N-1}{N}\,D",
 )
 def all_reduce_lower_bound_bytes(full_bytes: Size, n: int) -> Size:
@@ -26,7 +26,7 @@ def all_reduce_lower_bound_bytes(full_bytes: Size, n: int) -> Size:
 @formula(
     "collectives.half_lower_bound_bytes",
     source="chan2007",
-    chapter="collectives",
+    label="cor-col-half",
     equation=r"\frac{N-1}{N}\,D",
 )
 def half_lower_bound_bytes(full_bytes: Size, n: int) -> Size:
@@ -35,7 +35,7 @@ def half_lower_bound_bytes(full_bytes: Size, n: int) -> Size:
     return (n - 1) * full_bytes / n
 
 
-@formula("collectives.lower_bound_steps", source="chan2007", chapter="collectives", equation=r"\lceil\log_2 N\rceil")
+@formula("collectives.lower_bound_steps", source="chan2007", label="prop-col-steps", equation=r"\lceil\log_2 N\rceil")
 def lower_bound_steps(n: int) -> int:
     """All-reduce, either of its halves, broadcast or reduce: the fewest steps.
 
@@ -47,7 +47,6 @@ def lower_bound_steps(n: int) -> int:
 @formula(
     "collectives.all_reduce_lower_bound_seconds",
     source="chan2007",
-    chapter="collectives",
     equation=r"\max\left(\lceil\log_2 N\rceil\,\alpha,\ 2\,\frac{N-1}{N}\,\frac{D}{B}\right)",
 )
 def all_reduce_lower_bound_seconds(full_bytes: float, n: int, alpha_seconds: float, link_bytes_per_s: float) -> float:
@@ -62,7 +61,7 @@ def all_reduce_lower_bound_seconds(full_bytes: float, n: int, alpha_seconds: flo
 @formula(
     "collectives.ring_tree_crossover_bytes",
     source="derived here",
-    chapter="collectives",
+    label="eq-col-crossover",
     equation=r"D^{*} = \alpha B\,\frac{N-1-\lceil\log_2 N\rceil}{\lceil\log_2 N\rceil - (N-1)/N}\quad(N > 1)",
     use="Below it the tree is faster, above it the ring.",
 )
@@ -79,7 +78,7 @@ def ring_tree_crossover_bytes(n: int, alpha_seconds: float, link_bytes_per_s: fl
     return alpha_seconds * link_bytes_per_s * (n - 1 - levels) / (levels - (n - 1) / n)
 
 
-@formula("collectives.algbw_bytes_per_s", source="nccltests", chapter="collectives", equation=r"\frac{D}{t}")
+@formula("collectives.algbw_bytes_per_s", source="nccltests", label="eq-col-busbw", equation=r"\frac{D}{t}")
 def algbw_bytes_per_s(full_bytes: Size, seconds: Size) -> Size:
     """Algorithm bandwidth (algbw), bytes a second.
 
@@ -93,7 +92,7 @@ def algbw_bytes_per_s(full_bytes: Size, seconds: Size) -> Size:
 @formula(
     "collectives.busbw_bytes_per_s",
     source="nccltests",
-    chapter="collectives",
+    label="eq-col-busbw",
     equation=r"\frac{D}{t}\cdot\begin{cases}2(N-1)/N & \text{all-reduce}\\"
     r"(N-1)/N & \text{all-gather, reduce-scatter, all-to-all}\\1 & \text{broadcast, reduce}\end{cases}",
 )

@@ -16,7 +16,6 @@ from .chunks import ceil_log2, floor_log2, is_power_of_two
 @formula(
     "collectives.recursive_doubling_all_reduce_bytes",
     source="thakur2005",
-    chapter="collectives",
     equation=r"\lceil\log_2 N\rceil\,D",
 )
 def recursive_doubling_all_reduce_bytes(full_bytes: Size, n: int) -> Size:
@@ -31,7 +30,6 @@ def recursive_doubling_all_reduce_bytes(full_bytes: Size, n: int) -> Size:
 @formula(
     "collectives.recursive_doubling_all_reduce_steps",
     source="thakur2005",
-    chapter="collectives",
     equation=r"\lfloor\log_2 N\rfloor + 2e",
 )
 def recursive_doubling_all_reduce_steps(n: int) -> int:
@@ -46,7 +44,6 @@ def recursive_doubling_all_reduce_steps(n: int) -> int:
 @formula(
     "collectives.recursive_doubling_all_reduce_seconds",
     source="thakur2005",
-    chapter="collectives",
     equation=r"\left(\lfloor\log_2 N\rfloor + 2e\right)\left(\alpha + \frac{D}{B}\right)",
 )
 def recursive_doubling_all_reduce_seconds(
@@ -63,7 +60,6 @@ def recursive_doubling_all_reduce_seconds(
 @formula(
     "collectives.halving_doubling_all_reduce_bytes",
     source="rabenseifner2004",
-    chapter="collectives",
     equation=r"2\,\frac{P-1}{P}\,D + e\,D",
 )
 def halving_doubling_all_reduce_bytes(full_bytes: Size, n: int) -> Size:
@@ -79,7 +75,6 @@ def halving_doubling_all_reduce_bytes(full_bytes: Size, n: int) -> Size:
 @formula(
     "collectives.halving_doubling_all_reduce_steps",
     source="rabenseifner2004",
-    chapter="collectives",
     equation=r"2\lfloor\log_2 N\rfloor + 2e",
 )
 def halving_doubling_all_reduce_steps(n: int) -> int:
@@ -94,7 +89,6 @@ def halving_doubling_all_reduce_steps(n: int) -> int:
 @formula(
     "collectives.halving_doubling_all_reduce_seconds",
     source="rabenseifner2004",
-    chapter="collectives",
     equation=r"2\left(\lfloor\log_2 N\rfloor + e\right)\alpha + 2\left(\frac{P-1}{P} + e\right)\frac{D}{B}",
 )
 def halving_doubling_all_reduce_seconds(

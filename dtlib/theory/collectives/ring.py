@@ -9,7 +9,7 @@ from dtlib.theory.formula import formula
 from dtlib.theory.valid import Size, ranks, sized, timed
 
 
-@formula("collectives.naive_all_reduce_bytes", source="chan2007", chapter="collectives", equation=r"(N-1)\,D")
+@formula("collectives.naive_all_reduce_bytes", source="chan2007", equation=r"(N-1)\,D")
 def naive_all_reduce_bytes(full_bytes: Size, n: int) -> Size:
     """Naive all-reduce, bytes sent by rank 0, the busiest.
 
@@ -19,7 +19,7 @@ def naive_all_reduce_bytes(full_bytes: Size, n: int) -> Size:
     return (n - 1) * full_bytes
 
 
-@formula("collectives.naive_all_reduce_steps", source="chan2007", chapter="collectives", equation=r"2(N-1)")
+@formula("collectives.naive_all_reduce_steps", source="chan2007", equation=r"2(N-1)")
 def naive_all_reduce_steps(n: int) -> int:
     """Naive all-reduce, steps.
 
@@ -31,7 +31,6 @@ def naive_all_reduce_steps(n: int) -> int:
 @formula(
     "collectives.naive_all_reduce_seconds",
     source="hockney1994",
-    chapter="collectives",
     equation=r"2(N-1)\left(\alpha + \frac{D}{B}\right)",
 )
 def naive_all_reduce_seconds(full_bytes: Size, n: int, alpha_seconds: float, link_bytes_per_s: float) -> Size:
@@ -46,7 +45,7 @@ def naive_all_reduce_seconds(full_bytes: Size, n: int, alpha_seconds: float, lin
 @formula(
     "collectives.ring_reduce_scatter_bytes",
     source="patarasuk2009",
-    chapter="collectives",
+    label="thm-col-ring",
     equation=r"\frac{N-1}{N}\,D",
 )
 def ring_reduce_scatter_bytes(full_bytes: Size, n: int) -> Size:
@@ -58,7 +57,7 @@ def ring_reduce_scatter_bytes(full_bytes: Size, n: int) -> Size:
     return (n - 1) * full_bytes / n
 
 
-@formula("collectives.ring_reduce_scatter_steps", source="patarasuk2009", chapter="collectives", equation=r"N-1")
+@formula("collectives.ring_reduce_scatter_steps", source="patarasuk2009", label="thm-col-ring", equation=r"N-1")
 def ring_reduce_scatter_steps(n: int) -> int:
     """Ring reduce-scatter, steps.
 
@@ -70,7 +69,7 @@ def ring_reduce_scatter_steps(n: int) -> int:
 @formula(
     "collectives.ring_reduce_scatter_seconds",
     source="patarasuk2009",
-    chapter="collectives",
+    label="thm-col-ring",
     equation=r"(N-1)\,\alpha + \frac{N-1}{N}\,\frac{D}{B}",
 )
 def ring_reduce_scatter_seconds(full_bytes: Size, n: int, alpha_seconds: float, link_bytes_per_s: float) -> Size:
@@ -85,7 +84,7 @@ def ring_reduce_scatter_seconds(full_bytes: Size, n: int, alpha_seconds: float, 
 @formula(
     "collectives.ring_all_gather_bytes",
     source="patarasuk2009",
-    chapter="collectives",
+    label="thm-col-ring",
     equation=r"\frac{N-1}{N}\,D",
 )
 def ring_all_gather_bytes(full_bytes: Size, n: int) -> Size:
@@ -97,7 +96,7 @@ def ring_all_gather_bytes(full_bytes: Size, n: int) -> Size:
     return (n - 1) * full_bytes / n
 
 
-@formula("collectives.ring_all_gather_steps", source="patarasuk2009", chapter="collectives", equation=r"N-1")
+@formula("collectives.ring_all_gather_steps", source="patarasuk2009", label="thm-col-ring", equation=r"N-1")
 def ring_all_gather_steps(n: int) -> int:
     """Ring all-gather, steps.
 
@@ -109,7 +108,7 @@ def ring_all_gather_steps(n: int) -> int:
 @formula(
     "collectives.ring_all_gather_seconds",
     source="patarasuk2009",
-    chapter="collectives",
+    label="thm-col-ring",
     equation=r"(N-1)\,\alpha + \frac{N-1}{N}\,\frac{D}{B}",
 )
 def ring_all_gather_seconds(full_bytes: Size, n: int, alpha_seconds: float, link_bytes_per_s: float) -> Size:
@@ -124,7 +123,7 @@ def ring_all_gather_seconds(full_bytes: Size, n: int, alpha_seconds: float, link
 @formula(
     "collectives.ring_all_reduce_bytes",
     source="patarasuk2009",
-    chapter="collectives",
+    label="thm-col-ring",
     equation=r"2\,\frac{N-1}{N}\,D",
 )
 def ring_all_reduce_bytes(full_bytes: Size, n: int) -> Size:
@@ -136,7 +135,7 @@ def ring_all_reduce_bytes(full_bytes: Size, n: int) -> Size:
     return 2 * (n - 1) * full_bytes / n
 
 
-@formula("collectives.ring_all_reduce_steps", source="patarasuk2009", chapter="collectives", equation=r"2(N-1)")
+@formula("collectives.ring_all_reduce_steps", source="patarasuk2009", label="thm-col-ring", equation=r"2(N-1)")
 def ring_all_reduce_steps(n: int) -> int:
     """Ring all-reduce, steps.
 
@@ -148,7 +147,7 @@ def ring_all_reduce_steps(n: int) -> int:
 @formula(
     "collectives.ring_all_reduce_seconds",
     source="patarasuk2009",
-    chapter="collectives",
+    label="thm-col-ring",
     equation=r"2(N-1)\,\alpha + 2\,\frac{N-1}{N}\,\frac{D}{B}",
 )
 def ring_all_reduce_seconds(full_bytes: Size, n: int, alpha_seconds: float, link_bytes_per_s: float) -> Size:
@@ -163,7 +162,6 @@ def ring_all_reduce_seconds(full_bytes: Size, n: int, alpha_seconds: float, link
 @formula(
     "collectives.pairwise_all_to_all_bytes",
     source="thakur2005",
-    chapter="collectives",
     equation=r"\frac{N-1}{N}\,D",
 )
 def pairwise_all_to_all_bytes(full_bytes: Size, n: int) -> Size:
@@ -175,7 +173,7 @@ def pairwise_all_to_all_bytes(full_bytes: Size, n: int) -> Size:
     return (n - 1) * full_bytes / n
 
 
-@formula("collectives.pairwise_all_to_all_steps", source="thakur2005", chapter="collectives", equation=r"N-1")
+@formula("collectives.pairwise_all_to_all_steps", source="thakur2005", equation=r"N-1")
 def pairwise_all_to_all_steps(n: int) -> int:
     """Pairwise all-to-all, steps.
 
@@ -187,7 +185,6 @@ def pairwise_all_to_all_steps(n: int) -> int:
 @formula(
     "collectives.pairwise_all_to_all_seconds",
     source="thakur2005",
-    chapter="collectives",
     equation=r"(N-1)\,\alpha + \frac{N-1}{N}\,\frac{D}{B}",
 )
 def pairwise_all_to_all_seconds(full_bytes: Size, n: int, alpha_seconds: float, link_bytes_per_s: float) -> Size:

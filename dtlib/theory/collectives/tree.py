@@ -14,7 +14,6 @@ from .chunks import ceil_log2
 @formula(
     "collectives.tree_broadcast_bytes",
     source="thakur2005",
-    chapter="collectives",
     equation=r"\lceil\log_2 N\rceil\,D",
 )
 def tree_broadcast_bytes(full_bytes: Size, n: int) -> Size:
@@ -26,7 +25,6 @@ def tree_broadcast_bytes(full_bytes: Size, n: int) -> Size:
 @formula(
     "collectives.tree_broadcast_steps",
     source="thakur2005",
-    chapter="collectives",
     equation=r"\lceil\log_2 N\rceil",
 )
 def tree_broadcast_steps(n: int) -> int:
@@ -40,7 +38,6 @@ def tree_broadcast_steps(n: int) -> int:
 @formula(
     "collectives.tree_broadcast_seconds",
     source="thakur2005",
-    chapter="collectives",
     equation=r"\lceil\log_2 N\rceil\left(\alpha + \frac{D}{B}\right)",
 )
 def tree_broadcast_seconds(full_bytes: Size, n: int, alpha_seconds: float, link_bytes_per_s: float) -> Size:
@@ -52,7 +49,7 @@ def tree_broadcast_seconds(full_bytes: Size, n: int, alpha_seconds: float, link_
     return ceil_log2(n) * (alpha_seconds + full_bytes / link_bytes_per_s)
 
 
-@formula("collectives.tree_reduce_bytes", source="thakur2005", chapter="collectives", equation="D")
+@formula("collectives.tree_reduce_bytes", source="thakur2005", equation="D")
 def tree_reduce_bytes(full_bytes: Size, n: int) -> Size:
     """Binomial-tree reduce, bytes sent by each rank but the root.
 
@@ -62,7 +59,7 @@ def tree_reduce_bytes(full_bytes: Size, n: int) -> Size:
     return (n > 1) * full_bytes
 
 
-@formula("collectives.tree_reduce_steps", source="thakur2005", chapter="collectives", equation=r"\lceil\log_2 N\rceil")
+@formula("collectives.tree_reduce_steps", source="thakur2005", equation=r"\lceil\log_2 N\rceil")
 def tree_reduce_steps(n: int) -> int:
     """Binomial-tree reduce, steps.
 
@@ -74,7 +71,6 @@ def tree_reduce_steps(n: int) -> int:
 @formula(
     "collectives.tree_reduce_seconds",
     source="thakur2005",
-    chapter="collectives",
     equation=r"\lceil\log_2 N\rceil\left(\alpha + \frac{D}{B}\right)",
 )
 def tree_reduce_seconds(full_bytes: Size, n: int, alpha_seconds: float, link_bytes_per_s: float) -> Size:
@@ -88,7 +84,6 @@ def tree_reduce_seconds(full_bytes: Size, n: int, alpha_seconds: float, link_byt
 @formula(
     "collectives.tree_all_reduce_bytes",
     source="thakur2005",
-    chapter="collectives",
     equation=r"\lceil\log_2 N\rceil\,D",
 )
 def tree_all_reduce_bytes(full_bytes: Size, n: int) -> Size:
@@ -100,7 +95,6 @@ def tree_all_reduce_bytes(full_bytes: Size, n: int) -> Size:
 @formula(
     "collectives.tree_all_reduce_steps",
     source="thakur2005",
-    chapter="collectives",
     equation=r"2\lceil\log_2 N\rceil",
 )
 def tree_all_reduce_steps(n: int) -> int:
@@ -114,7 +108,6 @@ def tree_all_reduce_steps(n: int) -> int:
 @formula(
     "collectives.tree_all_reduce_seconds",
     source="thakur2005",
-    chapter="collectives",
     equation=r"2\lceil\log_2 N\rceil\left(\alpha + \frac{D}{B}\right)",
 )
 def tree_all_reduce_seconds(full_bytes: Size, n: int, alpha_seconds: float, link_bytes_per_s: float) -> Size:

@@ -14,7 +14,6 @@ from dtlib.theory.valid import Size, amount, node_size, ranks, sized, timed
 @formula(
     "collectives.two_level_all_reduce_bytes",
     source="cho2019",
-    chapter="collectives",
     equation=r"2\,\frac{g-1}{g}\,D + 2\,\frac{m-1}{m}\,\frac{D}{g} = 2\,\frac{N-1}{N}\,D",
 )
 def two_level_all_reduce_bytes(full_bytes: Size, n: int, *, ranks_per_node: int) -> Size:
@@ -32,7 +31,6 @@ def two_level_all_reduce_bytes(full_bytes: Size, n: int, *, ranks_per_node: int)
 @formula(
     "collectives.two_level_slow_link_bytes",
     source="cho2019",
-    chapter="collectives",
     equation=r"2\,\frac{m-1}{m}\,\frac{D}{g}",
 )
 def two_level_slow_link_bytes(full_bytes: Size, n: int, *, ranks_per_node: int) -> Size:
@@ -49,7 +47,6 @@ def two_level_slow_link_bytes(full_bytes: Size, n: int, *, ranks_per_node: int) 
 @formula(
     "collectives.two_level_all_reduce_steps",
     source="cho2019",
-    chapter="collectives",
     equation=r"2(g-1) + 2(m-1)",
 )
 def two_level_all_reduce_steps(n: int, *, ranks_per_node: int) -> int:
@@ -65,7 +62,6 @@ def two_level_all_reduce_steps(n: int, *, ranks_per_node: int) -> int:
 @formula(
     "collectives.two_level_all_reduce_seconds",
     source="cho2019",
-    chapter="collectives",
     equation=(
         r"2(g-1)\left(\alpha + \frac{D}{g B}\right)"
         r" + 2(m-1)\left(\alpha_{\text{slow}} + \frac{D}{g\,m\,B_{\text{slow}}}\right)"

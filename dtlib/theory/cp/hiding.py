@@ -7,7 +7,10 @@ from dtlib.theory.valid import amount, whole
 
 
 @formula(
-    "cp.kept_bytes", source="derived here", chapter="cp", equation=r"\frac{b\,s}{N}\bigl((2a + 2g)\,d\,w + a\,w_L\bigr)"
+    "cp.kept_bytes",
+    source="derived here",
+    label="bytes-kept",
+    equation=r"\frac{b\,s}{N}\bigl((2a + 2g)\,d\,w + a\,w_L\bigr)",
 )
 def kept_bytes(
     micro_batch: int,
@@ -41,7 +44,7 @@ def forward_flops(micro_batch: int, num_scores: float, num_heads: int, head_dim:
 @formula(
     "cp.hiding_tokens",
     source="derived here",
-    chapter="cp",
+    label="thm-cp-hiding",
     equation=r"\frac{s}{N} \ge \frac{g}{a}\,\frac{w F}{2 B}",
     use="From here on the exchange hides behind attention; under a causal mask from twice as many.",
 )
@@ -67,7 +70,7 @@ def hiding_tokens(
     return (2 if causal else 1) * g / a * amount("element_bytes", element_bytes, positive=True) * rate / (2 * link)
 
 
-@formula("cp.ring_step_seconds", source="derived here", chapter="cp", equation=r"(N-1)\,\max(C, T) + C")
+@formula("cp.ring_step_seconds", source="derived here", label="eq-cp-step", equation=r"(N-1)\,\max(C, T) + C")
 def ring_step_seconds(cp: int, compute_seconds: float, travel_seconds: float) -> float:
     """Seconds of a ring.
 

@@ -37,7 +37,7 @@ def pieces(seq: int, cp: int, order: str = "zigzag") -> list[list[range]]:
 @formula(
     "cp.scores",
     source="derived here",
-    chapter="cp",
+    label="thm-cp-zigzag",
     equation=r"\text{zig-zag: } \frac{3 s^2}{4 N^2} \text{ in round } 0,\; \frac{s^2}{2 N^2} \text{ in every other}",
 )
 def scores(seq: int, cp: int, order: str = "zigzag", *, causal: bool = True) -> NDArray[np.int64]:

@@ -7,7 +7,7 @@ from dtlib.theory.memory.flops import checked_recompute
 from dtlib.theory.valid import whole
 
 
-@formula("cp.ring_elements", source="liu2023ring", chapter="cp", equation=r"6\,\frac{N-1}{N}\,b\,s\,g\,d")
+@formula("cp.ring_elements", source="liu2023ring", label="eq-cp-ring", equation=r"6\,\frac{N-1}{N}\,b\,s\,g\,d")
 def ring_elements(
     micro_batch: int,
     seq: int,
@@ -32,7 +32,10 @@ def ring_elements(
 
 
 @formula(
-    "cp.ulysses_elements", source="jacobs2023ulysses", chapter="cp", equation=r"4\,\frac{N-1}{N^2}\,b\,s\,(a + g)\,d"
+    "cp.ulysses_elements",
+    source="jacobs2023ulysses",
+    label="eq-cp-ulysses",
+    equation=r"4\,\frac{N-1}{N^2}\,b\,s\,(a + g)\,d",
 )
 def ulysses_elements(
     micro_batch: int,

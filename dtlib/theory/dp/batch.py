@@ -10,7 +10,7 @@ from dtlib.theory.formula import formula
 from dtlib.theory.valid import amount, ranks, whole
 
 
-@formula("dp.effective_batch", source="goyal2017", chapter="dp", equation=r"b \cdot N \cdot a")
+@formula("dp.effective_batch", source="goyal2017", label="eq-dp-batch", equation=r"b \cdot N \cdot a")
 def effective_batch(micro_batch: int, n: int, accumulation: int = 1) -> int:
     """Effective batch.
 
@@ -20,7 +20,7 @@ def effective_batch(micro_batch: int, n: int, accumulation: int = 1) -> int:
     return ranks(n) * whole("micro_batch", micro_batch, 1) * whole("accumulation", accumulation, 1)
 
 
-@formula("dp.averaged_gradient", source="derived here", chapter="dp", equation=r"\frac{1}{N}\sum_r g_r")
+@formula("dp.averaged_gradient", source="derived here", label="thm-dp-equality", equation=r"\frac{1}{N}\sum_r g_r")
 def averaged_gradient(gradients: ArrayLike) -> NDArray[np.float64]:
     """Averaged gradient.
 
@@ -34,7 +34,7 @@ def averaged_gradient(gradients: ArrayLike) -> NDArray[np.float64]:
 @formula(
     "dp.token_weighted_gradient",
     source="derived here",
-    chapter="dp",
+    label="eq-dp-tokens",
     equation=r"\sum_r t_r\,g_r \Big/ \sum_r t_r",
 )
 def token_weighted_gradient(gradients: ArrayLike, num_tokens: ArrayLike) -> NDArray[np.float64]:
@@ -54,7 +54,7 @@ def token_weighted_gradient(gradients: ArrayLike, num_tokens: ArrayLike) -> NDAr
     return np.tensordot(tokens[counted] / tokens.sum(), rows[counted], axes=1)
 
 
-@formula("dp.sent_bytes_per_step", source="patarasuk2009", chapter="dp", equation=r"y\cdot 2\,\frac{N-1}{N}\,D")
+@formula("dp.sent_bytes_per_step", source="patarasuk2009", equation=r"y\cdot 2\,\frac{N-1}{N}\,D")
 def sent_bytes_per_step(grad_bytes: float, n: int, syncs: int = 1) -> float:
     """Gradient bytes sent by a rank, an update.
 
@@ -68,7 +68,6 @@ def sent_bytes_per_step(grad_bytes: float, n: int, syncs: int = 1) -> float:
 @formula(
     "dp.sent_bytes_per_sample",
     source="derived here",
-    chapter="dp",
     equation=r"2\,\frac{N-1}{N}\,\frac{D}{b\,a}",
 )
 def sent_bytes_per_sample(grad_bytes: float, n: int, micro_batch: int, accumulation: int = 1) -> float:

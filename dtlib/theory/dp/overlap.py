@@ -16,7 +16,7 @@ from dtlib.theory.valid import amount, whole
 @formula(
     "dp.blocking_step_seconds",
     source="derived here",
-    chapter="dp",
+    label="eq-dp-blocking",
     equation=r"T + 2(N-1)\,\alpha + 2\,\frac{N-1}{N}\,\frac{D}{B}",
 )
 def blocking_step_seconds(
@@ -34,7 +34,7 @@ def blocking_step_seconds(
 @formula(
     "dp.ready_seconds",
     source="derived here",
-    chapter="dp",
+    label="thm-dp-exposed",
     equation=r"R_j = T_b \sum_{i \le j} w_i \Big/ \sum_i w_i",
 )
 def ready_seconds(backward_seconds: float, work: ArrayLike) -> NDArray[np.float64]:
@@ -92,7 +92,7 @@ def overlap_schedule(backward_seconds: float, ready_seconds: ArrayLike, bucket_s
 @formula(
     "dp.exposed_seconds",
     source="derived here",
-    chapter="dp",
+    label="thm-dp-exposed",
     equation=r"\max\Bigl(0,\; \max_j\bigl(R_j + \sum_{i \ge j} c_i\bigr) - T_b\Bigr)",
 )
 def exposed_seconds(backward_seconds: float, ready_seconds: ArrayLike, bucket_seconds: ArrayLike) -> float:
@@ -108,7 +108,7 @@ def exposed_seconds(backward_seconds: float, ready_seconds: ArrayLike, bucket_se
     return max(0.0, float((ready + still_to_send).max()) - backward_seconds)
 
 
-@formula("dp.hidden_share", source="derived here", chapter="dp", equation=r"1 - \frac{E}{C}")
+@formula("dp.hidden_share", source="derived here", label="thm-dp-exposed", equation=r"1 - \frac{E}{C}")
 def hidden_share(exposed_seconds: float, communication_seconds: float) -> float:
     """Hidden share of the communication.
 
@@ -123,7 +123,7 @@ def hidden_share(exposed_seconds: float, communication_seconds: float) -> float:
 @formula(
     "dp.even_exposed_seconds",
     source="derived here",
-    chapter="dp",
+    label="eq-dp-even",
     equation=r"\max\Bigl(A + \frac{W}{k},\; kA + W - \frac{k-1}{k}T_b\Bigr),\quad "
     r"A = 2(N-1)\alpha,\; W = 2\,\frac{N-1}{N}\,\frac{D}{B}",
 )
@@ -151,7 +151,7 @@ def even_exposed_seconds(
 @formula(
     "dp.overlapped_step_seconds",
     source="derived here",
-    chapter="dp",
+    label="thm-dp-exposed",
     equation=r"T_f + T_b + E(k)",
 )
 def overlapped_step_seconds(
@@ -175,7 +175,7 @@ def overlapped_step_seconds(
 @formula(
     "dp.optimal_num_buckets",
     source="derived here",
-    chapter="dp",
+    label="prop-dp-buckets",
     equation=r"k^* = \max\Bigl(\frac{T_b - W}{A},\; \sqrt{T_b / A}\Bigr)",
     use="With fewer or more buckets a longer part of the communication is exposed.",
 )

@@ -11,7 +11,7 @@ from dtlib.theory.valid import amount, ranks
 from .overlap import blocking_step_seconds
 
 
-@formula("dp.efficiency", source="derived here", chapter="dp", equation=r"\frac{T}{T + C(N)} = \frac{R}{1+R}")
+@formula("dp.efficiency", source="derived here", label="eq-dp-best", equation=r"\frac{T}{T + C(N)} = \frac{R}{1+R}")
 def efficiency(
     compute_seconds: float, grad_bytes: float, n: int, alpha_seconds: float, link_bytes_per_s: float
 ) -> float:
@@ -24,7 +24,7 @@ def efficiency(
     return compute_seconds / blocking_step_seconds(compute_seconds, grad_bytes, n, alpha_seconds, link_bytes_per_s)
 
 
-@formula("dp.strong_step_seconds", source="derived here", chapter="dp", equation=r"\frac{T_1}{N} + C(N)")
+@formula("dp.strong_step_seconds", source="derived here", label="eq-dp-best", equation=r"\frac{T_1}{N} + C(N)")
 def strong_step_seconds(
     total_compute_seconds: float, grad_bytes: float, n: int, alpha_seconds: float, link_bytes_per_s: float
 ) -> float:
@@ -40,7 +40,7 @@ def strong_step_seconds(
 @formula(
     "dp.best_world_size",
     source="derived here",
-    chapter="dp",
+    label="eq-dp-best",
     equation=r"N^* = \sqrt{\frac{T_1 - 2D/B}{2\alpha}}",
     use="Further ranks make the step longer.",
 )
@@ -70,7 +70,7 @@ def best_world_size(
 @formula(
     "dp.break_even_tokens",
     source="derived here",
-    chapter="dp",
+    label="eq-dp-tokens-even",
     equation=r"2\,\frac{N-1}{N}\cdot\frac{g}{f}\cdot\frac{F}{B}",
     use="With fewer tokens a rank, communication takes longer than compute.",
 )

@@ -63,7 +63,7 @@ def spacing(value: Any) -> float:
 @formula(
     "memory.rounding_error",
     source="derived here",
-    chapter="memory",
+    label="thm-memory-rounding",
     equation=r"\max_x \frac{|\mathrm{round}(x) - x|}{|x|} = \frac{1}{2^{p} + 1}",
 )
 def rounding_error(significand_bits: int = SIGNIFICAND_BITS) -> float:
@@ -78,7 +78,7 @@ def rounding_error(significand_bits: int = SIGNIFICAND_BITS) -> float:
 @formula(
     "memory.lost_update",
     source="derived here",
-    chapter="memory",
+    label="prop-memory-lost",
     equation=r"\tfrac12\, 2^{\lfloor \log_2 |w| \rfloor - 7}",
     use="A smaller update leaves the weight as it is.",
 )

@@ -39,7 +39,9 @@ class TokenFlops(Breakdown):
         return self.dense + self.attention
 
 
-@formula("memory.training_flops_per_token", source="chowdhery2022", chapter="memory", equation=r"6\Psi + 12\, l h s")
+@formula(
+    "memory.training_flops_per_token", source="chowdhery2022", label="eq-memory-flops", equation=r"6\Psi + 12\, l h s"
+)
 def training_flops_per_token(
     num_params: float,
     num_layers: int,
@@ -72,7 +74,7 @@ def training_flops_per_token(
 @formula(
     "memory.paper_flops_per_step",
     source="narayanan2021",
-    chapter="memory",
+    label="eq-memory-flops",
     equation=r"72\, S s\, l h^2 \Bigl(1 + \frac{s}{6h} + \frac{V}{12\, l h}\Bigr)",
 )
 def paper_flops_per_step(
@@ -106,7 +108,7 @@ class ForwardFlops(Breakdown):
 @formula(
     "memory.forward_flops_per_token",
     source="derived here",
-    chapter="memory",
+    label="eq-memory-flops",
     equation=r"2 \sum_{\text{products}} (\text{inputs}) (\text{outputs})",
 )
 def forward_flops_per_token(model: Architecture | str, *, seq: int | None = None, causal: bool = False) -> ForwardFlops:
@@ -146,7 +148,7 @@ def utilisation(tokens_per_s: float, flops_per_token: float, peak_flop_per_s: fl
 @formula(
     "memory.mfu",
     source="chowdhery2022",
-    chapter="memory",
+    label="eq-memory-mfu",
     equation=r"\frac{(6\Psi + 12\, l h s) \cdot \text{tokens/s}}{F}",
 )
 def mfu(tokens_per_s: float, flops: TokenFlops, peak_flop_per_s: float) -> float:
@@ -160,7 +162,7 @@ def mfu(tokens_per_s: float, flops: TokenFlops, peak_flop_per_s: float) -> float
 @formula(
     "memory.hfu",
     source="chowdhery2022",
-    chapter="memory",
+    label="eq-memory-mfu",
     equation=r"\frac{(8\Psi + 16\, l h s) \cdot \text{tokens/s}}{F} \quad \text{with a full recompute}",
 )
 def hfu(tokens_per_s: float, flops: TokenFlops, peak_flop_per_s: float) -> float:

@@ -9,7 +9,7 @@ from dtlib.theory.valid import amount, whole
 @formula(
     "memory.matmul_intensity",
     source="williams2009",
-    chapter="memory",
+    label="eq-memory-roofline",
     equation=r"I = \frac{2\,m k n}{w\,(m k + k n + m n)}",
 )
 def matmul_intensity(rows: int, inner: int, columns: int, element_bytes: float = 2) -> float:
@@ -38,7 +38,7 @@ def ridge_intensity(peak_flop_per_s: float, memory_bytes_per_s: float) -> float:
 @formula(
     "memory.roofline_flop_per_s",
     source="williams2009",
-    chapter="memory",
+    label="eq-memory-roofline",
     equation=r"\min(F,\; I \cdot B_{\text{mem}})",
     use=r"Below the intensity $F/B_{\text{mem}}$ memory is the limit, above it arithmetic.",
 )

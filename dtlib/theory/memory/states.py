@@ -21,7 +21,7 @@ def model_states(num_params: float, recipe: str | Recipe = "16-byte") -> ModelSt
 @formula(
     "memory.model_state_bytes",
     source="rajbhandari2020zero",
-    chapter="memory",
+    label="eq-memory-states",
     equation=r"(w + g + o)\,\Psi",
 )
 def model_state_bytes(num_params: float, bytes_per_param: float = 16) -> float:
@@ -38,7 +38,7 @@ def model_state_bytes(num_params: float, bytes_per_param: float = 16) -> float:
 @formula(
     "memory.largest_num_params",
     source="derived here",
-    chapter="memory",
+    label="eq-memory-states",
     equation=r"\Psi_{\max} = \frac{M}{w + g + o}",
     use="The states of a larger model do not fit on one device.",
 )

@@ -105,6 +105,7 @@ def norm_parameters(model: Architecture | str, width: int | None = None) -> int:
     "models.gpt_num_params",
     source="narayanan2021",
     chapter="memory",
+    label="eq-memory-gpt",
     equation=r"12\, l h^2 \Bigl(1 + \frac{13}{12 h} + \frac{V + s}{12\, l h}\Bigr)",
 )
 def gpt_num_params(num_layers: int, hidden: int, vocab: int, seq: int) -> int:
@@ -122,6 +123,7 @@ def gpt_num_params(num_layers: int, hidden: int, vocab: int, seq: int) -> int:
     "models.llama_num_params",
     source="derived here",
     chapter="memory",
+    label="eq-memory-llama",
     equation=r"l\,\bigl(2h^2 + 2h^2\tfrac{a_{\text{kv}}}{a} + 3hf + 2h\bigr) + h + cVh",
 )
 def llama_num_params(

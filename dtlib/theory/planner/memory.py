@@ -80,7 +80,7 @@ class Fit:
 @formula(
     "planner.plan_memory",
     source="derived here",
-    chapter="planner",
+    label="eq-planner-memory",
     equation=r"M_\text{rank} = M_\text{states} + \gamma_a M_\text{activations} + \gamma_z M_\text{logits} "
     r"+ M_\text{gathered} + M_\text{buffers} + R",
 )
@@ -110,7 +110,7 @@ def fit(memory: PlanMemory, machine: Machine, constants: Constants = FITTED, *, 
 @formula(
     "planner.least_cards",
     source="derived here",
-    chapter="planner",
+    label="thm-planner-least",
     equation=r"N \ge \frac{k\,\Psi}{M/(1+\mu) - R}",
     use="With fewer cards no plan fits, whatever its degrees.",
 )

@@ -14,7 +14,7 @@ from dtlib.theory.valid import amount
 @formula(
     "planner.product_share",
     source="derived here",
-    chapter="planner",
+    label="thm-planner-share",
     equation=r"\eta = \frac{1}{1 + I^*\left(\frac1x + \frac1y + \frac1z\right)},\quad I^* = \frac{F w}{2 B_\text{mem}}",
 )
 def product_share(x: Any, y: Any, z: Any, flop_per_s: float, bytes_per_s: float, element_bytes: float = 2) -> Any:
@@ -35,7 +35,7 @@ def product_share(x: Any, y: Any, z: Any, flop_per_s: float, bytes_per_s: float,
 @formula(
     "planner.cuts_for",
     source="derived here",
-    chapter="planner",
+    label="thm-planner-share",
     equation=r"t^* = z\left(\frac{1/\eta - 1}{I^*} - \frac1x - \frac1y\right)",
     use="Cut into more slices, a matrix product falls below a share of the card's rate.",
 )

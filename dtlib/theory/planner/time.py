@@ -59,7 +59,7 @@ class StepTime(Breakdown):
 @formula(
     "planner.step_time",
     source="derived here",
-    chapter="planner",
+    label="eq-planner-step",
     equation=r"T = \left(m + u\right)\frac{l}{p}\left(T_\text{computed} + T_\text{tp} + T_\text{cp}\right) "
     r"+ m\,T_\text{pp} + T_\text{dp} + T_\text{update}",
 )

@@ -16,7 +16,7 @@ from dtlib.theory.valid import amount, whole
 from .generators import sizes
 
 
-@formula("pp.bubble_fraction", source="huang2019gpipe", chapter="pp", equation=r"\frac{p-1}{vm+p-1}")
+@formula("pp.bubble_fraction", source="huang2019gpipe", label="eq-pp-interleaved", equation=r"\frac{p-1}{vm+p-1}")
 def bubble_fraction(p: int, m: int, v: int = 1) -> float:
     """Idle part of a step.
 
@@ -28,7 +28,7 @@ def bubble_fraction(p: int, m: int, v: int = 1) -> float:
     return overhead / (1 + overhead)
 
 
-@formula("pp.bubble_overhead", source="narayanan2021", chapter="pp", equation=r"\frac{p-1}{vm}")
+@formula("pp.bubble_overhead", source="narayanan2021", label="eq-pp-interleaved", equation=r"\frac{p-1}{vm}")
 def bubble_overhead(p: int, m: int, v: int = 1) -> float:
     """Idle time over work.
 
@@ -45,7 +45,7 @@ def bubble_overhead(p: int, m: int, v: int = 1) -> float:
 @formula(
     "pp.micro_batches_for",
     source="derived here",
-    chapter="pp",
+    label="eq-pp-enough",
     equation=r"\left\lceil\frac{(p-1)(1-x)}{vx}\right\rceil",
     use="With fewer, the bubble is a larger share than $x$.",
 )
@@ -64,7 +64,7 @@ def micro_batches_for(p: int, fraction: float, v: int = 1) -> int:
 
 
 @formula(
-    "pp.idle_seconds", source="qi2024zerobubble", chapter="pp",
+    "pp.idle_seconds", source="qi2024zerobubble", label="eq-pp-zero",
     equation=r"(p-1)\,(T_F+T_B+T_W) \to (p-1)\,(T_F+T_B-T_W) \to (p-1)\,(T_F+T_B-2T_W)",
 )  # fmt: skip
 def idle_seconds(
@@ -106,7 +106,7 @@ def idle_seconds(
     return (p - 1) * max(0.0, f + b - (1 if schedule == "ZB-H1" else 2) * w)
 
 
-@formula("pp.most_in_flight", source="derived here", chapter="pp", equation=r"\min(m,\; p - r)")
+@formula("pp.most_in_flight", source="derived here", label="thm-pp-memory", equation=r"\min(m,\; p - r)")
 def most_in_flight(schedule: str, p: int, m: int, rank: int, v: int = 1) -> float:
     """Activations a rank holds.
 
@@ -136,7 +136,7 @@ def most_in_flight(schedule: str, p: int, m: int, rank: int, v: int = 1) -> floa
     return float(held[schedule])
 
 
-@formula("pp.boundary_elements", source="derived here", chapter="pp", equation=r"2\,(pv-1)\,m\,b\,s\,h")
+@formula("pp.boundary_elements", source="derived here", label="eq-pp-sent", equation=r"2\,(pv-1)\,m\,b\,s\,h")
 def boundary_elements(p: int, m: int, micro_batch: int, seq: int, hidden: int, v: int = 1) -> int:
     """Elements that cross all cuts.
 
@@ -151,7 +151,7 @@ def boundary_elements(p: int, m: int, micro_batch: int, seq: int, hidden: int, v
 @formula(
     "pp.hiding_width",
     source="derived here",
-    chapter="pp",
+    label="eq-pp-hide",
     equation=r"\frac{wF}{24B}",
     use="From here on a message takes no longer than a stage computes.",
 )
@@ -167,7 +167,7 @@ def hiding_width(flop_per_s: float, link_bytes_per_s: float, *, element_bytes: f
     return float(amount("element_bytes", element_bytes, positive=True)) * rate / (24 * link)
 
 
-@formula("pp.weight_versions", source="narayanan2019pipedream", chapter="pp", equation=r"p - r")
+@formula("pp.weight_versions", source="narayanan2019pipedream", label="without-a-flush-pipedream", equation=r"p - r")
 def weight_versions(p: int, stage: int, *, vertical_sync: bool = False) -> int:
     """Versions of its weights that a stage keeps under PipeDream.
 

@@ -35,7 +35,7 @@ def phases(plan: str, *, recompute: str = "none", early_stop: bool = False) -> i
     return once + (4 - last if checked_recompute(recompute) == "full" else 0)
 
 
-@formula("sp.sent_elements", source="korthikanti2023", chapter="sp", equation=r"n\,\frac{t-1}{t}\,b\,s\,h")
+@formula("sp.sent_elements", source="korthikanti2023", label="thm-sp-conjugate", equation=r"n\,\frac{t-1}{t}\,b\,s\,h")
 def sent_elements(
     micro_batch: int,
     seq: int,
@@ -60,7 +60,7 @@ def sent_elements(
 @formula(
     "sp.kept_bytes",
     source="korthikanti2023",
-    chapter="sp",
+    label="thm-sp-conjugate",
     equation=r"s\,b\,h\,\Bigl(c_0 + \frac{c_1}{t} + \frac{5 a s}{h t}\Bigr)",
 )
 def kept_bytes(

@@ -9,7 +9,7 @@ from dtlib.theory.valid import amount, flag, whole
 @formula(
     "sp.saved_seconds",
     source="derived here",
-    chapter="sp",
+    label="eq-sp-saved",
     equation=r"\frac{t-1}{t}\,\frac{c\,b\,s\,h}{M},\; c = 22 \text{ forward, } 34 \text{ backward}",
 )
 def saved_seconds(
@@ -31,7 +31,7 @@ def saved_seconds(
 @formula(
     "sp.core_seconds",
     source="derived here",
-    chapter="sp",
+    label="held-to-the-paper",
     equation=r"\frac{1}{t}\Bigl(\frac{4\,b\,s^2 h}{F} + \frac{13\,a\,b\,s^2}{M}\Bigr)",
 )
 def core_seconds(

@@ -9,7 +9,7 @@ from dtlib.theory.valid import whole
 @formula(
     "threed.tp_over_dp_tokens",
     source="derived here",
-    chapter="threed",
+    label="thm-threed-crossing",
     equation=r"\frac{3 h}{t-1} \cdot \frac{N-1}{N}",
     use="With more tokens a step, tensor parallelism sends more than data parallelism.",
 )
@@ -27,7 +27,7 @@ def tp_over_dp_tokens(hidden: int, dp: int, tp: int) -> float:
 @formula(
     "threed.pp_over_dp_tokens",
     source="derived here",
-    chapter="threed",
+    label="thm-threed-crossing",
     equation=r"\frac{12\, l\, h}{p\, t} \cdot \frac{N-1}{N}",
     use="With more tokens a step, an inner stage sends more to its neighbours than to other copies.",
 )

@@ -13,7 +13,7 @@ from dtlib.theory.valid import whole
 @formula(
     "threed.activation_bytes",
     source="derived here",
-    chapter="threed",
+    label="the-measurement",
     equation=r"\min(m,\; p - r) \cdot \frac{l}{p} \cdot M\Bigl(b,\, \frac{s}{c},\, t\Bigr)",
 )
 def activation_bytes(

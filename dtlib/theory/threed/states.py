@@ -13,7 +13,6 @@ from dtlib.theory.zero import states
 @formula(
     "threed.state_bytes",
     source="derived here",
-    chapter="threed",
     equation=r"\frac{\Psi}{p\,t}\Bigl(w + g + \frac{o}{N}\Bigr) \quad \text{(ZeRO 1)}",
 )
 def state_bytes(model: Architecture | str, setup: Setup, *, cp: int = 1, stage: int = 0) -> ModelStates:

@@ -27,7 +27,6 @@ class AxisBytes(Breakdown):
 @formula(
     "threed.sent_bytes",
     source="derived here",
-    chapter="threed",
     equation=(
         r"\begin{aligned} \text{tp: } & 8\,\tfrac{t-1}{t}\,m\,\tfrac{l}{p}\,T h w &"
         r"\text{cp: } & 6\,\tfrac{c-1}{c}\,m\,\tfrac{l}{p}\,\tfrac{b s g d}{t}\,w \\"

@@ -6,7 +6,7 @@ from dtlib.theory.formula import formula
 from dtlib.theory.valid import amount, whole
 
 
-@formula("tp.exposed_seconds", source="derived here", chapter="tp", equation=r"\max(0,\; R - G)")
+@formula("tp.exposed_seconds", source="derived here", label="eq-tp-chunks", equation=r"\max(0,\; R - G)")
 def exposed_seconds(all_reduce_seconds: float, weight_gradient_seconds: float) -> float:
     """What is left of the backward all-reduce of a column-parallel layer.
 
@@ -17,7 +17,7 @@ def exposed_seconds(all_reduce_seconds: float, weight_gradient_seconds: float) -
     return max(0.0, travel - amount("weight_gradient_seconds", weight_gradient_seconds))
 
 
-@formula("tp.chunked_seconds", source="derived here", chapter="tp", equation=r"\max(P, R) + \frac1k \min(P, R)")
+@formula("tp.chunked_seconds", source="derived here", label="eq-tp-chunks", equation=r"\max(P, R) + \frac1k \min(P, R)")
 def chunked_seconds(product_seconds: float, all_reduce_seconds: float, chunks: int) -> float:
     """A row-parallel product in k pieces, each all-reduced while the next one is computed.
 

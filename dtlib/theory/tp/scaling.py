@@ -17,7 +17,7 @@ def _work(recompute: str, forward: float, core: float) -> tuple[float, int]:
 @formula(
     "tp.break_even_ranks",
     source="derived here",
-    chapter="tp",
+    label="thm-tp-break-even",
     equation=r"t^* = 1 + \frac{9h + \frac32 s}{w} \cdot \frac{B}{F}",
     use="With more ranks a layer communicates for longer than it computes.",
 )
@@ -65,7 +65,7 @@ def break_even_hidden(
 @formula(
     "tp.efficiency",
     source="derived here",
-    chapter="tp",
+    label="thm-tp-break-even",
     equation=r"\frac{1}{1 + (t-1)\Bigl(\frac{1}{t^*-1} + \rho\Bigr)}",
 )
 def efficiency(tp: int, break_even: float, replicated: float = 0.0) -> float:

@@ -10,7 +10,7 @@ from dtlib.theory.memory.flops import checked_recompute
 from dtlib.theory.valid import whole
 
 
-@formula("tp.layer_elements", source="shoeybi2019", chapter="tp", equation=r"4\,b\,s\,h")
+@formula("tp.layer_elements", source="shoeybi2019", label="eq-tp-layer", equation=r"4\,b\,s\,h")
 def layer_elements(micro_batch: int, seq: int, hidden: int, *, recompute: str = "none") -> int:
     """Elements that a layer all-reduces for one micro-batch.
 
@@ -33,7 +33,7 @@ class OutsideElements(Breakdown):
     loss: int
 
 
-@formula("tp.outside_elements", source="shoeybi2019", chapter="tp", equation=r"2\,b\,s\,h + 3\,b\,s")
+@formula("tp.outside_elements", source="shoeybi2019", label="eq-tp-loss", equation=r"2\,b\,s\,h + 3\,b\,s")
 def outside_elements(micro_batch: int, seq: int, hidden: int) -> OutsideElements:
     """Elements all-reduced outside the layers for one micro-batch.
 

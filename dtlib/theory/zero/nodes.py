@@ -22,7 +22,7 @@ class NodeTraffic(Breakdown):
 @formula(
     "zero.hybrid_traffic",
     source="zhao2023fsdp",
-    chapter="zero",
+    label="eq-zero-hybrid",
     equation=r"3\,\frac{q-1}{q}\,D \text{ inside}, \quad 2\,\frac{N/q-1}{N/q}\,\frac{D}{q} \text{ across}",
 )
 def hybrid_traffic(full_bytes: float, n: int, ranks_per_node: int) -> NodeTraffic:
@@ -51,7 +51,7 @@ class CrossNodeVolume(Breakdown):
 @formula(
     "zero.zero_plus_plus_volume",
     source="wang2023zeropp",
-    chapter="zero",
+    label="eq-zero-plus-plus",
     equation=r"M + M + M \;\to\; \tfrac12 M + 0 + \tfrac14 M",
 )
 def zero_plus_plus_volume(
@@ -81,7 +81,7 @@ def zero_plus_plus_volume(
 @formula(
     "zero.quantised_gather_bytes",
     source="wang2023zeropp",
-    chapter="zero",
+    label="eq-zero-plus-plus",
     equation=r"\frac{N-1}{N}\,\Psi\left(1 + \frac{4}{c}\right)",
 )
 def quantised_gather_bytes(num_params: float, n: int, block: int) -> float:
@@ -96,7 +96,10 @@ def quantised_gather_bytes(num_params: float, n: int, block: int) -> float:
 
 
 @formula(
-    "zero.quantised_error", source="wang2023zeropp", chapter="zero", equation=r"\tfrac{1}{254} \max_{\text{block}} |w|"
+    "zero.quantised_error",
+    source="wang2023zeropp",
+    label="eq-zero-plus-plus",
+    equation=r"\tfrac{1}{254} \max_{\text{block}} |w|",
 )
 def quantised_error(largest: float, bits: int = 8) -> float:
     """Weights in few bits, how far one is off at most.

@@ -37,7 +37,7 @@ def split_parts(stage: int) -> tuple[str, ...]:
 @formula(
     "zero.bytes_per_param",
     source="rajbhandari2020zero",
-    chapter="zero",
+    label="eq-zero-bytes",
     equation=(
         r"\begin{cases} w + g + o & \text{stage } 0 \\ w + g + o/N & \text{stage } 1 \\"
         r" w + (g + o)/N & \text{stage } 2 \\ (w + g + o)/N & \text{stage } 3 \end{cases}"
@@ -60,7 +60,7 @@ def bytes_per_param(n: int, stage: int, weights: float = 2, gradients: float = 2
 @formula(
     "zero.limit_bytes_per_param",
     source="derived here",
-    chapter="zero",
+    label="eq-zero-bytes",
     equation=(
         r"\lim_{N \to \infty} = \begin{cases} w + g + o & \text{stage } 0 \\ w + g & \text{stage } 1 \\"
         r" w & \text{stage } 2 \\ 0 & \text{stage } 3 \end{cases}"
@@ -92,7 +92,7 @@ def states(num_params: float, n: int, stage: int, recipe: str | Recipe = "16-byt
 @formula(
     "zero.states_of_rank",
     source="derived here",
-    chapter="zero",
+    label="eq-zero-bytes",
     equation=r"\sum_{\text{whole}} e \sum_j \Psi_j \;+ \sum_{\text{split}} e \sum_j \Psi_j(r)",
 )
 def states_of_rank(
@@ -127,7 +127,7 @@ def states_of_rank(
 @formula(
     "zero.shard_elements",
     source="derived here",
-    chapter="zero",
+    label="eq-zero-bytes",
     equation=(
         r"\begin{cases} \lfloor \Psi_j/N \rfloor \text{ or } \lceil \Psi_j/N \rceil & \text{even} \\"
         r" \lceil \text{rows}/N \rceil \cdot \Psi_j/\text{rows} & \text{padded rows} \end{cases}"

@@ -26,7 +26,7 @@ class ZeroTraffic(Breakdown):
 @formula(
     "zero.traffic",
     source="rajbhandari2020zero",
-    chapter="zero",
+    label="thm-zero-traffic",
     equation=(
         r"\frac{N-1}{N} \cdot \begin{cases} 2 D_g & \text{stage } 0 \\ D_g + D_w & \text{stages } 1, 2 \\"
         r" D_g + 2 D_w & \text{stage } 3 \end{cases}"
@@ -66,7 +66,7 @@ def traffic(
 @formula(
     "zero.sent_bytes",
     source="rajbhandari2020zero",
-    chapter="zero",
+    label="thm-zero-traffic",
     equation=r"\{2, 2, 2, 3\} \cdot \frac{N-1}{N}\,D",
 )
 def sent_bytes(full_bytes: float, n: int, stage: int) -> float:
@@ -80,7 +80,7 @@ def sent_bytes(full_bytes: float, n: int, stage: int) -> float:
     return traffic(full_bytes, n, stage).total
 
 
-@formula("zero.gathered_bytes", source="derived here", chapter="zero", equation=r"(1 + f)\,w\,\Phi")
+@formula("zero.gathered_bytes", source="derived here", label="eq-zero-gathered", equation=r"(1 + f)\,w\,\Phi")
 def gathered_bytes(largest_module_bytes: float, *, prefetched: int = 1) -> float:
     """Full weights that stage 3 holds in its forward pass, beside the shards.
 
@@ -94,7 +94,7 @@ def gathered_bytes(largest_module_bytes: float, *, prefetched: int = 1) -> float
 @formula(
     "zero.peak_bytes",
     source="derived here",
-    chapter="zero",
+    label="eq-zero-peak",
     equation=(
         r"K + \begin{cases} \max(A, g\Psi) + (1 + 2\rho)\,g\Phi & \text{stage } 1 \\"
         r" \max(A', g\Psi/N) + c\,g\Phi & \text{stage } 2 \\"
@@ -154,7 +154,7 @@ def peak_bytes(
     return peak
 
 
-@formula("zero.exchange_messages", source="derived here", chapter="zero", equation=r"3u\,(N-1)")
+@formula("zero.exchange_messages", source="derived here", label="eq-zero-wrap", equation=r"3u\,(N-1)")
 def exchange_messages(num_units: int, n: int) -> int:
     """Messages that a rank sends in a step of stage 3.
 
@@ -167,7 +167,7 @@ def exchange_messages(num_units: int, n: int) -> int:
 @formula(
     "zero.exchange_seconds",
     source="derived here",
-    chapter="zero",
+    label="eq-zero-wrap",
     equation=r"3u\,(N-1)\,\alpha + 3\,\frac{N-1}{N}\,\frac{D}{B}",
 )
 def exchange_seconds(full_bytes: float, num_units: int, n: int, alpha_seconds: float, link_bytes_per_s: float) -> float:
