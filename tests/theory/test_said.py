@@ -41,3 +41,17 @@ def test_what_the_gradient_of_the_question_adds():
     assert [round(reached, 1), round(adds * reached, 2), round(adds * 0.45, 2)] == [0.8, 0.32, 0.18]
     assert 16 * params > card.memory_bytes
     assert zero.sent_bytes(2 * params, 64, 1) == zero.sent_bytes(2 * params, 64, 0)
+
+
+def crossing(n: int) -> float:
+    """Bytes up to which two trees, cut in pieces, beat a ring of n ranks, as multiples of D*."""
+    of = cluster.cluster("H100", n, ranks_per_node=1)  # 10 µs a message, 50 GB/s
+    sizes = np.geomspace(1e4, 1e10, 2000)
+    won = [size for size in sizes if cluster.pipelined_tree(of, size) < cluster.flat_ring(of, size)]
+    return won[-1] / collectives.ring_tree_crossover_bytes(n, of.across_alpha_seconds, of.across_bytes_per_s)
+
+
+def test_trees_in_pieces_lose_to_a_ring_later_than_whole_ones_among_many_ranks_alone():
+    assert round(crossing(64)) == 12
+    assert all(crossing(n) < 1 for n in (4, 5, 8))
+    assert all(crossing(n) > 1 for n in (16, 100, 1000))
