@@ -1,5 +1,6 @@
 """cp.1: partial results of attention, merged by their log-sum-exp; on paper."""
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 from dtlib.grading.inputs import Case, Cases, Rng, call
 from dtlib.grading.kinds import on_paper, values
 from dtlib.grading.seen import Observed
-from dtlib.grading.signs import Wrong, every, only_if
+from dtlib.grading.signs import Sign, Wrong, every
 from dtlib.theory import cp
 
 PAIR = "output, log_sum"
@@ -37,7 +38,8 @@ def case(rng: Rng, blocks: int, around: float, apart: float, hidden: float) -> d
         log_sums[unseen], outputs[unseen] = -np.inf, 0
     words = f"{blocks} blocks, {queries} queries, log-sums around {around} and {apart} apart"
     arguments = [list(outputs), list(log_sums)]
-    return call(words + ", some queries see nothing" * bool(hidden), arguments, small=not around and apart < 10)
+    told = {"small": not around and apart < 10, "all seen": not hidden}
+    return call(words + ", some queries see nothing" * bool(hidden), arguments, **told)
 
 
 def right(case: Case) -> list[Any]:
@@ -48,15 +50,55 @@ def right(case: Case) -> list[Any]:
     return list(found)
 
 
+def found(observed: Observed) -> tuple[Any, Any, Any]:
+    """Of each query: whether its result is no number, its log-sum, and whether it sees anything."""
+    output, log_sum = (np.asarray(each, float) for each in observed.said[0]["answer"])
+    seen = ~np.isneginf(observed.case["arguments"][1]).all(0)
+    return np.isnan(output).any(1) | np.isnan(log_sum), log_sum, seen
+
+
+def overflows(observed: Observed) -> bool:
+    """Whether a query that sees something has no number, or one without end, and no sum that vanished."""
+    lost, log_sum, seen = found(observed)
+    return bool((np.isposinf(log_sum) | (lost & ~np.isneginf(log_sum)))[seen].any())
+
+
+def vanishes(observed: Observed) -> bool:
+    """Whether the sum of a query that sees something is 0."""
+    _, log_sum, seen = found(observed)
+    return bool(np.isneginf(log_sum)[seen].any())
+
+
+def where_large(holds: Callable[[Observed], bool]) -> Sign:
+    """That it holds in some case that failed, and that no case of small log-sums did in which all is seen."""
+
+    def fits(failing: Sequence[Observed], passing: Sequence[Observed]) -> bool:
+        spared = not any(each.case["is"]["small"] and each.case["is"]["all seen"] for each in failing)
+        large = [each for each in failing if each.has_come and each.case["is"]["all seen"]]
+        return spared and any(map(holds, large))
+
+    return Sign(fits)
+
+
 def lost_where_nothing_is_seen(observed: Observed) -> bool:
-    """Whether the output is no number for just the queries that see nothing."""
-    lost = np.isnan(observed.said[0]["answer"][0]).any(1)
-    return bool((lost == np.isneginf(observed.case["arguments"][1]).all(0)).all())
+    """Whether it is no number for all queries that see nothing, and for others only that see nothing of a block."""
+    lost, _, seen = found(observed)
+    partly = np.isneginf(observed.case["arguments"][1]).any(0)
+    return bool(lost.any() and lost[~seen].all() and partly[lost].all())
+
+
+def number_where_nothing_is_seen(observed: Observed) -> bool:
+    """Whether the log-sum of just the queries that see nothing is wrong, and a number."""
+    _, log_sum, seen = found(observed)
+    wanted = right(observed.case)[1]
+    return bool(np.isfinite(log_sum).all() and np.allclose(log_sum[seen], wanted[seen]))
 
 
 WRONG: Wrong = {
-    "too large for a number": only_if("small"),
+    "too large for a number": where_large(overflows),
+    "too small for a number": where_large(vanishes),
     "not a number where nothing is seen": every(lost_where_nothing_is_seen),
+    "a number where nothing is seen": every(number_where_nothing_is_seen),
 }
 part = partial(values, right=right, parts=PAIR, rtol=1e-7, atol=1e-9, wrong=WRONG)
 EXERCISE = on_paper(

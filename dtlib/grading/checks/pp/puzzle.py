@@ -7,6 +7,7 @@ from dtlib.grading.exercise import Finding, FormError
 from dtlib.grading.inputs import Cases, Rng, call
 from dtlib.grading.kinds import on_paper, order
 from dtlib.grading.seen import Case, Observed
+from dtlib.grading.signs import Sign, Wrong
 from dtlib.theory import pp
 
 BOARDS = ((2, 2), (2, 4), (3, 3), (3, 5), (4, 5))
@@ -54,12 +55,39 @@ def find_full(observed: Observed) -> Finding | None:
     return None
 
 
+def idle(observed: Observed) -> tuple[str, str]:
+    """Why a game is no shorter: where the last rank waits, before it begins, between its moves, or not at all; and
+    before which move, or which rank is the last one to end."""
+    table, (p, _) = pp.simulate(given(observed)), observed.case["arguments"]
+    starts, ends = table.starts[-1], [p - 1.0, *table.ends[-1]]
+    for number, (ready, start) in enumerate(zip(ends, starts, strict=False)):
+        if start > ready:
+            told = f"rank {p - 1} waits for {start - ready:.0f} of them before move {number + 1}"
+            return "between" if number else "before", told
+    longest = max(range(p), key=lambda rank: table.ends[rank][-1])
+    return "not at all", f"rank {longest} is the last to end"
+
+
+def waits(where: str) -> Sign:
+    """That the last rank does so in the case that is told."""
+    return Sign(lambda failing, passing: idle(failing[0])[0] == where)
+
+
+SLOW: Wrong = {
+    "the first one comes late": waits("before"),
+    "the last rank waits between": waits("between"),
+    "another rank ends later": waits("not at all"),
+}
+
+
 def slower_than(units: Any) -> Any:
     """A function that finds schedules which take more than ``units(p, m)``."""
 
     def find(observed: Observed) -> Finding | None:
         seen, wanted = pp.simulate(given(observed)).span, units(*observed.case["arguments"])
-        return Finding(f"{seen:.0f} units of time", f"at most {wanted}", observed.words) if seen > wanted else None
+        if seen <= wanted:
+            return None
+        return Finding(f"{seen:.0f} units of time, {idle(observed)[1]}", f"at most {wanted}", observed.words)
 
     return find
 
@@ -74,6 +102,7 @@ EXERCISE = on_paper(
     order(2, "legal", "every move is possible, and all are made", find_illegal, gate=True, agrees=agrees),
     order(2, "memory", "no rank holds more than p micro-batches", find_full, kind="memory", agrees=agrees),
     order(2, "faster", "faster than 1F1B, which takes 3(m + p − 1)", slower_than(lambda p, m: 3 * (m + p - 1) - 1),
+          wrong=SLOW, agrees=agrees),
+    order(3, "fastest", "as fast as can be: 3m + p − 1", slower_than(lambda p, m: 3 * m + p - 1), wrong=SLOW,
           agrees=agrees),
-    order(3, "fastest", "as fast as can be: 3m + p − 1", slower_than(lambda p, m: 3 * m + p - 1), agrees=agrees),
 )  # fmt: skip
