@@ -6,6 +6,7 @@ What a dictionary holds counts as an argument, entry by entry. And examples have
 
 from __future__ import annotations
 
+import ast
 import copy
 import doctest
 import io
@@ -23,8 +24,9 @@ from dtlib.grading.checks import all_exercises
 from dtlib.grading.compare import close
 from dtlib.grading.exercise import Exercise
 from dtlib.grading.seen import Case, Observed, Trouble
+from dtlib.lab import RankError
 
-from .answers import namespace, programs, reference_namespace
+from .answers import answer, namespace, open_sandbox, programs, reference_namespace, run_jobs
 from .test_notebooks import cells
 
 ON_PAPER = [name for name, exercise in all_exercises().items() if bank.is_on_paper(exercise)]
@@ -41,8 +43,6 @@ OPEN: dict[str, set[tuple[Any, ...]]] = {
         "layers", "hidden", "heads", "kv_heads", "vocab", "node", "card_bytes", "rate", "inside", "across",
     )},
 }  # fmt: skip
-#: Tasks whose example shows tuples, and whose check hands lists out.
-OTHER_FORM = {"threed.3", "planner.2", "planner.3"}
 ANOTHER = 20262  # the seed of the case that is drawn once
 SEVERAL = {"activations.3", "collectives.1", "pp.4"}  # have several right answers, or forms of one
 QUIET = {"library": [], "built_in": [], "escaped": [], "form": "bytes", "shortcut": []}
@@ -166,18 +166,51 @@ def test_no_argument_can_be_taken_for_a_constant(name: str, seeds: range):
     assert {place: told for place, told in unrefused(name, seeds).items() if place not in allowed} == {}
 
 
-def kinds(value: Any) -> Iterator[type]:
-    """The kinds of containers in a value."""
-    if isinstance(value, dict | list | tuple | np.ndarray):
-        yield type(value)
-        if not isinstance(value, np.ndarray):
-            yield from (kind for each in (value.values() if isinstance(value, dict) else value) for kind in kinds(each))
+FORM = """
+def form(value):
+    if isinstance(value, dict):
+        return {key: form(each) for key, each in sorted(value.items())}
+    if isinstance(value, (list, tuple)):
+        return type(value).__name__, sorted({repr(form(each)) for each in value})
+    if hasattr(value, "dtype"):
+        return type(value).__name__.replace("Parameter", "Tensor"), str(value.dtype)
+    return "callable" if callable(value) else type(value).__name__
+"""
+TELLS = FORM + "\ndef FUNCTION(*arguments):\n    raise ValueError(f'<{list(map(form, arguments))}>')\n"
+form: Callable[[Any], Any] = namespace(FORM)["form"]
+
+
+def forms(text: str) -> list[Any]:
+    """Of each argument its form, as the error of `TELLS` says."""
+    return list(ast.literal_eval(text[text.index("<") + 1 : text.index("]>") + 1]))
 
 
 @pytest.mark.parametrize("name", ON_PAPER)
-def test_examples_have_the_form_of_what_is_handed_out(name: str):
-    given = handed(all_exercises()[name].cases(ANOTHER)[0]["arguments"])
-    assert (set(kinds(example(name))) <= set(kinds(given))) == (name not in OTHER_FORM)
+def test_examples_show_what_is_handed_out(name: str):
+    """In kinds of containers, of numbers and of arrays."""
+    given = [handed(case["arguments"]) for case in all_exercises()[name].cases(ANOTHER)]
+    for arguments in examples(name):
+        for place, argument in enumerate(arguments):
+            assert form(argument) in [form(each[place]) for each in given if has(each, (place,))], (name, place)
+
+
+def test_examples_on_ranks_show_what_is_handed_out(subtests: pytest.Subtests):
+    others = {name: exercise for name, exercise in all_exercises().items() if name not in ON_PAPER}
+    tells = {name: TELLS.replace("FUNCTION", exercise.function) for name, exercise in others.items()}
+    with open_sandbox() as sandbox:
+        jobs = [(each, answer(name, tells[name]), each.cases(ANOTHER)[0]) for name, each in others.items()]
+        seen = run_jobs(sandbox, jobs)
+    for name, observed in zip(others, seen, strict=True):
+        stem, _, number = name.partition(".")
+        space = {**reference_namespace(stem)}
+        exec(compile(tells[name], name, "exec"), space)
+        text = "\n".join(re.findall(r"```python\n(.*?)```", cells(stem)[f"{stem}-{number}-task"], re.S))
+        example = "".join(each.source for each in doctest.DocTestParser().get_examples(text))
+        with subtests.test(name), pytest.raises((ValueError, RankError), match="<") as shown:
+            exec(compile(example, name, "exec"), space)
+        assert observed.trouble is not None
+        given, told = forms(observed.trouble.text), forms(str(shown.value))
+        assert [one for one, two in zip(told, given, strict=True) if one != two and two != "NoneType"] == [], name
 
 
 @pytest.mark.parametrize("name", ON_PAPER)

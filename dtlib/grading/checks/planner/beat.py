@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from dtlib.grading.exercise import Finding, FormError
 from dtlib.grading.inputs import Case, Cases, Rng, call
 from dtlib.grading.kinds import on_paper, order
 from dtlib.grading.seen import Observed
+from dtlib.grading.signs import Sign, Wrong
 from dtlib.theory import models, planner
 
 from ._naive import known, limits
@@ -24,6 +26,8 @@ KINDS = (
     ("llama3-70b", 80, "A100", 512, 8, 512), ("llama3-8b", 36, "A100", 16, 8, 256),
     ("gpt3-175b", 96, "A100", 256, 8, 2048), ("gpt3-175b", 96, "H100", 1024, 8, 2048),
 )  # fmt: skip
+#: Where nothing fits unless it is computed again; with the tokens of a sequence.
+LONG = (("llama3-8b", 32, "A100", 8, 8, 64, 65536), ("llama3-70b", 80, "H100", 64, 8, 256, 16384))
 #: What machines are drawn from beside them: model, layers, card, the least cards and sequences.
 DRAWN = (
     ("llama3-8b", (24, 28, 36, 40), "A100", 16, 256), ("llama2-13b", (32, 36, 44, 48), "H100", 32, 1024),
@@ -34,6 +38,7 @@ DRAWN = (
 def draw(rng: Rng) -> Cases:
     """Each kind, and machines that nobody has seen before, in any order."""
     cases = [case(*kind, 1.0, 1.0) for kind in KINDS]
+    cases += [case(*kind, 1.0, 1.0, seq) for *kind, seq in LONG]
     for name, layers, card, cards, sequences in DRAWN:
         more, longer = (2 ** int(rng.integers(3)) for _ in range(2))
         inside, across = (float(rng.uniform(0.8, 1.2)) for _ in range(2))
@@ -42,21 +47,27 @@ def draw(rng: Rng) -> Cases:
 
 
 def case(
-    name: str, layers: int, card: str, cards: int, node: int, sequences: int, inside: float, across: float
+    name: str, layers: int, card: str, cards: int, node: int, sequences: int, inside: float, across: float, seq: int = 0
 ) -> dict[str, Any]:
-    """`inside` and `across` are factors of the rates of the links."""
-    named = (name, layers, card, cards, node, inside, across)
+    """`inside` and `across` are factors of the rates of the links; `seq` tokens where they are not the model's own."""
+    named = (name, layers, card, cards, node, inside, across, seq)
     model, machine = known(*named)
     of = machine.accelerator
     job = {
         "layers": layers, "hidden": model.hidden, "heads": model.num_heads, "kv_heads": model.num_kv_heads,
         "vocab": model.vocab, "seq": model.seq, "params": models.model_parameters(model).total, "sequences": sequences,
-        "cards": cards, "node": node, "card_bytes": of.memory_bytes, "rate": of.half_flop_per_s,
+        "cards": cards, "node": node, "card_bytes": of.memory_bytes, "rate": float(of.half_flop_per_s),
         "inside": of.link.link_bytes_per_s, "across": machine.network.link_bytes_per_s,
     }  # fmt: skip
-    words = f"{layers} layers of {name} on {cards} {card} in nodes of {node}, {sequences} sequences a step"
+    told = f", {seq} tokens each" * bool(seq)
+    words = f"{layers} layers of {name} on {cards} {card} in nodes of {node}, {sequences} sequences a step{told}"
     slow, best = limits(sequences, *named)
-    return call(words, [job]) | {"named": list(named), "sequences": sequences, "naive": slow, "best": best}
+    return call(words, [job], long=bool(seq)) | {
+        "named": list(named),
+        "sequences": sequences,
+        "naive": slow,
+        "best": best,
+    }
 
 
 def planned(observed: Observed) -> tuple[float, str]:
@@ -93,6 +104,17 @@ def find_unfit(observed: Observed) -> Finding | None:
     return Finding(f"{show(observed.said[0]['answer'])}: {why}", "a plan that fits", observed.words) if why else None
 
 
+def never_again(failing: Sequence[Observed], passing: Sequence[Observed]) -> bool:
+    """Whether it goes wrong where all has to be computed again, for want of a plan or with one that does not do so."""
+    return all(
+        each.case["is"]["long"] and not (each.has_come and np.ravel(each.said[0]["answer"] or 0)[-1])
+        for each in failing
+    )
+
+
+WRONG: Wrong = {"nothing computed again": Sign(never_again)}
+
+
 def slower_than(most: Any) -> Any:
     def find(observed: Observed) -> Finding | None:
         seconds, limit = planned(observed)[0], most(observed.case)
@@ -112,7 +134,10 @@ def near_the_best(case: Case) -> float:
 
 EXERCISE = on_paper(
     "planner.5", "own_plan", "Beat the naive plan", draw,
-    order(3, "fits", "a plan of this machine that fits", find_unfit, kind="value", agrees=agrees),
-    order(3, "beats", "faster than the naive plan", slower_than(beaten), kind="value", agrees=agrees),
-    order(2, "near", "within a third of the best there is", slower_than(near_the_best), kind="value", agrees=agrees),
+    order(3, "fits", "a plan of this machine that fits", find_unfit, wrong=WRONG, kind="value",
+          agrees=agrees),
+    order(3, "beats", "faster than the naive plan", slower_than(beaten), wrong=WRONG, kind="value",
+          agrees=agrees),
+    order(2, "near", "within a third of the best there is", slower_than(near_the_best), wrong=WRONG, kind="value",
+          agrees=agrees),
 )  # fmt: skip
