@@ -21,6 +21,7 @@ from .seen import Case, Observed
 Kind = Literal["value", "gradient", "traffic", "memory", "overlap", "schedule"]
 KINDS: tuple[str, ...] = get_args(Kind)
 CHANGED = "writes into what it was given"
+EARLY = "asked before it was due"
 
 
 @dataclass(frozen=True)
@@ -110,10 +111,10 @@ class Check:
         if not failing:
             return self.result("pass" if passing else "not looked at")
         failed = [each for each, _ in failing]
-        by_itself = {finding.mistake for _, finding in failing} == {CHANGED}
+        by_itself = {finding.mistake for _, finding in failing}
+        alone = by_itself.pop() if len(by_itself) == 1 else ""
         known = next(
-            (each for each in self.mistakes if (each.name == CHANGED if by_itself else _fits(each, failed, passing))),
-            None,
+            (each for each in self.mistakes if (each.name == alone if alone else _fits(each, failed, passing))), None
         )
         # A wrong result says more than none; among equals, the first and easiest case says most.
         told = min(failing, key=lambda pair: not pair[0].has_come)[1]

@@ -15,10 +15,10 @@ import numpy as np
 
 from . import plain
 from .compare import compare, show, show_bytes
-from .exercise import Check, Exercise, Finding, FormError, Kind, Mistake
+from .exercise import EARLY, Check, Exercise, Finding, FormError, Kind, Mistake
 from .oracle import FLOAT_BYTES
 from .seen import Case, Observed, Seen
-from .signs import Of, Sign, Sums, Theory, Wrong, common, every, known, of_sums, same, some_rank, taken_from
+from .signs import NEVER, Of, Sign, Sums, Theory, Wrong, common, every, known, of_sums, same, some_rank, taken_from
 
 ROOM = 6 * 2**20  # for what libraries keep, where memory is weighed
 Ranges = Mapping[str, Sign | tuple[Callable[[Case, int], float], Callable[[Case, int], float] | None]]
@@ -124,7 +124,7 @@ def keeps(
     least: Callable[[Case, int], float] = lambda case, rank: 0.0,
     wrong: Ranges | None = None,
     where: str | Callable[[Case], bool] = "weighed",
-    early: Callable[[Observed, int], bool] = lambda observed, rank: False,
+    early: Callable[[Observed, int], bool] | None = None,
 ) -> Check:
     """Memory, weighed from outside: ``of(seen, rank)`` is at most ``most(case, rank)`` bytes on every rank.
 
@@ -138,9 +138,9 @@ def keeps(
             seen, limit = of(observed.seen, rank), most(observed.case, rank)
             bound, told = least(observed.case, rank), "at most" if seen > limit else "at least"
             is_weighed = any(each.peak_bytes for each in observed.seen.asks)  # nobody can everywhere
-            if early(observed, rank):
+            if early and early(observed, rank):
                 place = f"on rank {rank}; {observed.words}" if len(observed.said) > 1 else observed.words
-                return Finding("the desk asked for what comes next before it was due", "its turn", place)
+                return asked_early(place)
             if seen > limit or (seen < bound and is_weighed):
                 place = f"on rank {rank}; {observed.words}" if len(observed.said) > 1 else observed.words
                 limit = limit if seen > limit else bound
@@ -154,8 +154,14 @@ def keeps(
         return every(lambda each: any(holds(each.case, rank, of(each.seen, rank)) for rank in range(len(each.said))))
 
     signs = {name: sign if isinstance(sign, Sign) else within(*sign) for name, sign in (wrong or {}).items()}
+    signs |= {EARLY: NEVER} if early else {}
     mistakes = tuple(Mistake(name, sign.fits) for name, sign in signs.items())
     return Check(name, "memory", points, description, inspect, mistakes, applies=_where(where))
+
+
+def asked_early(place: str) -> Finding:
+    """That what comes next was asked for before it was due, which is a mistake by itself."""
+    return Finding("the desk asked for what comes next before it was due", "its turn", place, EARLY)
 
 
 def order(
@@ -286,6 +292,16 @@ def shows(label: str, of: str, rtol: float = 1e-3) -> Callable[[Observed, int], 
         said = observed.said[rank][of]
         norm = float(np.linalg.norm(said.astype(np.float64))) if plain.is_array(said) else math.nan
         return not all(abs(ask.shown - norm) <= rtol * norm for ask in observed.seen.asked(rank, label))
+
+    return early
+
+
+def showed(*labels: str) -> Callable[[Observed, int], bool]:
+    """Whether what a rank showed at questions of these labels is not what it says that it had to show there."""
+
+    def early(observed: Observed, rank: int) -> bool:
+        asked = [ask.shown for ask in observed.seen.asks if ask.rank == rank and ask.label in labels]
+        return not np.allclose(asked, observed.said[rank]["shown"], rtol=1e-3, atol=0, equal_nan=True)
 
     return early
 

@@ -105,6 +105,7 @@ ABANDONED = Sign(lambda failing, passing: any(map(_thrown_away, failing)))
 OVERWRITTEN = some_rank(lambda said, case: any(plain.is_array(each) and np.isnan(each).any() for each in said.values()))
 DEADLOCK = Sign(lambda failing, passing: any(map(_hangs, failing)) and not any(map(_thrown_away, failing)))
 NEVER_ENDS = Sign(lambda failing, passing: any(each.trouble and each.trouble.kind == "hung" for each in failing))
+NEVER = Sign(lambda failing, passing: False)  # of what a finding names by itself
 NOTHING_ELSE = every(lambda each: True)  # for the last of a check's mistakes
 GATHERED = every(lambda each: "all_gather" in dict(each.seen.collectives()))
 

@@ -14,6 +14,7 @@ import pytest
 from dtlib.grading.checks import all_exercises
 from dtlib.grading.checks.pp import executor
 from dtlib.grading.checks.zero import optimizer
+from dtlib.grading.exercise import EARLY as EARLY_MISTAKE
 from dtlib.grading.exercise import Exercise
 from dtlib.grading.sandbox import Sandbox
 from dtlib.grading.seen import Case, Observed
@@ -36,13 +37,16 @@ def ask_beforehand(how_often):
     desk = the_desk()
     pieces = [desk.ask("", 1.0) for _ in range(how_often)]
     desk.next = lambda shows=None: pieces.pop(0)
+    if ASKS:
+        desk.ask = lambda label, shows=None: pieces.pop(0)
 
 
 hoard = []
 
 
 def FUNCTION(*arguments):
-    ask_beforehand(TIMES)
+    if not hoard:
+        ask_beforehand(TIMES)
     hoard.append(b"1" * HOARD)
     return right(*arguments)
 """
@@ -58,6 +62,11 @@ def run_schedule(actions, stage, rows, inputs, losses):
     order = [each for each in actions if each[0] == "F"] + [each for each in actions if each[0] == "B"]
     return right(order, stage, rows, inputs, losses)
 """
+
+
+def asking(times: int, hoards_mib: int, *, asks: bool = False) -> str:
+    """An answer that asks so often before it begins, by name too or not, and then keeps so much."""
+    return EARLY.replace("TIMES", str(times)).replace("ASKS", str(asks)).replace("HOARD", str(hoards_mib * MiB))
 
 
 @pytest.fixture(scope="module")
@@ -82,10 +91,10 @@ def verdict(exercise: Exercise, check: str, seen: Observed) -> tuple[str, str]:
     return judged.verdict, judged.message
 
 
-def had_it_shown(seen: Observed, label: str, shown: list[list[float]]) -> Observed:
-    """The same, where each rank showed these numbers at its questions for `label`."""
+def had_it_shown(seen: Observed, labels: tuple[str, ...], shown: list[list[float]]) -> Observed:
+    """The same, where each rank showed these numbers at its questions of these labels."""
     left = [list(each) for each in shown]
-    asks = [ask._replace(shown=left[ask.rank].pop(0)) if ask.label == label else ask for ask in seen.seen.asks]
+    asks = [ask._replace(shown=left[ask.rank].pop(0)) if ask.label in labels else ask for ask in seen.seen.asks]
     return replace(seen, seen=replace(seen.seen, asks=asks))
 
 
@@ -93,22 +102,45 @@ def had_it_shown(seen: Observed, label: str, shown: list[list[float]]) -> Observ
 def test_who_is_weighed_before_there_is_anything_to_hold(sandbox: Sandbox, name: str, check: str, of: str):
     exercise = all_exercises()[name]
     case = next(each for each in exercise.cases(SEED) if each.get("weighed"))
-    seen = observed(sandbox, exercise, case, EARLY.replace("TIMES", "1").replace("HOARD", str(150 * MiB)))
+    seen = observed(sandbox, exercise, case, asking(1, 150))
     assert verdict(exercise, check, seen)[0] == "fail"
     assert "before it was due" in verdict(exercise, check, seen)[1]
     norms = [[float(np.linalg.norm(said[of].astype(np.float64)))] for said in seen.said]
-    assert verdict(exercise, check, had_it_shown(seen, "between", norms))[0] == "pass"
+    assert verdict(exercise, check, had_it_shown(seen, ("between",), norms))[0] == "pass"
+
+
+@pytest.mark.parametrize(
+    ("name", "check", "labels", "times", "asks"),
+    [
+        ("memory.5", "at rest", ("between steps",), 4, False),
+        ("memory.6", "at rest", ("between steps",), 24, True),
+        ("zero.3", "memory", ("between",), 2, False),
+        ("zero.6", "memory", ("forward ended", "backward ended"), 2, False),
+        ("activations.4", "kept", ("between",), 2, False),
+        ("activations.5", "kept", ("between",), 2, False),
+    ],
+)
+def test_who_asks_early_is_told_so(
+    sandbox: Sandbox, name: str, check: str, labels: tuple[str, ...], times: int, asks: bool
+):
+    exercise = all_exercises()[name]
+    case = next(each for each in exercise.cases(SEED) if each.get("weighed"))
+    seen = observed(sandbox, exercise, case, asking(times, 1, asks=asks))
+    (judged,) = [each for each in exercise.judge([seen]).checks if each.name == check]
+    assert (judged.verdict, judged.mistake) == ("fail", EARLY_MISTAKE)
+    assert "before it was due" in judged.message
+    told = had_it_shown(seen, labels, [said["shown"] for said in seen.said])
+    assert "before it was due" not in verdict(exercise, check, told)[1]
 
 
 def test_who_is_weighed_before_the_first_step(sandbox: Sandbox):
     exercise = all_exercises()["zero.4"]
     case = next(each for each in exercise.cases(SEED) if each.get("weighed"))
-    hoards = EARLY.replace("TIMES", str(case["steps"])).replace("HOARD", str(100 * MiB))
-    seen = observed(sandbox, exercise, case, hoards)
+    seen = observed(sandbox, exercise, case, asking(case["steps"], 100))
     assert verdict(exercise, "memory", seen)[0] == "fail"
     assert "before it was due" in verdict(exercise, "memory", seen)[1]
     sums = [[total for total, _ in optimizer.changes(case)]] * case["world_size"]
-    assert verdict(exercise, "memory", had_it_shown(seen, "between steps", sums))[0] == "pass"
+    assert verdict(exercise, "memory", had_it_shown(seen, ("between steps",), sums))[0] == "pass"
 
 
 def test_who_asks_in_one_order_and_goes_in_another(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch):

@@ -22,8 +22,8 @@ def gated(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
     """``function(gate, up)`` of copies that nobody else keeps, forward and backward; with a `residual`, the first one
     goes into the result as well, and `twice` adds a call with both exchanged, whose result goes back last.
 
-    Between the two the desk tells which elements it wants to know; it is asked once more when all but the gradients is
-    let go.
+    Between the two the desk tells which elements it wants to know, and is shown the norm of some; it is asked once more
+    when all but the gradients is let go.
     """
     given = desk.next()
     gate, up = (torch.from_numpy(each).requires_grad_() for each in inputs.gate_and_up(given))
@@ -35,13 +35,14 @@ def gated(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
     del pair, kept
     ends = [y, function(up * 1, gate * 1)] if given["twice"] else [y]
     del y
-    wanted = desk.next()
+    shown = _some(ends[0])
+    wanted = desk.next(shown)
     output = elements(sum(end.detach() for end in ends), wanted)
     while ends:
         ends.pop(0).backward(torch.from_numpy(inputs.noise(given, "upstream", given["shape"])))
     desk.next()
     found = [elements(each.grad, wanted) for each in (gate, up)]
-    return {"output": output, "gradients": found, "changed": changed}
+    return {"output": output, "gradients": found, "changed": changed, "shown": [shown]}
 
 
 def checkpoint(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
@@ -68,7 +69,8 @@ def checkpoint(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
         del out
     ends = ends or [y]
     del y
-    wanted = desk.next()
+    shown = _some(ends[0])
+    wanted = desk.next(shown)
     thrown, output = [torch.rand(_DICE)], elements(sum(end.detach() for end in ends), wanted)
     for number in range(1, len(ends) + 1):
         ends.pop(0).backward(number * torch.from_numpy(inputs.noise(given, "upstream", shape)))
@@ -77,7 +79,12 @@ def checkpoint(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
     gradients = [elements(x.grad, wanted)]
     if not given["weighed"]:
         gradients += [weight.grad for layer in layers for weight in layer.weights]
-    return {"results": [output, *gradients], "dice": thrown}
+    return {"results": [output, *gradients], "dice": thrown, "shown": [shown]}
+
+
+def _some(result: Tensor) -> float:
+    """The norm of some elements of a result."""
+    return float(result.detach().reshape(-1)[inputs.every_so_often(result.numel())].norm())
 
 
 class _Layer:

@@ -12,16 +12,18 @@ import torch
 from dtlib.grading import inputs
 
 from .desk import Desk
-from .network import Network, batches, loss_fn, make_optimizer, returned_function, sample
+from .network import Changes, Network, batches, loss_fn, make_optimizer, returned_function, sample
 
 
 def master_copy(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
     """``step = function(model, make_optimizer)``, then ``step()`` with gradients that the desk gives, some times.
 
-    The desk is asked at each step of an optimizer, and after each ``step()`` for the elements of the weights to tell.
+    The desk is asked at each step of an optimizer, and after each ``step()`` for the elements of the weights to tell;
+    it is shown by how much some others have changed.
     """
     given, optimizers = desk.next(), weakref.WeakSet[torch.optim.Optimizer]()
     model, weights, formats, kept = Network(given), [], set(), 0
+    changed = Changes(model)
 
     def make(tensors: Any) -> torch.optim.Optimizer:
         optimizer = make_optimizer(given)(tensors)
@@ -34,28 +36,29 @@ def master_copy(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
         _Given.backward_through(model, desk.next())
         step()
         gc.collect()  # what hangs in a cycle is nobody's to hold
-        weights.append(sample(model.parameters(), desk.next()))
+        weights.append(sample(model.parameters(), desk.next(changed.by())))
         formats |= {str(each.dtype).removeprefix("torch.") for each in model.parameters()}
         groups = [group["params"] for optimizer in optimizers for group in optimizer.param_groups]
         kept = _gradient_bytes([*model.parameters(), *(each for group in groups for each in group)])
-    return {"weights": weights, "formats": sorted(formats), "gradient_bytes": kept}
+    return {"weights": weights, "formats": sorted(formats), "gradient_bytes": kept, "shown": changed.told}
 
 
 def update_in_backward(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
     """``function(model, make_optimizer)``, then backward, and nothing else, for each batch.
 
     The desk is asked at each gate on the way back, if there are gates, and after it for the elements of the weights
-    to tell.
+    to tell; it is shown by how much some others have changed.
     """
     given, weights, kept = desk.next(), [], 0
     model = Network(given, desk if given["gated"] else None)
+    changed = Changes(model)
     function(model, make_optimizer(given))
     for batch in batches(given):
         loss_fn(model, batch).backward()
         gc.collect()
-        weights.append(sample(model.parameters(), desk.next()))
+        weights.append(sample(model.parameters(), desk.next(changed.by())))
         kept = _gradient_bytes(model.parameters())
-    return {"weights": weights, "gradient_bytes": kept}
+    return {"weights": weights, "gradient_bytes": kept, "shown": changed.told}
 
 
 class _Given(torch.autograd.Function):

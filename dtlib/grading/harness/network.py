@@ -93,6 +93,21 @@ def sample(tensors: Any, positions: Any) -> Any:
     return found
 
 
+class Changes:
+    """By how much some elements of a model's weights have changed since it was made: what there is to show."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self._watched = inputs.every_so_often(sum(each.numel() for each in model.parameters()))
+        self._before = sample(model.parameters(), self._watched)
+        self.told: list[float] = []
+
+    def by(self) -> float:
+        """The norm of the changes."""
+        self.told.append(float((sample(self._model.parameters(), self._watched) - self._before).norm()))
+        return self.told[-1]
+
+
 def elements(tensor: torch.Tensor | None, positions: Any) -> torch.Tensor | None:
     """A copy of the elements of `tensor` at `positions`, if there is one; without positions, of all of it."""
     if tensor is None or positions is None:

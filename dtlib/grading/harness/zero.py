@@ -16,19 +16,20 @@ from .network import Gate, Network, batches, elements, loss_fn, make_optimizer, 
 def split(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
     """``shard, unshard = function(parameters)``; then the parameters go, and twice the shard changes and is gathered.
 
-    By what a rank multiplies its shard it asks when it holds nothing else. Of many elements it tells those at some
-    ``positions``.
+    By what a rank multiplies its shard it asks when it holds nothing else, and shows the shard's norm. Of many elements
+    it tells those at some ``positions``.
     """
-    given, rebuilt = desk.next(), []
+    given, rebuilt, shown = desk.next(), [], []
     shard, unshard = _pair(function([torch.from_numpy(each).requires_grad_() for each in inputs.tensors(given)]))
     first = None if "positions" in given else shard.detach().clone()
     for _ in range(2):
+        shown.append(float(shard.detach().norm()))
         with torch.no_grad():
-            shard.mul_(desk.next())
+            shard.mul_(desk.next(shown[-1]))
         found = unshard()
         rebuilt.append(sample(found, given["positions"]) if "positions" in given else _copied(found))
         del found
-    return {"shard": first, "rebuilt": rebuilt}
+    return {"shard": first, "rebuilt": rebuilt, "shown": shown}
 
 
 def _pair(returned: Any) -> tuple[torch.Tensor, Callable[[], Any]]:
@@ -104,10 +105,11 @@ def stack(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
     """``outputs = function(inputs, shard, out_features)`` layer by layer, backward, and a step of the shards.
 
     Where the next backward ``adds`` there is no step, and gradients stay.
-    The desk gives a batch at each step. It is asked at gates between layers, forward and back, and when either ends. Of
-    many elements of a gradient it tells those at some ``positions``.
+    The desk gives a batch at each step. It is asked at gates between layers, forward and back, and when either ends:
+    then it is shown the loss, or the norm of the gradients. Of many elements of a gradient it tells those at some
+    ``positions``.
     """
-    given, losses, seen = desk.next(), [], []
+    given, losses, seen, shown = desk.next(), [], [], []
     widths = given["widths"][1:]
     shards = [torch.from_numpy(desk.next()).requires_grad_() for _ in widths]
     for step in range(given["steps"]):
@@ -121,15 +123,17 @@ def stack(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
             outputs = function(outputs, shard, width)
         loss = torch.nn.functional.mse_loss(outputs, targets)
         del outputs
-        desk.next()
-        loss.backward()
         losses.append(loss.item())
+        desk.next(losses[-1])
+        loss.backward()
         del loss
-        desk.next()
-        seen += [elements(each.grad, given["positions"]) for each in shards]
+        found = [elements(each.grad, given["positions"]) for each in shards]
+        shown += [losses[-1], float(sum(each.norm() for each in found if each is not None))]
+        desk.next(shown[-1])
+        seen += found
         with torch.no_grad():
             for each in () if given["adds"] else shards:
                 if each.grad is not None:
                     each -= given["rate"] * each.grad
                     each.grad = None
-    return {"losses": losses, "gradients": seen}
+    return {"losses": losses, "gradients": seen, "shown": shown}

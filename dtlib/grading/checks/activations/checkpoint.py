@@ -10,7 +10,7 @@ import numpy as np
 from dtlib.grading import inputs, oracle
 from dtlib.grading.compare import close
 from dtlib.grading.exercise import Exercise, Finding
-from dtlib.grading.kinds import ROOM, held_at, keeps, order, own_work, values
+from dtlib.grading.kinds import ROOM, held_at, keeps, order, own_work, showed, values
 from dtlib.grading.seen import Case, Observed
 from dtlib.grading.signs import Sign, Wrong, every, only_if, raised
 
@@ -244,6 +244,7 @@ between = kept(
         "one tensor a layer too many": (alive(), alive(inputs=2)),
         "everything kept": (alive(inside=1, room=0), None),
     },
+    early=showed("between"),
 )
 LEFT = "held after the step, the weights and all gradients among them"
 after = kept(held_at("after"), left, LEFT, wrong={"never let go": (left, None)})

@@ -9,7 +9,7 @@ import numpy as np
 
 from dtlib.grading import inputs, oracle, signs
 from dtlib.grading.exercise import Exercise
-from dtlib.grading.kinds import ROOM, Ranges, held_at, keeps, own_work, values
+from dtlib.grading.kinds import ROOM, Ranges, held_at, keeps, own_work, showed, values
 from dtlib.grading.seen import Case
 from dtlib.grading.signs import Sign, Wrong, instead, raised, some_rank
 
@@ -152,7 +152,8 @@ BETWEEN = "held between forward and backward, the inputs and the result among th
 AFTER = "held after the step, the inputs and their gradients among them"
 
 compared = partial(values, rtol=RTOL, atol=ATOL)
-kept = keeps(2, "kept", TWO, held_at("between"), tensors_of(MINE + 2), BETWEEN, wrong=KEPT)
+kept = keeps(2, "kept", TWO, held_at("between"), tensors_of(MINE + 2), BETWEEN, wrong=KEPT,
+             early=showed("between"))  # fmt: skip
 
 EXERCISE = Exercise(
     id="activations.4", function=FUNCTION, title="A gate that keeps less", harness="activations.gated",

@@ -7,7 +7,7 @@ import numpy as np
 
 from dtlib.grading import inputs, oracle
 from dtlib.grading.exercise import Exercise
-from dtlib.grading.kinds import ROOM, keeps, own_work, values
+from dtlib.grading.kinds import ROOM, keeps, own_work, showed, values
 from dtlib.grading.seen import Case, Seen
 from dtlib.grading.signs import NOTHING_ELSE, Theory, Wrong, only_if
 
@@ -112,7 +112,7 @@ HELD = {
     "many gradients at once": NOTHING_ELSE,
 }
 ORDINARY = "the weights after all steps are those of an ordinary AdamW"
-held = partial(keeps, least=per(11), wrong=HELD)
+held = partial(keeps, least=per(11), wrong=HELD, early=showed("between steps"))
 
 EXERCISE = Exercise(
     id="memory.6", function=FUNCTION, title="Gradients that never meet", harness="memory.update_in_backward",

@@ -8,7 +8,7 @@ import numpy as np
 
 from dtlib.grading import inputs, oracle
 from dtlib.grading.exercise import Exercise
-from dtlib.grading.kinds import ROOM, keeps, own_work, values
+from dtlib.grading.kinds import ROOM, keeps, own_work, showed, values
 from dtlib.grading.seen import Case, Observed, Seen
 from dtlib.grading.signs import Sign, every
 
@@ -152,7 +152,7 @@ def told(each: Observed) -> Any:
 
 
 weights = partial(values, right=right, of=told, names=lambda case: ["formats", *names(case)], wrong=COURSES, rtol=0.0)
-held = partial(keeps, least=per(13), wrong=HELD)
+held = partial(keeps, least=per(13), wrong=HELD, early=showed("between steps"))
 
 EXERCISE = Exercise(
     id="memory.5", function=FUNCTION, title="A step with a master copy", harness="memory.master_copy",

@@ -27,7 +27,7 @@ KINDS = (
     ("gpt3-175b", 96, "A100", 256, 8, 2048), ("gpt3-175b", 96, "H100", 1024, 8, 2048),
 )  # fmt: skip
 #: Where nothing fits unless it is computed again; with the tokens of a sequence.
-LONG = (("llama3-8b", 32, "A100", 8, 8, 64, 65536), ("llama3-70b", 80, "H100", 64, 8, 256, 16384))
+LONG = ((("llama3-8b", 32, "A100", 8, 8, 64), 65536), (("llama3-70b", 80, "H100", 64, 8, 256), 16384))
 #: What machines are drawn from beside them: model, layers, card, the least cards and sequences.
 DRAWN = (
     ("llama3-8b", (24, 28, 36, 40), "A100", 16, 256), ("llama2-13b", (32, 36, 44, 48), "H100", 32, 1024),
@@ -38,7 +38,7 @@ DRAWN = (
 def draw(rng: Rng) -> Cases:
     """Each kind, and machines that nobody has seen before, in any order."""
     cases = [case(*kind, 1.0, 1.0) for kind in KINDS]
-    cases += [case(*kind, 1.0, 1.0, seq) for *kind, seq in LONG]
+    cases += [case(*kind, 1.0, 1.0, seq) for kind, seq in LONG]
     for name, layers, card, cards, sequences in DRAWN:
         more, longer = (2 ** int(rng.integers(3)) for _ in range(2))
         inside, across = (float(rng.uniform(0.8, 1.2)) for _ in range(2))

@@ -155,7 +155,7 @@ CHECKS = (
         2, "memory", "when the parameters are gone, a rank keeps 1/N of their bytes",
         kinds.held_at("between"), lambda case, rank: held(0, 1)(case, rank) + kinds.ROOM,
         "kept when the parameters are gone", wrong=MEMORY,
-        least=lambda case, rank: held(0, 1)(case, rank) - kinds.ROOM,
+        least=lambda case, rank: held(0, 1)(case, rank) - kinds.ROOM, early=kinds.showed("between"),
     ),
     kinds.sends(
         1, "traffic", "the ranks send one all-gather of the shards, and nothing else", needed, wrong=TRAFFIC,

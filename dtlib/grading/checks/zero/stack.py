@@ -12,7 +12,7 @@ import numpy as np
 
 from dtlib.grading import inputs, kinds, oracle, signs
 from dtlib.grading.compare import show_bytes
-from dtlib.grading.exercise import Exercise, Finding
+from dtlib.grading.exercise import EARLY, Exercise, Finding
 from dtlib.grading.seen import Case, Observed
 
 from ._shared import positions, share_bytes
@@ -118,9 +118,14 @@ def last_alone(said: Any, case: Case) -> bool:
 
 # What it should hold and send
 
+ASKED_EARLY = kinds.showed("forward ended", "backward ended")
+
 
 def find_held(observed: Observed) -> Finding | None:
     """That no rank holds more than its shards, in backward their gradients too, and some layers; when it ends, none."""
+    for rank in range(len(observed.said)):
+        if ASKED_EARLY(observed, rank):
+            return kinds.asked_early(f"on rank {rank}; {observed.words}")
     if found := find_peak(observed):
         return found
     for rank in range(len(observed.said)):
@@ -208,6 +213,7 @@ GRADIENT: signs.Wrong = {
     "right in the first step only": signs.first_step("gradients", right, RTOL, ATOL),
 }
 MEMORY: signs.Wrong = {
+    EARLY: signs.NEVER,
     "full parameters kept after forward": at_rest("forward ended"),
     "full gradients kept": at_rest("backward ended"),
     "the last layers stay": signs.every(lambda each: find_peak(each) is None),
