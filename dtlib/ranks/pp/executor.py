@@ -20,6 +20,8 @@ from dtlib.ranks.dp.base import DataParallel
 from dtlib.ranks.mesh import Group
 from dtlib.ranks.model import IGNORED, next_token_loss
 from dtlib.ranks.shared.alike import described, refuse_unlike_calls
+from dtlib.ranks.shared.clipping import clip_grad_norm
+from dtlib.ranks.shared.parts import Piece, on_one_stage
 from dtlib.ranks.shared.replicas import raw_grad, set_raw_grad
 from dtlib.theory.pp import Action, Schedule, with_messages
 
@@ -47,7 +49,8 @@ class Pipeline:
     micro-batches. With `recompute` a stage keeps its input alone and goes forward once more before it goes backward.
     `tied` is the parameter that the first stage and the last one share, on the ranks that have them: where they are two
     copies, their gradients are added up. `around` is called with each action that computes, for a context to do it in.
-    A stage may be wrapped for data parallelism: the weights' half of a split backward pass is one pass to it.
+    A stage may be wrapped for data parallelism: the weights' half of a split backward pass is one pass to it. A norm of
+    this rank's gradients alone, as torch's own clipping takes it, is refused: clip by `clip_grad_norm_`.
 
     ``ValueError`` before anything is sent for a schedule that `theory.pp.validate` refuses or that is not for this
     group, a group without this rank, and for stages that are not this rank's; by a rank whose stage gives another
@@ -90,6 +93,8 @@ class Pipeline:
         self.stages, self.width, self.dtype, self.parts, self.group = dict(stages), width, dtype, parts, group
         self.loss, self.count, self.tied, self.recompute, self.around = loss, count, tied, recompute, around
         self.global_ranks = dist.get_process_group_ranks(group)
+        for each in stages.values() if n > 1 else ():
+            on_one_stage(each)
 
     def step(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Go forward and backward with the whole batch, tokens (B, s) or what is (B, s, h), and targets.
@@ -110,6 +115,23 @@ class Pipeline:
         batch.go_back_to_inputs()
         self._add_up_tied(kept)
         return batch.mean_loss()
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False) -> Tensor:
+        """Scale the gradients of all stages so that their norm is at most `max_norm`; returns it. As
+        ``torch.nn.utils.clip_grad_norm_`` in one process; `tied` counts once. All ranks must call it.
+
+        It is for stages whose ranks have their parameters whole; `threed.Training` has one for all others.
+        """
+        own = dict.fromkeys(each for stage in self.stages.values() for each in stage.parameters())
+        twice = self.tied is not None and self.schedule.placed[0] != self.rank
+        here = [each.grad for each in own if each.grad is not None and not (twice and each is self.tied)]
+        copies = [self.tied.grad] if twice and self.tied is not None and self.tied.grad is not None else []
+        if any(type(each) is Piece for each in here + copies):
+            raise ValueError("stages must have their parameters whole here: threed.Training clips where they are split")
+        device = next(iter(own)).device if own else None
+        return clip_grad_norm(
+            here, max_norm, norm_type, error_if_nonfinite, copies=copies, group=self.group, device=device
+        )
 
     @torch.no_grad()
     def evaluate(self, inputs: Tensor, targets: Tensor) -> Tensor:

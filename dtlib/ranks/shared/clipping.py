@@ -57,8 +57,9 @@ def clip_grad_norm(
 def _norms(gradients: Sequence[Tensor], norm_type: float, device: torch.device | None) -> Tensor:
     """The norm of each, and a 0, in float64."""
     norms = [torch.zeros((), dtype=torch.float64, device=device)]
-    for gradient in gradients:
-        if gradient.numel():
-            dtype = torch.float64 if gradient.dtype == torch.float64 else torch.float32
-            norms.append(torch.linalg.vector_norm(gradient, norm_type, dtype=dtype).double())
+    with torch._C.DisableTorchFunctionSubclass():  # here a part's norm is one of many
+        for gradient in gradients:
+            if gradient.numel():
+                dtype = torch.float64 if gradient.dtype == torch.float64 else torch.float32
+                norms.append(torch.linalg.vector_norm(gradient, norm_type, dtype=dtype).double())
     return torch.stack(norms)

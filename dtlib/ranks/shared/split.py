@@ -14,6 +14,7 @@ from dtlib.ranks.mesh import Group
 from dtlib.theory.collectives import chunk_bounds
 
 from .clipping import clip_grad_norm as clip
+from .parts import slice_of
 
 Ranges = tuple[range, ...]
 
@@ -86,7 +87,7 @@ class SplitModule(nn.Module):
             self.register_parameter(name, None)
             return
         part = split.part(whole.detach(), dist.get_rank(self.group))
-        self.register_parameter(name, nn.Parameter(part, whole.requires_grad))
+        self.register_parameter(name, slice_of(part, self.group, whole.requires_grad))
         self.splits[name] = split
 
 

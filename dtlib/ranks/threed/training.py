@@ -20,6 +20,7 @@ from dtlib.ranks.mesh import Mesh
 from dtlib.ranks.model import GPT, IGNORED
 from dtlib.ranks.shared.alike import described, refuse_unlike
 from dtlib.ranks.shared.clipping import clip_grad_norm
+from dtlib.ranks.shared.parts import on_one_stage
 from dtlib.ranks.shared.replicas import broadcast, refuse_unlike_ranks
 from dtlib.ranks.zero import Zero
 from dtlib.theory.memory import checked_recompute
@@ -100,6 +101,8 @@ weight meets a part of the tokens, in the backward pass |
         self.stages = own
         for each in own.values():
             activations.recompute(each, "none" if by_stage else recompute)
+            if mesh.size("pp") > 1:
+                on_one_stage(each)
         self.where: dict[str, Any] = {}
         for stage in own.values():
             stage.register_forward_pre_hook(lambda _, x, where: (x, self.where), with_kwargs=True)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from dtlib.ranks.mesh import Group
 from dtlib.ranks.model import MLP
 from dtlib.ranks.shared.alike import described, refuse_unlike_calls, size_of
+from dtlib.ranks.shared.parts import slice_of
 
 
 class CopyToRanks(torch.autograd.Function):
@@ -80,9 +81,9 @@ class SimpleMLP(nn.Module):
         if mlp.swiglu or mlp.up.bias is None:
             raise ValueError("mlp must have a GELU and biases here; ParallelMLP splits the others too")
         self.group, t, rank = group, size_of(group), dist.get_rank(group)
-        self.up_fh = nn.Parameter(mlp.up.weight.detach().tensor_split(t)[rank].clone())
-        self.up_bias_f = nn.Parameter(mlp.up.bias.detach().tensor_split(t)[rank].clone())
-        self.down_hf = nn.Parameter(mlp.down.weight.detach().tensor_split(t, dim=1)[rank].clone())
+        self.up_fh = slice_of(mlp.up.weight.detach().tensor_split(t)[rank].clone(), group)
+        self.up_bias_f = slice_of(mlp.up.bias.detach().tensor_split(t)[rank].clone(), group)
+        self.down_hf = slice_of(mlp.down.weight.detach().tensor_split(t, dim=1)[rank].clone(), group)
         self.down_bias_h = nn.Parameter(mlp.down.bias.detach().clone())
 
     def forward(self, x_bsh: Tensor) -> Tensor:

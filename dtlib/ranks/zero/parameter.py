@@ -15,36 +15,11 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from dtlib.ranks.shared.parts import OnOneStage, Slice
 from dtlib.ranks.shared.replicas import raw_grad, set_raw_grad
 
 _places: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """The shard of each parameter (not kept alive by it), its number there and its name."""
-
-
-class Piece(Tensor):
-    """This rank's part of a gradient: to take its norm for the whole gradient's is refused.
-
-    So torch's own clipping, which would scale by another factor on each rank, is an error. Results are plain tensors.
-    """
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Do it, unless it is a norm."""
-        if func in _NORMS:
-            raise RuntimeError(
-                "this is a rank's part of a gradient, and its norm is not the gradient's: clip, or measure with "
-                "max_norm=math.inf, by clip_grad_norm_ of the Zero wrapper, which counts all parts"
-            )
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **(kwargs or {}))
-
-
-_NORMS = (torch.linalg.vector_norm, torch.linalg.norm, torch.norm, Tensor.norm, torch._foreach_norm)
-
-
-def as_piece(gradient: Tensor) -> Tensor:
-    """`gradient` as a `Piece`; fake tensors stay what they are."""
-    return gradient.as_subclass(Piece) if type(gradient) is Tensor else gradient
 
 
 class Sharded(nn.Parameter):
@@ -113,7 +88,7 @@ class Claim:
 
 def mark(parameter: Tensor, *, away: bool) -> None:
     """Say whether its full weights are there. Fake tensors and parameters of other classes stay what they are."""
-    if type(parameter) in (nn.Parameter, Sharded, Away):
+    if type(parameter) in (nn.Parameter, Slice, OnOneStage, Sharded, Away):
         parameter.__class__ = Away if away else Sharded
 
 

@@ -13,12 +13,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dtlib.ranks.collectives import ring_all_reduce
+from dtlib.ranks.shared.parts import Piece, as_piece
 from dtlib.ranks.shared.peers import Peers
 from dtlib.ranks.shared.replicas import raw_grad, set_raw_grad
 from dtlib.theory.collectives import chunk_bounds
 
 from .exchange import NUM_PARTS, finish, gather, scatter
-from .parameter import as_piece, claim, mark
+from .parameter import claim, mark
 from .quantised import gather_quantised
 from .stages import Stage
 
@@ -88,8 +89,10 @@ class Shard:
             self.master = torch.empty(self.chunk.shape, dtype=kept_dtype, device=first.device)
             for index, piece in self.pieces.items():
                 self.master[piece] = self.params[index].reshape(-1)[self.within(index)]
+        self.kinds = {}  # of gradients: what a rank has is a piece, or what it was before
         for index, parameter in self.params.items():
             parameter.data = self.view(self.full, index)
+            self.kinds[index] = Piece if self.peers.n > 1 else getattr(parameter, "kind", Tensor)
             claim(parameter, self, index, self.names[index])
         if self.stage.frees_weights:
             self.chunk = self.chunk.clone()
@@ -214,7 +217,7 @@ class Shard:
         if self.grad is None or index not in self.used:
             return None
         here = self.grad[self.pieces.get(index, slice(0))] if self.buffer is None else self.view(self.buffer, index)
-        return as_piece(here) if self.peers.n > 1 else here
+        return as_piece(here, self.kinds[index])
 
     # What the optimizer sees
 
@@ -227,7 +230,7 @@ class Shard:
             weight.grad = None
             if self.grad is not None and index in self.used and (self.master is None or widened):
                 here = self.grad[self.pieces[index]].to(weight.dtype)
-                weight.grad = as_piece(here) if self.peers.n > 1 else here
+                weight.grad = as_piece(here, self.kinds[index])
 
     def end_step(self) -> None:
         """The optimizer has stepped `weights`: round the master copy to the weights' dtype."""

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.variable import Variable
 
 from dtlib.ranks.collectives import ring_all_gather, ring_reduce_scatter, tree_broadcast
+from dtlib.ranks.shared.parts import Slice, slice_of
 from dtlib.ranks.shared.replicas import weakly
 
 
@@ -26,7 +27,7 @@ class SimpleZero:
 
     `units` are modules inside `module` that take and return one tensor and share no parameter; what is in none of them
     is one more. All ranks use all parameters in each backward pass, nothing accumulates over several, and gradients are
-    not clipped: their norm lies on all ranks (`Zero` has ``clip_grad_norm_``).
+    not clipped: their norm lies on all ranks (`Zero` has ``clip_grad_norm_``), and torch's own is refused.
     """
 
     def __init__(
@@ -47,7 +48,10 @@ class SimpleZero:
         self.full = {p: p.detach().clone(memory_format=torch.contiguous_format) for p in module.parameters()}
         for parameter, full in self.full.items():
             parameter.data, mine = full, self._mine(full)
-            self.pieces[parameter] = nn.Parameter(mine.clone() if stage == 3 else mine, parameter.requires_grad)
+            piece = slice_of(mine.clone() if stage == 3 else mine, group, parameter.requires_grad)
+            self.pieces[parameter] = piece
+            if isinstance(piece, Slice):  # the parameter's gradient is refused to be clipped, too
+                parameter.__class__, parameter.elsewhere = Slice, piece
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(weakly(self._reduce))
         trained = [p for p in self.full if p.requires_grad]
