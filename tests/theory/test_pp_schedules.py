@@ -1,15 +1,17 @@
 """Schedules of pipelines: complete and free of deadlock for all small sizes; each fault is named; times are what a
 second, slower way of counting gives."""
 
+import math
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dtlib.theory import pp
-from dtlib.theory.pp import Action
+from dtlib.theory.pp import Action, automatic
 from dtlib.theory.pp.simulate import most_held
 
 GENERATORS = {**pp.SCHEDULES, "PipeDream": pp.pipedream, "interleaved, 3": partial(pp.interleaved, v=3)}
@@ -131,6 +133,46 @@ def test_between_the_limits_of_those_made_by_hand_it_is_shorter_than_the_smaller
         lengths = [max(pp.simulate(pp.zb_auto(p, 3 * p, limit)).rank_spans) for limit in (p - 1, p, p + 1, 2 * p - 1)]
         assert lengths == sorted(lengths, reverse=True)
         assert lengths[0] > lengths[1] > lengths[2] > lengths[3] == 9 * p
+
+
+@pytest.mark.parametrize("times", [(1, 1, 1), (2, 3, 1), (3, 3, 2)])
+@pytest.mark.parametrize(("p", "m"), [(2, 9), (3, 9), (4, 16), (5, 10), (6, 24), (8, 32)])
+def test_with_room_for_fewer_than_p_the_automatic_schedule_is_near_the_bound(p, m, times):
+    f, i, w = times
+    for limit in range(1, p):
+        longest = max(pp.simulate(pp.zb_auto(p, m, limit, *times), *times).rank_spans)
+        ways = math.ceil(m / limit) * (p * (f + i) + w), m * sum(times) + (p - 1) * (f + i) - (limit - 1) * w
+        assert max(ways) <= longest <= 5 / 4 * max(ways)
+
+
+class EachByItself(automatic._Clock):
+    """Ranks with a rule each."""
+
+    def set(self, rules):
+        self.rules = rules
+        return self
+
+    def _next(self, rank, now, ahead, eager, strict):
+        return super()._next(rank, now, *self.rules[rank])
+
+
+def test_no_other_rule_of_each_rank_that_is_drawn_is_shorter():
+    """A climb from the rules of one lead for all, a rank's rule at a time."""
+    p, m, limit, random = 4, 12, 3, np.random.default_rng(0)
+    rules, least = [(1, 0.0, False)] * p, math.inf
+    for _ in range(400):
+        tried = list(rules)
+        tried[random.integers(p)] = (
+            int(random.integers(1, limit + 1)),
+            float(random.choice([0, 0.5, 1])),
+            bool(random.integers(2)),
+        )
+        clock = EachByItself(p, m, limit, dict.fromkeys("FIW", 1.0), 0.0, 1.0).set(tried)
+        orders, longest = clock.run((0,) * p, 0, False, math.inf)
+        if sum(map(len, orders)) == 3 * p * m and longest <= least:
+            rules, least = tried, longest
+    found = max(pp.simulate(pp.zb_auto(p, m, limit)).rank_spans)
+    assert found <= least < 3 * m + 3 * (p - 1)  # which is better than 1F1B in more memory
 
 
 TWO = pp.one_f_one_b(2, 2)

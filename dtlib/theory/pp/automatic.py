@@ -38,7 +38,9 @@ def zb_auto(
 
     Between its two backward halves a micro-batch holds the part `waiting` of its activation, from 0 to 1: of a layer
     of a GPT without recomputation 32/(34 + 5as/h). It is a heuristic, in the way of Qi et al. 2024, arXiv 2401.10241,
-    section 3, and not the optimum, which they look for by integer programming.
+    section 3, and not the optimum, which they look for by integer programming. With room for L < p a rank waits until
+    its micro-batches have come round, ⌈m/L⌉ times p(F + I) + W in all, and this stays within a quarter of the longer
+    of that and of the bound for L ≥ p (p to 8, some times, as tested).
     """
     p, m = sizes(p, m)
     limit = whole("limit", limit, 1)
@@ -64,11 +66,14 @@ def zb_auto(
 
 
 def _leads(p: int, most: int, times: dict[str, float], message: float) -> list[tuple[int, ...]]:
-    """How many micro-batches each rank may be ahead: so many for each rank behind it, or as fill its first gap."""
+    """How many micro-batches each rank may be ahead: so many for each rank behind it, or as fill its first gap. With
+    room for fewer than p the first goes as far ahead as it may, and each one behind it less far."""
     leads = [tuple(min(most, 1 + round(each * (p - 1 - rank))) for rank in range(p)) for each in (1, 1.5, 2)]
     if times["F"]:
         away = [(p - 1 - rank) * (times["F"] + times["I"] + 2 * message) / times["F"] for rank in range(p)]
         leads += [tuple(min(most, 1 + int(each + up)) for each in away) for up in (0, 1 - _ROUNDING)]
+    if most < p:
+        leads += [tuple(max(1, round(most - each * rank)) for rank in range(p)) for each in (0.5, 0.75, 1, 1.5)]
     return list(dict.fromkeys([*leads, (most,) * p]))
 
 
