@@ -68,8 +68,9 @@ def plan(
     """Find the fastest plans for MODEL on so many cards.
 
     MODEL is a published model (dtlib memory --list) or a file of hyperparameters as model hubs publish it
-    (config.json). Every degree, ZeRO stage, micro-batch, schedule and recompute is timed, and the fastest that fit are
-    shown, each with the margin of its memory, and with what it has that none of the runs had from which the margin is.
+    (config.json). Every degree, ZeRO stage, micro-batch, schedule and recompute is timed, with sequence parallelism
+    (+sp) and with one that keeps what it gathers (+sp*). The fastest that fit are shown, each with the margin of its
+    memory, and with what it has that none of the runs had from which the margin is.
     Times come from formulas and a few constants that were fitted to published runs, mostly of Megatron-LM. Of runs that
     no constant was fitted on, LLM Foundry's took a tenth longer in the median, torchtitan's a third, and those of a
     sweep of small models with nanotron a fifth without pipelines inside a node and three times as long with them.

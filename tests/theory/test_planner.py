@@ -219,6 +219,27 @@ def test_memory_is_the_footprints_with_what_the_library_adds():
     assert shared.activations == pytest.approx(found.activations / 2)
 
 
+def test_to_keep_what_is_gathered_costs_its_bytes_and_saves_two_of_ten_phases():
+    again = Plan(tp=4, pp=4, dp=2, zero=1, micro_batches=8, sequence_parallel=True, seq=4096)
+    keeps, t, entries = again.changed(keep_gathered=True), 4, 4096 * 4096  # b s h of llama3-8b
+    for schedule in ("1F1B", "ZB-H1"):
+        memory, seconds = [], []
+        for each in (again.changed(schedule=schedule), keeps.changed(schedule=schedule)):
+            memory.append(planner.plan_memory("llama3-8b", each).activations)
+            seconds.append(planner.step_time("llama3-8b", each, eight(gpus=32)).tensor_parallel)
+        # two inputs of two bytes, of which a rank has a part of 1/t anyway; eight layers, four micro-batches
+        more = FITTED.activation_factor * 4 * (1 - 1 / t) * entries * 8 * 4
+        assert memory[1] - memory[0] == pytest.approx(more)
+        assert seconds[1] / seconds[0] == pytest.approx(8 / 10)
+    full = [planner.plan_memory("llama3-8b", each.changed(recompute="full")) for each in (again, keeps)]
+    assert full[1].activations - full[0].activations == pytest.approx(more / 8 / 4)  # the layer of now
+    timed = planner.every_plan("llama3-8b", eight(gpus=8), sequences=8, seq=4096, degrees={"tp": 4})
+    offered = {
+        (p.sequence_parallel, p.keep_gathered) for each in timed for p in map(each.plan, range(len(each.seconds)))
+    }
+    assert offered == {(False, False), (True, False), (True, True)}
+
+
 def test_the_bubble_is_the_laws():
     machine = eight(gpus=8)
     plan = Plan(pp=8, micro_batches=16)
@@ -318,7 +339,7 @@ def test_no_drawn_plan_that_fits_is_faster_than_the_best():
         plan = Plan(
             dp=dp, tp=tp, pp=pipe, cp=cp, zero=int(random.integers(4)), micro_batch=b,
             micro_batches=sequences // dp // b, chunks=80 // pipe // 2 if schedule == "interleaved" else 1,
-            schedule=schedule, sequence_parallel=bool(random.integers(2)),
+            schedule=schedule, sequence_parallel=bool(random.integers(2)), keep_gathered=bool(random.integers(2)),
             recompute=str(random.choice(["none", "full"])),
         )  # fmt: skip
         if planner.fit(planner.plan_memory("llama3-70b", plan), machine).verdict == "yes":

@@ -131,11 +131,12 @@ def least_cards(
 
 
 def _of_stage(model: Architecture, plan: Plan, found: RankMemory, stage: int, constants: Constants) -> PlanMemory:
-    layers = found.layer_activations
+    again, kept = _kept_gathered(model, plan, stage)
+    layers = found.layer_activations + kept
     if plan.schedule == "ZB-H1":  # a late stage keeps as much as the first
         held = [pp.most_in_flight(each, plan.pp, plan.micro_batches, stage) for each in ("ZB-H1", "1F1B")]
         layers *= held[0] / held[1]
-    layers += _kept_gathered(model, plan, stage)
+    layers += again
     logits = found.logits + found.logits_gradient
     boundary = (
         plan.micro_batch * plan.seq_of(model) / plan.cp * model.hidden / (plan.tp if plan.sequence_parallel else 1)
@@ -150,11 +151,14 @@ def _of_stage(model: Architecture, plan: Plan, found: RankMemory, stage: int, co
     )
 
 
-def _kept_gathered(model: Architecture, plan: Plan, stage: int) -> float:
-    """Bytes of the gathered inputs, where sequence parallelism keeps them, above its own plan."""
-    if not (plan.keep_gathered and plan.sequence_parallel) or plan.recompute == "full":
-        return 0
+def _kept_gathered(model: Architecture, plan: Plan, stage: int) -> tuple[float, float]:
+    """Bytes of the gathered inputs, where sequence parallelism keeps them, above its own plan: of the layer that is
+    computed again, or of all layers in flight."""
+    if not (plan.keep_gathered and plan.sequence_parallel):
+        return 0, 0
     sizes = (plan.seq_of(model) // plan.cp, plan.micro_batch, model.hidden, model.num_heads, plan.tp)
     more = sp.kept_bytes(*sizes, "keep", core=False) - sp.kept_bytes(*sizes, "again", core=False)
+    if plan.recompute == "full":
+        return more, 0
     layers = max(piece_layers(model.num_layers, plan.pp, plan.chunks)[stage])
-    return more * layers * chunks_in_flight(plan.pp, stage, plan.micro_batches, plan.chunks)
+    return 0, more * layers * chunks_in_flight(plan.pp, stage, plan.micro_batches, plan.chunks)

@@ -72,8 +72,9 @@ def search(
 ) -> Answer:
     """The fastest plans of `model` on all cards of `machine`, of `sequences` sequences of `seq` tokens a step.
 
-    Every degree that the model divides by, every ZeRO stage, sequence parallelism, micro-batch, schedule, number of
-    equal chunks and recompute is timed; flash attention, no dropout. `degrees` holds some of dp, tp, pp and cp fixed.
+    Every degree that the model divides by, every ZeRO stage, sequence parallelism (which gathers its inputs again or
+    keeps them), micro-batch, schedule, number of equal chunks and recompute is timed; flash attention, no dropout.
+    `degrees` holds some of dp, tp, pp and cp fixed.
     A plan is taken where its memory fits with the margin added: ``fit.has_room``. ``ValueError`` for
     arguments out of range and where nothing fits: it says what is missing, and the nearest plan that fits, with other
     degrees or on more cards.
@@ -165,18 +166,18 @@ def _choices(
     per_rank, pp, seq = sequences // mesh.dp, mesh.pp, mesh.seq_of(model) // mesh.cp
     batches = [b for b in _divisors(per_rank) if b == 1 or b * seq <= MOST_TOKENS]
     pieces = [(b, v, name) for b in batches for v, name in _schedules(model.num_layers, pp, per_rank // b)]
-    splits = (False, True) if mesh.tp > 1 and seq % mesh.tp == 0 else (False,)
+    tokens = [(False, False)] + [(True, False), (True, True)] * (mesh.tp > 1 and seq % mesh.tp == 0)
     stages = (0, 1, 2, 3) if mesh.dp * mesh.cp > 1 else (0,)
-    rows = [(*piece, *rest) for piece in pieces for rest in product(splits, stages, ("none", "full"))]
-    b, v, name, split, zero, recompute = (np.array(column) for column in zip(*rows, strict=True))
-    choices = dict(zip(CHOICES, (zero, split, b, per_rank // b, v, name, recompute), strict=True))
+    rows = [(*piece, *how, *rest) for piece, how, *rest in product(pieces, tokens, stages, ("none", "full"))]
+    b, v, name, split, keeps, zero, recompute = (np.array(column) for column in zip(*rows, strict=True))
+    choices = dict(zip(CHOICES, (zero, split, keeps, b, per_rank // b, v, name, recompute), strict=True))
     layers, last, _ = stage_sizes(model, mesh.tp, pp)
     sizes = [stage_parameters(model, mesh.tp, pp, stage).total for stage in (0, pp - 1)]
     first, end = (
         np.array([states(size, mesh.dp * mesh.cp, each, mesh.recipe).total for each in range(4)]) for size in sizes
     )
     kept = {(each, word): kept_bytes(model, seq, mesh.tp, each, "flash", False, word)
-            for each in splits for word in ("none", "full")}  # fmt: skip
+            for each in {split for split, _ in tokens} for word in ("none", "full")}  # fmt: skip
     a_layer = np.array([kept[key] for key in zip(split.tolist(), recompute.tolist(), strict=True)])
     in_flight, b = np.minimum(pp, per_rank // b), b.astype(float)
     entries = b * a_layer * min(layers, last) * in_flight

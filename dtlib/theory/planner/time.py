@@ -29,7 +29,9 @@ from .plan import Machine, Plan
 from .products import product_seconds
 
 Column = NDArray[Any]
-CHOICES = ("zero", "sequence_parallel", "micro_batch", "micro_batches", "chunks", "schedule", "recompute")
+CHOICES = (
+    "zero", "sequence_parallel", "keep_gathered", "micro_batch", "micro_batches", "chunks", "schedule", "recompute",
+)  # fmt: skip
 """What may differ between plans of one mesh."""
 
 
@@ -94,7 +96,7 @@ def step_terms(
     core_again = np.where(c.recompute == "none", 0.0, attention)
     forward = matmuls + attention + elementwise
     recomputed = np.where(full, forward - (once["last"] if mesh.early_stop else 0), core_again)
-    tensor = _tensor_seconds(model, mesh, c.micro_batch, c.sequence_parallel, full, machine, k)
+    tensor = _tensor_seconds(model, mesh, c, full, machine, k)
     context = _context_seconds(model, mesh, c.micro_batch, attention, machine, k) * (1 + again / 3)
     if mesh.tp_overlap:  # pieces of a product travel while others are computed; the last of eight is seen
         tensor = _seen(tensor, matmuls * (3 + again), tensor / 8, k)
@@ -197,16 +199,13 @@ def _half(machine: Machine, size: int, stride: int, full_bytes: Any, k: Constant
     return messages * cluster.two_level(machine.axis(size, stride, _shares(k)), full_bytes / messages, 1)
 
 
-def _tensor_seconds(
-    model: Architecture, mesh: Plan, b: Column, split: Column, full: Column, machine: Machine, k: Constants
-) -> Column:
+def _tensor_seconds(model: Architecture, mesh: Plan, c: Any, full: Column, machine: Machine, k: Constants) -> Column:
     """Seconds of a layer's messages between tensor ranks for a micro-batch, forward and backward."""
     if mesh.tp == 1:
-        return 0.0 * b
-    elements = b * tp.layer_elements(1, mesh.seq_of(model) // mesh.cp, model.hidden) / 4
-    phases = np.where(split, sp.phases("keep" if mesh.keep_gathered else "again"), sp.phases("none")) + np.where(
-        full, 4, 0
-    )
+        return 0.0 * c.micro_batch
+    elements = c.micro_batch * tp.layer_elements(1, mesh.seq_of(model) // mesh.cp, model.hidden) / 4
+    split = np.where(c.keep_gathered, sp.phases("keep"), sp.phases("again"))
+    phases = np.where(c.sequence_parallel, split, sp.phases("none")) + np.where(full, 4, 0)
     return np.asarray(phases * _half(machine, mesh.tp, 1, 2 * elements, k))
 
 

@@ -21,10 +21,12 @@ COLUMNS = ("dp", "tp", "pp", "cp", "ZeRO", "batch", "schedule", "again", "GiB", 
 
 
 def row(answer: Answer, found: Found) -> tuple[str, ...]:
-    """A plan of `answer` in the words of `COLUMNS`: "+sp" is sequence parallelism, "1×128" the micro-batches."""
+    """A plan of `answer` in the words of `COLUMNS`: "+sp" is sequence parallelism, "+sp*" one that keeps its gathered
+    inputs, "1×128" the micro-batches."""
     p = found.plan
+    split = ("+sp*" if p.keep_gathered else "+sp") if p.sequence_parallel else ""
     return (
-        str(p.dp), f"{p.tp}{'+sp' if p.sequence_parallel else ''}", str(p.pp), str(p.cp), str(p.zero),
+        str(p.dp), f"{p.tp}{split}", str(p.pp), str(p.cp), str(p.zero),
         f"{p.micro_batch}×{p.micro_batches}", _schedule(p), p.recompute,
         f"{found.memory.total / GiB:.0f}±{found.fit.margin_bytes / GiB:.0f}", format_seconds(found.time.total),
         f"{answer.mfu(found):.1%}",
@@ -50,9 +52,10 @@ def in_words(answer: Answer) -> str:
     """The best plan as a sentence: its degrees, its micro-batches, its step time and its MFU."""
     best, p = answer.best, answer.best.plan
     order = f"{p.chunks} chunks a rank" if p.chunks > 1 else p.schedule
+    split = " with sequence parallelism that " + ("keeps what it gathers" if p.keep_gathered else "gathers again")
     degrees = (
         f"dp {p.dp}",
-        f"tp {p.tp}" + (" with sequence parallelism" if p.sequence_parallel else ""),
+        f"tp {p.tp}" + (split if p.sequence_parallel else ""),
         f"pp {p.pp}" + (f" ({order})" if p.pp > 1 else ""),
         f"cp {p.cp}",
         f"ZeRO {p.zero}",
