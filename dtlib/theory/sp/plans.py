@@ -26,8 +26,9 @@ def phases(plan: str, *, recompute: str = "none", early_stop: bool = False) -> i
     for the gradients of the weights, instead of keeping them, takes 2 more.
 
     A ``"full"`` recompute sends the 4 of the forward pass again. With `early_stop`, as torch's checkpoint has it, it
-    ends with the last tensor that the backward pass needs, the input of the layer's last matrix: where tokens are
-    split, the reduce-scatter behind it is left out, so 3. A ``"selective"`` one repeats attention's core, which sends
+    ends with the last tensor that the backward pass needs. Without dropout that is the input of the layer's last
+    matrix: where tokens are split, the reduce-scatter behind it is left out, so 3. (With dropout it is the mask behind
+    that sum, and all 4 are sent.) A ``"selective"`` one repeats attention's core, which sends
     nothing. ``ValueError`` for another plan or `recompute`.
     """
     once, *_ = _checked(plan)

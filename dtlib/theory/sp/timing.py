@@ -58,10 +58,11 @@ def even_link(hidden: int, flop_per_s: float, tp: int, *, early_stop: bool = Fal
     never keeps). Gathered again, 4(t−1)/t of them are not kept for two phases of 2 bytes an element: a byte freed is a
     byte sent, 1/B seconds. A layer computed again frees 4 + 28/t, for 24bsh²/(tF) seconds or more and for the 4 phases
     of its forward pass: (24h/F + 8(t−1)/B) / (4t + 28) seconds a byte. So gathering is cheaper from B = (9 − t)F/(6h)
-    on, and with `early_stop`, where 3 phases are sent again, from (17 − t)F/(12h), whatever b and s. On 9 ranks or more
-    (17) it is so over any link, a 0 here: what is computed again sends as much for a byte freed as what is gathered
-    again, and computes besides. ``ValueError`` for sizes below 1 or a rate that is not positive.
+    on, whatever b and s. With `early_stop` there is no dropout, so no masks (2 bytes of the 34), and torch's checkpoint
+    stops before the last matrix: 16bsh²/(tF) seconds and 3 phases for 4 + 26/t bytes, and B = (16 − t)F/(8h). On 9
+    ranks or more (16) it is so over any link, a 0 here: what is computed again sends as much for a byte freed as what
+    is gathered again, and computes besides. ``ValueError`` for sizes below 1 or a rate that is not positive.
     """
     h, t = whole("hidden", hidden, 1), whole("tp", tp, 1)
     f = amount("flop_per_s", flop_per_s, positive=True)
-    return max(0.0, (17 - t) * f / (12 * h) if flag("early_stop", early_stop) else (9 - t) * f / (6 * h))
+    return max(0.0, (16 - t) * f / (8 * h) if flag("early_stop", early_stop) else (9 - t) * f / (6 * h))

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from dtlib import lab
 from dtlib.lab.record import Recorder
@@ -49,7 +50,7 @@ def test_a_layer_keeps_what_its_plan_says_to_the_byte(t):
             assert expected - statistics == theory.kept_bytes(S, B, H, A, t, plan, core=False)
 
 
-WIDE = GPTConfig(num_layers=2, hidden=192, num_heads=12, seq=120, vocab=61)
+WIDE = partial(GPTConfig, num_layers=2, hidden=192, num_heads=12, seq=120, vocab=61)
 
 
 def by_torch(layers, x_bsh):
@@ -59,25 +60,30 @@ def by_torch(layers, x_bsh):
     return x_bsh
 
 
-def passes(plan, recompute="none", early_stop=False):
-    """In a rank: elements sent in ring messages, and all-reduced, by a layer; bytes on the wire by all."""
-    model = activations.recompute(PLANS[plan](GPT(WIDE)), "none" if early_stop else recompute)
+def passes(plan, recompute="none", torchs=False, dropout=0.0):
+    """In a rank: elements sent in ring messages, and all-reduced, by a layer; bytes on the wire by all; products."""
+    model = activations.recompute(PLANS[plan](GPT(WIDE(dropout=dropout))), "none" if torchs else recompute)
     x_bsh = part(plan, torch.rand(4, 120, 192)).requires_grad_()
-    with Recorder() as recorder, lab.wire() as wire:
-        (partial(by_torch, model.blocks) if early_stop else model.run_blocks)(x_bsh).sum().backward()
+    with Recorder() as recorder, lab.wire() as wire, FlopCounterMode(display=False) as flops:
+        (partial(by_torch, model.blocks) if torchs else model.run_blocks)(x_bsh).sum().backward()
     sent = {name: sum(c.full_bytes for c in recorder.log if c.name == name) / 8 for name in ("send", "all_reduce")}
-    return sent, {c.name for c in recorder.log}, wire.total_bytes / 8
+    products = sum(each for op, each in flops.get_flop_counts()["Global"].items() if "mm" in str(op)) / 2
+    return sent, {c.name for c in recorder.log}, wire.total_bytes / 8, products
 
 
 @pytest.mark.parametrize("t", [2, 3, 4])
 def test_a_layer_sends_the_phases_of_its_plan(t):
-    cases = [*product(PLANS, RECOMPUTE, [False]), *product(PLANS, ["full"], [True])]
+    cases = [*product(PLANS, RECOMPUTE, [False], [0.0]), *product(PLANS, ["full"], [True], [0.0, 0.1])]
     for case, *ranks in zip(cases, *lab.run(lambda: [passes(*each) for each in cases], t), strict=True):
-        plan, recompute, early_stop = case
+        plan, recompute, torchs, dropout = case
+        early_stop = torchs and not dropout  # the mask behind the last sum has to be drawn again
         expected = theory.sent_elements(4, 120, 192, t, plan, recompute=recompute, early_stop=early_stop)
         forgetful = theory.sent_elements(4, 120, 192, t, plan)
         assert (expected == forgetful) == (recompute != "full")
-        for sent, names, wire in ranks:
+        for sent, names, wire, products in ranks:
+            if torchs and not dropout:  # 24h² forward, twice that backward, and without the last matrix 16h² again
+                again = 24 if plan == "none" else 16
+                assert products == (72 + again) * 4 * 120 * 192**2 / t
             # two norms of two parameters and two biases behind sums, summed by all-reduces of h elements each
             shared = 0 if plan == "none" else 6 * 192
             if plan == "none":
