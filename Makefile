@@ -10,7 +10,7 @@ NBVAL  := --nbval-lax --nbval-cell-timeout=120 --nbval-kernel-name=python3 -p no
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup book test soak lint unit notebooks pages lab serve bench picture clean
+.PHONY: help setup book test soak lint unit notebooks pages lab serve chapter bench picture clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,11 @@ lab: $(READY)  ## open JupyterLab on the exercises
 
 serve: book  ## build the book and serve it on this machine
 	@$(BIN)/python -m http.server --directory $(BOOK) --bind 127.0.0.1 8000
+
+chapter: $(READY)  ## lay out the empty rooms of a chapter: make chapter STEM=ep TITLE="expert parallelism"
+	@$(BIN)/python _ext/new_chapter.py "$(STEM)" "$(TITLE)"
+	@$(BIN)/ruff check -q --fix --select I,RUF022 dtlib && $(BIN)/ruff format -q dtlib
+	-@$(BIN)/pytest -q --no-header --tb=short tests/test_course.py
 
 bench: $(READY)  ## measure against the alternatives, each table in one run
 	@$(BIN)/python -m benchmarks

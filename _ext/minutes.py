@@ -15,11 +15,13 @@ from collections import defaultdict
 from pathlib import Path
 from xml.etree import ElementTree
 
+from dtlib import course
+
 ROOT = Path(__file__).parents[1]
 NOTES = ROOT / "_build" / "minutes"
-STEMS = frozenset(path.stem for path in (ROOT / "exercises").glob("*.ipynb"))
-CHAPTERS = 17
-"""The chapters that the course will have."""
+STEMS = frozenset(course.stems())
+CHAPTERS = len(course.CHAPTERS + course.TO_COME)
+"""How many chapters the course will have."""
 
 
 def run(step: str, command: list[str]) -> int:

@@ -37,7 +37,7 @@ def test_the_last_line_is_what_all_chapters_would_take(minutes, capsys):
     said = capsys.readouterr().out
     chapters, each = len(minutes["STEMS"]), 145 / len(minutes["STEMS"])
     assert f"2.5 min with {chapters} chapters of {each:.0f} s each" in said
-    assert f"with 17 it would be {(5 + 17 * each) / 60:.1f} min." in said
+    assert f"with 18 it would be {(5 + 18 * each) / 60:.1f} min." in said
     assert "30.0 s  unit: tests.grading.test_answers.TestDp" in said
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import runpy
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +20,7 @@ LESSONS = course.stems()
 MOST = {"cells": 60, "words": 3500, "visible lines": 250, "lines in the median cell": 6}
 FEWEST_FIGURES = 8
 MOST_LINES, MOST_OF_THE_MECHANISM, MOST_COLUMNS = 15, 25, 95
-PARTS = (
-    "The picture", "In small numbers", "The derivation", "The mechanism in code", "The measurement", "PyTorch's own",
-    "Break it", "When it pays", "Worked problems", "Quick checks", "Takeaways",
-)  # fmt: skip
+PARTS = runpy.run_path(str(ROOT / "_ext" / "new_chapter.py"))["PARTS"]
 HIDDEN = {"hide-input", "hide-cell", "remove-input", "remove-cell"}
 FIGURES = re.compile(r"figures\.(?!style)\w+\(|plt\.subplots\(")
 FORBIDDEN = re.compile(r"\bgetattr\(\w+, [\"']|[\w\])]\._[a-z]")

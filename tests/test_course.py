@@ -1,0 +1,129 @@
+"""The table of the course: whoever adds a chapter to it is told which of its rooms are still empty."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from dtlib import course
+
+ROOT = Path(__file__).parents[1]
+
+
+def table(readme: str) -> dict[str, str]:
+    """The chapters in the README: by stem, what each is said to derive and measure."""
+    return dict(re.findall(r"^\| \*\*(\w+)\*\* \| (.+) \|$", readme, re.MULTILINE))
+
+
+def contents(toc: str) -> list[tuple[str, str]]:
+    """The numbered pages of the book: each its part and its stem."""
+    parts = [part for part in yaml.safe_load(toc)["parts"] if part.get("numbered")]
+    return [(part["caption"], Path(each["file"]).name) for part in parts for each in part["chapters"]]
+
+
+def lacking(chapter: course.Chapter, root: Path = ROOT) -> Iterator[str]:
+    """What a chapter of the table still lacks, one sentence a room."""
+    stem = chapter.stem
+
+    def somewhere(*patterns: str) -> bool:
+        return any(path for pattern in patterns for path in root.glob(pattern))
+
+    for room in set(chapter.rooms) & {"theory", "ranks"}:
+        if not somewhere(f"dtlib/{room}/{stem}.py", f"dtlib/{room}/{stem}/__init__.py"):
+            yield f"dtlib/{room}/{stem}.py does not exist"
+        elif not re.search(rf'^\s*__all__ = .*"{stem}"', _text(root / "dtlib" / room / "__init__.py"), re.M | re.S):
+            yield f"dtlib/{room}/__init__.py does not offer {stem}"
+        if not somewhere(f"tests/{room}/test_{stem}*.py", f"tests/{room}/{stem}/test_*.py"):
+            yield f"tests/{room} has no tests of {stem}"
+    if "theory" in chapter.rooms and not any(
+        re.search(rf'formula\(\s*"{stem}\.', _text(path)) for path in (root / "dtlib" / "theory").rglob("*.py")
+    ):
+        yield f"no formula is called {stem}.…"
+    if "exercises" in chapter.rooms:
+        if not re.search("EXERCISE = ", "".join(map(_text, root.glob(f"dtlib/grading/checks/{stem}/*.py")))):
+            yield f"dtlib/grading/checks/{stem} has no EXERCISE"
+        for folder in ("solutions", "exercises"):
+            if not (root / folder / f"{stem}.ipynb").is_file():
+                yield f"{folder}/{stem}.ipynb does not exist" + " (run dtlib release)" * (folder == "exercises")
+    page = root / "chapters" / f"{stem}.ipynb"
+    if not page.is_file() or not any(cell["cell_type"] == "code" for cell in json.loads(_text(page))["cells"]):
+        yield f"chapters/{stem}.ipynb has no code"
+    if stem not in [each for _, each in contents(_text(root / "_toc.yml"))]:
+        yield f"_toc.yml does not have chapters/{stem}"
+    if table(_text(root / "README.md")).get(stem) != chapter.line:
+        yield f"README.md does not say of {stem}: {chapter.line}"
+    if f"* - {chapter.title}\n" not in _text(root / "chapters" / "notation.md"):
+        yield f"chapters/notation.md has no letters of {chapter.title}"
+
+
+def _text(path: Path) -> str:
+    return path.read_text("utf-8")
+
+
+@pytest.mark.parametrize("chapter", course.CHAPTERS, ids=course.stems())
+def test_no_room_of_a_chapter_is_empty(chapter):
+    assert list(lacking(chapter)) == []
+
+
+def test_the_order_and_the_parts_are_the_books():
+    parts, opened = [], ""
+    for chapter in course.CHAPTERS:
+        opened = chapter.part or opened
+        parts.append((opened, chapter.stem))
+    assert contents(_text(ROOT / "_toc.yml")) == parts
+    assert tuple(table(_text(ROOT / "README.md"))) == course.stems()
+    assert f"To come: {', '.join(course.TO_COME)}." in _text(ROOT / "README.md")
+
+
+def test_it_imports_nothing_of_the_library_and_no_torch():
+    code = "import sys, dtlib.course; print([m for m in sys.modules if m.startswith(('dtlib.', 'torch', 'numpy'))])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "['dtlib.course']"
+
+
+def test_unknown_rooms_and_stems_are_named():
+    with pytest.raises(ValueError, match="room must be one of theory, ranks, exercises, not 'kitchen'"):
+        course.stems("kitchen")
+    with pytest.raises(ValueError, match=r"stem must be one of memory, .*, not 'moe'"):
+        course.title("moe")
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """The files of the course that a new chapter touches."""
+    for name in ("dtlib/course.py", "dtlib/theory/__init__.py", "dtlib/ranks/__init__.py", "_toc.yml", "README.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / "chapters").mkdir()
+    shutil.copy(ROOT / "chapters" / "notation.md", tmp_path / "chapters")
+    return tmp_path
+
+
+def test_make_chapter_lays_out_the_rooms_and_what_is_empty_is_named(copy):
+    tool = runpy.run_path(str(ROOT / "_ext" / "new_chapter.py"))
+    tool["lay_out"]("bread", "baking in parallel", copy)
+    made = runpy.run_path(str(copy / "dtlib" / "course.py"))["CHAPTERS"][-1]
+    assert (made.stem, made.title) == ("bread", "baking in parallel")
+    assert sorted(lacking(made, copy)) == [
+        "dtlib/grading/checks/bread has no EXERCISE",
+        "exercises/bread.ipynb does not exist (run dtlib release)",
+        "no formula is called bread.…",
+        "tests/ranks has no tests of bread",
+        "tests/theory has no tests of bread",
+    ]
+    for name in ("dtlib/theory/__init__.py", "dtlib/ranks/__init__.py", "dtlib/course.py"):
+        compile(_text(copy / name), name, "exec")
+    with pytest.raises(ValueError, match=r"STEM .bread. is in dtlib/course\.py already"):
+        tool["lay_out"]("bread", "baking in parallel", copy)
+    for wrong in ("Bread", "two words", ""):
+        with pytest.raises(ValueError, match="STEM must be one word in lower case"):
+            tool["lay_out"](wrong, "baking", copy)
