@@ -33,6 +33,8 @@ def lay_out(stem: str, title: str, root: Path = ROOT) -> None:
     if re.search(rf'Chapter\(\s*"{stem}"', table):
         raise ValueError(f"STEM {stem!r} is in dtlib/course.py already")
     insert(root / "dtlib" / "course.py", ")  # fmt: skip\n", f'    Chapter("{stem}", "{title}", "{LINE}"),\n')
+    remove(root / "dtlib" / "course.py", f'"{stem}", ')
+    remove(root / "README.md", f" {stem},")
     for room in ("theory", "ranks"):
         offer(root / "dtlib" / room / "__init__.py", stem)
         write(root / "dtlib" / room / f"{stem}.py", f'"""{title[0].upper()}{title[1:]}."""\n')
@@ -53,6 +55,12 @@ def insert(path: Path, before: str, line: str) -> None:
     text = path.read_text("utf-8")
     at = text.index(before)
     path.write_text(text[:at] + line + text[at:], "utf-8")
+
+
+def remove(path: Path, what: str) -> None:
+    """Take a stem out of those to come."""
+    head, to_come, rest = re.split(r"(TO_COME = .*|To come: .*)", path.read_text("utf-8"), maxsplit=1)
+    path.write_text(head + to_come.replace(what, "") + rest, "utf-8")
 
 
 def offer(path: Path, stem: str) -> None:

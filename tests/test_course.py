@@ -71,7 +71,8 @@ def _text(path: Path) -> str:
 
 @pytest.mark.parametrize("chapter", course.CHAPTERS, ids=course.stems())
 def test_no_room_of_a_chapter_is_empty(chapter):
-    assert list(lacking(chapter)) == []
+    missing = list(lacking(chapter))
+    assert not missing, "\n".join(missing)
 
 
 def test_the_order_and_the_parts_are_the_books():
@@ -111,7 +112,10 @@ def copy(tmp_path):
 def test_make_chapter_lays_out_the_rooms_and_what_is_empty_is_named(copy):
     tool = runpy.run_path(str(ROOT / "_ext" / "new_chapter.py"))
     tool["lay_out"]("bread", "baking in parallel", copy)
-    made = runpy.run_path(str(copy / "dtlib" / "course.py"))["CHAPTERS"][-1]
+    tool["lay_out"](course.TO_COME[0], "what was to come", copy)
+    assert f"To come: {', '.join(course.TO_COME[1:])}." in _text(copy / "README.md")
+    assert runpy.run_path(str(copy / "dtlib" / "course.py"))["TO_COME"] == course.TO_COME[1:]
+    made = runpy.run_path(str(copy / "dtlib" / "course.py"))["CHAPTERS"][-2]
     assert (made.stem, made.title) == ("bread", "baking in parallel")
     assert sorted(lacking(made, copy)) == [
         "dtlib/grading/checks/bread has no EXERCISE",
