@@ -170,7 +170,6 @@ def test_a_group_without_this_rank_is_refused():
             lambda: tp.VocabularyParallelEmbedding(torch.nn.Embedding(4, 4), other),
             lambda: tp.ParallelAttention(model.blocks[0].attention, other),
             lambda: tp.ParallelMLP(model.blocks[0].mlp, other),
-            lambda: tp.SimpleMLP(model.blocks[0].mlp, other),
             lambda: tp.sharers_of(1, other),
             lambda: tp.copy_to_ranks(x, other),
             lambda: tp.sum_over_ranks(x, other),
@@ -181,7 +180,6 @@ def test_a_group_without_this_rank_is_refused():
             lambda: sp.scatter_sum(x, other),
             lambda: cp.parallelize(model, other),
             lambda: cp.next_token_loss(x, TOKENS[:1, :2], group=other, order="zigzag"),
-            lambda: cp.simple_ring_attention(*[heads()] * 3, other),
         )
         for call in calls:
             with Recorder() as recorder, pytest.raises(ValueError) as error:

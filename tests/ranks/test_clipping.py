@@ -12,9 +12,9 @@ from torch.nn.utils import clip_grad_norm_, get_total_norm
 from torch.testing import assert_close
 
 from dtlib import lab
-from dtlib.ranks import cp, dp, pp, sp, threed, tp, zero
+from dtlib.ranks import cp, dp, pp, sp, threed, tp
 from dtlib.ranks.mesh import Mesh
-from dtlib.ranks.model import GPT, MLP, GPTConfig, next_token_loss
+from dtlib.ranks.model import GPT, GPTConfig, next_token_loss
 from dtlib.theory.pp import one_f_one_b, zb_h1
 
 CONFIG = GPTConfig(num_layers=2, hidden=16, num_heads=4, seq=8, vocab=23, dtype=torch.float64)
@@ -33,18 +33,6 @@ def split_model(package):
     model = package.parallelize(GPT(CONFIG))
     tp.next_token_loss(model(TOKENS), TARGETS, vocab=23).backward()
     return model, partial(tp.clip_grad_norm, model)
-
-
-def page_mlp():
-    model = tp.SimpleMLP(MLP(CONFIG))
-    model(torch.ones(1, 2, 16, dtype=torch.float64)).sum().backward()
-    return model, None
-
-
-def page_zero(stage):
-    model = zero.SimpleZero(GPT(CONFIG), sgd, stage=stage)
-    next_token_loss(model(TOKENS), TARGETS).backward()
-    return model.module, None
 
 
 def mesh_of(zero_stage, **axes):
@@ -76,8 +64,6 @@ def wrapped_tp():
 REFUSED = {
     "tp": partial(split_model, tp),
     "sp": partial(split_model, sp),
-    "an MLP on a page": page_mlp,
-    **{f"ZeRO {stage} on a page": partial(page_zero, stage) for stage in (1, 2, 3)},
     "DDP around tp": wrapped_tp,
     "threed, tp": partial(mesh_of, 0, tp=2),
     "threed, tp and a ZeRO of one rank": partial(mesh_of, 1, tp=2),

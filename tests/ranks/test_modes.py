@@ -60,18 +60,19 @@ def test_the_pairs_on_the_page_have_second_derivatives():
     (of_x,) = torch.autograd.grad((slope.square() + slope).sum(), x)
 
     def on_a_rank():
-        split, t, rank = tp.SimpleMLP(mlp), dist.get_world_size(), dist.get_rank()
-        ours = penalised(split, x, split.parameters())
+        t, rank = dist.get_world_size(), dist.get_rank()
+        whole = (mlp.up.weight, mlp.up.bias, mlp.down.weight.T)
+        up, up_bias, down = (each.detach().tensor_split(t)[rank].clone().requires_grad_() for each in whole)
+        down_bias = mlp.down.bias.detach().clone().requires_grad_()
+
+        def split(x, enter=tp.copy_to_ranks, leave=tp.sum_over_ranks):
+            linear, gelu = torch.nn.functional.linear, torch.nn.functional.gelu
+            return leave(gelu(linear(enter(x), up, up_bias), approximate="tanh") @ down) + down_bias
+
+        ours = penalised(split, x, (up, up_bias, down, down_bias))
         own = x.detach().tensor_split(t, 1)[rank].clone().requires_grad_()
-        y = sp.scatter_sum(
-            torch.nn.functional.linear(
-                torch.nn.functional.gelu(
-                    torch.nn.functional.linear(sp.gather_tokens(own), split.up_fh, split.up_bias_f), approximate="tanh"
-                ),
-                split.down_hf,
-            )
-        )
-        (slope,) = torch.autograd.grad((y + split.down_bias_h).square().sum(), own, create_graph=True)
+        y = split(own, sp.gather_tokens, sp.scatter_sum)
+        (slope,) = torch.autograd.grad(y.square().sum(), own, create_graph=True)
         return ours, torch.autograd.grad((slope.square() + slope).sum(), own)[0]
 
     by_rank = lab.run(on_a_rank, 3)
@@ -81,7 +82,7 @@ def test_the_pairs_on_the_page_have_second_derivatives():
         assert_close(first, whole["x"], **CLOSE)
         assert_close(up, whole["up.weight"].tensor_split(3)[rank], **CLOSE)
         assert_close(up_bias, whole["up.bias"].tensor_split(3)[rank], **CLOSE)
-        assert_close(down, whole["down.weight"].tensor_split(3, 1)[rank], **CLOSE)
+        assert_close(down.T, whole["down.weight"].tensor_split(3, 1)[rank], **CLOSE)
         assert_close(down_bias, whole["down.bias"], **CLOSE)
     assert_close(torch.cat([own for _, own in by_rank], 1), of_x, **CLOSE)
 

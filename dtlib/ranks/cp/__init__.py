@@ -1,7 +1,7 @@
 """Context parallelism on real processes: each rank has a part of every sequence, and keys and values come by.
 
-Begin with `simple_ring_attention`, which fits on a page. `ring_attention` is the complete one: masks, zig-zag order,
-uneven lengths, shared heads, and a backward pass; `ulysses_attention` does the same by all-to-alls. `parallelize`
+The ring in few lines stands on the chapter's page. `ring_attention` adds masks, zig-zag order, uneven lengths, shared
+heads, and a backward pass; `ulysses_attention` does the same by all-to-alls. `parallelize`
 splits the tokens of a GPT:
 
     model = cp.parallelize(GPT(config), group)
@@ -14,7 +14,6 @@ Sources: Liu et al. 2023, arXiv 2310.01889; Jacobs et al. 2023, arXiv 2309.14509
 from .gpt import Context, ContextAttention, next_token_loss, parallelize
 from .layout import Layout
 from .ring import ring_attention
-from .simple import simple_ring_attention
 from .tiles import Mask
 from .ulysses import ulysses_attention
 
@@ -26,6 +25,5 @@ __all__ = [
     "next_token_loss",
     "parallelize",
     "ring_attention",
-    "simple_ring_attention",
     "ulysses_attention",
 ]

@@ -1,7 +1,7 @@
 """Tensor parallelism on real processes: each rank has a slice of every matrix, and all compute the same tokens.
 
-Begin with `SimpleMLP`, which fits on a page: the conjugate pair `copy_to_ranks` and `sum_over_ranks`, and an MLP
-between them. `parallelize` splits all of a GPT:
+The mechanism stands on the chapter's page: the conjugate pair, `copy_to_ranks` and `sum_over_ranks`, and an MLP between
+them. `parallelize` splits all of a GPT:
 
     model = tp.parallelize(GPT(config), group)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -17,9 +17,9 @@ ranks. Sources: Shoeybi et al. 2019, arXiv 1909.08053, section 3; Korthikanti et
 from dtlib.ranks.shared.split import clip_grad_norm, load_state_dict, split, state_dict, unsplit
 
 from .blocks import ParallelAttention, ParallelMLP, own_dice, sharers_of
+from .conjugate import copy_to_ranks, sum_over_ranks
 from .gpt import parallelize
 from .linear import ColumnParallelLinear, RowParallelLinear
-from .simple import SimpleMLP, copy_to_ranks, sum_over_ranks
 from .vocabulary import VocabularyParallelEmbedding, next_token_loss, vocabulary_of
 
 __all__ = [
@@ -27,7 +27,6 @@ __all__ = [
     "ParallelAttention",
     "ParallelMLP",
     "RowParallelLinear",
-    "SimpleMLP",
     "VocabularyParallelEmbedding",
     "clip_grad_norm",
     "copy_to_ranks",

@@ -19,8 +19,8 @@ from dtlib.ranks.model import IGNORED
 from dtlib.ranks.shared.alike import described, refuse_unlike_calls, size_of
 from dtlib.ranks.shared.split import Split, SplitModule, evenly
 
+from .conjugate import sum_over_ranks
 from .linear import Tokens
-from .simple import sum_over_ranks
 
 
 class VocabularyParallelEmbedding(SplitModule):

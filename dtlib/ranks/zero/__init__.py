@@ -1,7 +1,7 @@
 """ZeRO on real processes: data parallelism whose ranks split what all of them would keep.
 
-Begin with `SimpleZero`, which fits on a page: the three stages, a parameter at a time. `Zero` is the complete one. Wrap
-a module, and train it with the optimizer that comes with it:
+Stage 3 in few lines stands on the chapter's page. `Zero` has the three stages: wrap a module, and train it with the
+optimizer that comes with it:
 
     model = zero.Zero(module, functools.partial(torch.optim.AdamW, lr=1e-3), stage=2)
     loss_of(model(tokens), targets).backward()
@@ -15,7 +15,6 @@ without any ranks at all.
 
 from .checkpoint import load, merge, save
 from .shard import Shard
-from .simple import SimpleZero
 from .zero import Zero
 
-__all__ = ["Shard", "SimpleZero", "Zero", "load", "merge", "save"]
+__all__ = ["Shard", "Zero", "load", "merge", "save"]

@@ -80,15 +80,6 @@ def test_equals_attention_over_all_tokens_for_many_lengths_and_heads(n):
     check(n, grid(n, (10, 16, 17, 22, 40, 61), (1, 2, 4, 12)))
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
-def test_the_ring_on_the_page(n):
-    q, k, v, _, _ = case(60, A, False)
-    parts = lab.run(
-        lambda: cp.simple_ring_attention(*(cp.Layout(60, order="contiguous").take(x, 2) for x in (q, k, v))), n
-    )
-    assert_close(torch.cat(parts, 2), F.scaled_dot_product_attention(q, k, v), **CLOSE)
-
-
 def test_half_precision_is_merged_in_float32():
     """Each tile's products, and a gradient at each of two hops, are rounded to bfloat16, where torch rounds once: at
     most three times torch's own error."""

@@ -181,28 +181,3 @@ def ignored():
 def broken():
     schedule = theory.one_f_one_b(2, 4)
     return replace(schedule, actions=(schedule.actions[0][:-1], schedule.actions[1]))
-
-
-def in_few_lines(case):
-    """Gradients of a GPT without tied ends, by `simple_pipeline`."""
-    model, n, rank = built(case), dist.get_world_size(), dist.get_rank()
-    stage = pp.cut(model, n)[rank]
-    x, y = (each[0].chunk(case.m) for each in data(case.m))
-    tokens = sum(int((each != gpt.IGNORED).sum()) for each in y)
-    losses = [lambda found, each=each: executor.sum_of_losses(found, each) / tokens for each in y]
-    actions = case.made(n).actions[rank]
-    pp.simple_pipeline(actions, stage, x, losses, (2, 5, 8), torch.float64)
-    mine = {id(each) for each in stage.parameters()}
-    return {name: each.grad for name, each in model.named_parameters() if id(each) in mine}
-
-
-@pytest.mark.parametrize("p", [1, 2, 3, 4])
-def test_a_pipeline_in_few_lines_has_the_gradients_of_one_process(p):
-    for name in ("sequential", "GPipe", "1F1B"):
-        case = Case(name, 4, model="untied")
-        gradients = alone(replace(case, schedule=""))[1][0]
-        seen = set()
-        for found in lab.run(in_few_lines, p, args=(case,)):
-            assert_close(found, {name: gradients[name] for name in found}, **CLOSE)
-            seen |= set(found)
-        assert seen == set(gradients)

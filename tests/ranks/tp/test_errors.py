@@ -10,7 +10,7 @@ from torch import nn
 from dtlib import lab
 from dtlib.lab.record import Recorder
 from dtlib.ranks import tp, zero
-from dtlib.ranks.model import GPT, MLP, GPTConfig
+from dtlib.ranks.model import GPT, GPTConfig
 
 TOKENS = torch.zeros(1, 4, dtype=torch.int64)
 LOGITS = torch.zeros(1, 4, 3)
@@ -48,7 +48,6 @@ CALLS = {  # on three ranks
     "no chunks": (lambda: tp.parallelize(GPT(GPTConfig()), chunks=0), "chunks must be at least 1, not 0"),
     "fractions of a chunk": (lambda: tp.parallelize(GPT(GPTConfig()), chunks=1.5), "chunks must be a whole number"),
     "few outputs": (lambda: tp.ColumnParallelLinear(nn.Linear(4, 2)), "out_features must be at least .* 3, not 2"),
-    "a gate on the page": (lambda: tp.SimpleMLP(MLP(GPTConfig(swiglu=True))), "mlp must have a GELU and biases here"),
     "few inputs": (lambda: tp.RowParallelLinear(nn.Linear(2, 4)), "in_features must be at least .* 3, not 2"),
     "logits of another slice": (
         lambda: tp.next_token_loss(LOGITS, TOKENS, vocab=12),

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from dtlib import lab, theory
-from dtlib.ranks import zero
 
 # float64 throughout: sums over ranks and over rows come in another order, an error of a few 2⁻⁵³ relative to the
 # largest term, and AdamW divides by its own estimate of the gradient, so that small gradients inherit the relative
@@ -177,8 +176,6 @@ def held(wrapped: Any, before: dict[int, Any]) -> dict[str, int]:
 
 def flats(wrapped: Any) -> list[tuple[int, bool]]:
     """Elements of each shard's flat buffer, and whether it is trained."""
-    if isinstance(wrapped, zero.SimpleZero):  # each parameter by itself
-        return [(full.numel(), parameter.requires_grad) for parameter, full in wrapped.full.items()]
     return [(shard.num_elements, shard.is_trained) for shard in wrapped.all_shards]
 
 

@@ -14,27 +14,13 @@ import torch.distributed as dist
 
 from dtlib.ranks import zero
 from dtlib.ranks.dp import base
-from dtlib.ranks.shared.clipping import clip_grad_norm
 from dtlib.ranks.zero import shard as implementation
 from dtlib.theory.collectives import chunk_bounds
 
 from .judge import Make, assert_correct
 from .small import STAGES
 
-
-class OnAPage(zero.SimpleZero):
-    def clip_grad_norm_(self, max_norm):
-        return clip_grad_norm([p.grad for p in self.pieces.values() if p.grad is not None], max_norm)
-
-
-def on_a_page(model, *args, stage, **kwargs):
-    return OnAPage(model, *args, stage=stage, units=list(model.layers), **kwargs)
-
-
 WRAPPERS: dict[str, tuple[Make, int]] = {
-    "stage 1 on a page": (functools.partial(on_a_page, stage=1), 1),
-    "stage 2 on a page": (functools.partial(on_a_page, stage=2), 2),
-    "stage 3 on a page": (functools.partial(on_a_page, stage=3), 3),
     "stage 1": (STAGES[1], 1),
     "stage 1, a few buckets": (functools.partial(zero.Zero, stage=1, bucket_bytes=150_000, first_bucket_bytes=1000), 1),
     "stage 2": (STAGES[2], 2),
@@ -51,17 +37,16 @@ WRAPPERS: dict[str, tuple[Make, int]] = {
 
 
 MAIN = ["stage 1, a few buckets", "stage 2, a few buckets", "stage 3"]
-ON_A_PAGE = [f"stage {stage} on a page" for stage in (1, 2, 3)]
 
 
-@pytest.mark.parametrize("name", MAIN + ON_A_PAGE)
+@pytest.mark.parametrize("name", MAIN)
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_equals_one_process(name, n):
     make, stage = WRAPPERS[name]
     assert_correct(make, stage, n)
 
 
-@pytest.mark.parametrize("name", sorted(WRAPPERS.keys() - set(MAIN + ON_A_PAGE)))
+@pytest.mark.parametrize("name", sorted(WRAPPERS.keys() - set(MAIN)))
 def test_options_change_nothing(name):
     make, stage = WRAPPERS[name]
     assert_correct(make, stage, 3)
