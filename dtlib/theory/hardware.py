@@ -28,11 +28,6 @@ class Link:
     link_bytes_per_s: float
     source: str
 
-    @property
-    def both_directions_bytes_per_s(self) -> float:
-        """Sending plus receiving, as NVLink's data sheets count."""
-        return 2 * self.link_bytes_per_s
-
 
 @dataclass(frozen=True)
 class Accelerator:

@@ -237,13 +237,6 @@ def test_a_head_of_another_width_and_a_gated_mlp_with_biases():
     assert layer.mlp == 2 * (h * f + f) + f * h + h
 
 
-def test_padded_vocabularies():
-    assert models.padded_vocab(50257) == 50304
-    assert models.padded_vocab(50257, 8) == 51200
-    assert models.padded_vocab(128256, 8) == 129024
-    assert models.padded_vocab(7, multiple=1) == 7
-
-
 # --- breakdowns ------------------------------------------------------------------------------------------------
 
 
@@ -251,7 +244,6 @@ def test_the_parts_are_whole_numbers_that_add_up():
     parts = models.model_parameters(models.model("gpt3"))
     assert sum(parts.parts.values()) == parts.total
     assert all(isinstance(part, int) for part in (*parts.parts.values(), parts.total))
-    assert parts.without_embeddings == parts.total - parts.embedding - parts.positions
     rows = parts.table()
     assert [row.name for row in rows] == ["embedding", "positions", "attention", "mlp", "norms"]
     assert sum(row.share for row in rows) == pytest.approx(1)

@@ -58,16 +58,6 @@ def test_at_the_break_even_a_layer_sends_for_as_long_as_it_computes(t, flops, li
     )
 
 
-@given(t=st.integers(2, 64), flops=rates, link=rates, seq=sizes)
-def test_the_width_is_the_ranks_turned_round(t, flops, link, seq):
-    h = tp.break_even_hidden(t, seq, flops, link)
-    ratio = flops / link
-    if h == 0:  # attention alone computes for longer
-        assert 1 + 1.5 * seq / 2 / ratio >= t * (1 - 1e-9)
-    else:
-        assert 1 + (9 * h + 1.5 * seq) / 2 / ratio == pytest.approx(t, rel=1e-9)
-
-
 @given(at=st.floats(1.01, 1e4), share=st.floats(0, 1))
 def test_one_rank_loses_nothing_and_the_break_even_is_a_half(at, share):
     assert tp.efficiency(1, at, share) == 1
@@ -141,7 +131,6 @@ def test_at_the_hiding_width_both_take_as_long(t, flops, link, columns):
         (lambda: tp.outside_elements(1, 1.5, 1), "seq must be"),
         (lambda: tp.break_even_ranks("llama3-8b", 0, 1), "flops_per_s must be"),
         (lambda: tp.break_even_ranks("llama3-8b", 1, -1), "link_bytes_per_s must be"),
-        (lambda: tp.break_even_hidden(0, 1, 1, 1), "tp must be"),
         (lambda: tp.efficiency(2, 1.0), "break_even must be above 1"),
         (lambda: tp.efficiency(2, float("nan")), "break_even must be"),
         (lambda: tp.efficiency(2, 2.0, 1.5), "replicated must be a share"),

@@ -5,7 +5,7 @@
 Arguments out of range raise ``ValueError``, which names the argument, its value and the rule.
 """
 
-from .budget import fits, fitting_models, largest_micro_batch, most_layers
+from .budget import fits, largest_micro_batch
 from .rank import RankMemory, memory_by_stage, rank_memory
 from .setup import Setup, checked_pp
 from .stages import chunks_in_flight, embeddings_in_flight, piece_layers, stage_layers, stage_parameters
@@ -17,10 +17,8 @@ __all__ = [
     "chunks_in_flight",
     "embeddings_in_flight",
     "fits",
-    "fitting_models",
     "largest_micro_batch",
     "memory_by_stage",
-    "most_layers",
     "piece_layers",
     "rank_memory",
     "stage_layers",

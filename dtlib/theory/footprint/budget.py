@@ -1,11 +1,11 @@
-"""What fits: the largest micro-batch, the deepest model, the published models."""
+"""What fits, and the largest micro-batch that does."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 
-from dtlib.theory.models import MODELS, Architecture, checked_model
+from dtlib.theory.models import Architecture
 from dtlib.theory.valid import amount
 
 from .rank import rank_memory
@@ -26,33 +26,6 @@ def largest_micro_batch(model: Architecture | str, setup: Setup, memory_bytes: f
     The micro-batch of `setup` itself does not matter. ``ValueError`` as `rank_memory`.
     """
     return _largest(lambda b: fits(model, replace(setup, micro_batch=b), memory_bytes))
-
-
-def most_layers(model: Architecture | str, setup: Setup, memory_bytes: float) -> int:
-    """The most layers of the width of `model` that fit on devices of `memory_bytes`; 0 if not even one a stage does.
-
-    The largest model that fits, when it grows in depth alone. With several stages or interleaved chunks the layers are
-    a multiple of their number. ``ValueError`` as `rank_memory`.
-    """
-    unit, model = setup.pp * setup.chunks, checked_model(model)
-    return unit * _largest(lambda each: fits(replace(model, num_layers=each * unit), setup, memory_bytes))
-
-
-def fitting_models(
-    setup: Setup, memory_bytes: float, models: Iterable[Architecture] = tuple(MODELS.values())
-) -> list[Architecture]:
-    """Those of `models` (default: all published ones) that fit, in their order; models that cannot be cut as `setup`
-    says are left out."""
-    memory_bytes = amount("memory_bytes", memory_bytes)
-    found = []
-    for model in models:
-        try:
-            setup.check(model)
-        except ValueError:
-            continue
-        if fits(model, setup, memory_bytes):
-            found.append(model)
-    return found
 
 
 def _largest(works: Callable[[int], bool]) -> int:

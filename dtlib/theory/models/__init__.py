@@ -17,7 +17,6 @@ from .parameters import (
     llama_num_params,
     model_parameters,
     norm_parameters,
-    padded_vocab,
 )
 from .presets import MODELS, checked_model, model
 from .tensor_parallel import checked_tp, kv_width_of_rank, tp_degrees
@@ -41,6 +40,5 @@ __all__ = [
     "model",
     "model_parameters",
     "norm_parameters",
-    "padded_vocab",
     "tp_degrees",
 ]

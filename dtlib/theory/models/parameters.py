@@ -44,11 +44,6 @@ class ModelParameters(Breakdown):
         """Ψ, all parameters of the model."""
         return self.embedding + self.positions + self.attention + self.mlp + self.norms + self.head
 
-    @property
-    def without_embeddings(self) -> int:
-        """What remains without the embedding, the positions and the head: the N of scaling laws."""
-        return self.attention + self.mlp + self.norms
-
 
 def layer_parameters(model: Architecture | str) -> LayerParameters:
     """Count the parameters of one layer of `model`.
@@ -142,13 +137,3 @@ def llama_num_params(
     if a % g:
         raise ValueError(f"num_kv_heads must divide num_heads={a}; {g} does not")
     return l * (2 * h * h + 2 * h * (h // a) * g + 3 * h * f + 2 * h) + h + (1 if tied else 2) * vocab * h
-
-
-def padded_vocab(vocab: int, tp: int = 1, *, multiple: int = 128) -> int:
-    """The vocabulary as Megatron pads it: the next multiple of `multiple` times `tp`, so that each of `tp` ranks
-    holds equally many rows and matrix products have round sizes.
-
-    50257 becomes 51200 on 8 ranks. Each argument is a whole number of at least 1, else ``ValueError``.
-    """
-    unit = whole("multiple", multiple, 1) * whole("tp", tp, 1)
-    return -(-whole("vocab", vocab, 1) // unit) * unit

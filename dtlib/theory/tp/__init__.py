@@ -9,12 +9,11 @@ Arguments out of range raise ``ValueError``, which names the argument, its value
 """
 
 from .overlap import chunked_seconds, exposed_seconds, hiding_width
-from .scaling import break_even_hidden, break_even_ranks, efficiency, replicated_share
+from .scaling import break_even_ranks, efficiency, replicated_share
 from .traffic import OutsideElements, layer_elements, outside_elements
 
 __all__ = [
     "OutsideElements",
-    "break_even_hidden",
     "break_even_ranks",
     "chunked_seconds",
     "efficiency",

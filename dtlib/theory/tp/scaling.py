@@ -48,20 +48,6 @@ def break_even_ranks(
     return 1 + flops / model.num_layers * link / (all_reduces * 2 * model.hidden * width * rate)
 
 
-def break_even_hidden(
-    tp: int, seq: int, flops_per_s: float, link_bytes_per_s: float, *, element_bytes: float = 2
-) -> float:
-    """The width h of a GPT whose layer communicates for as long as it computes on `tp` ranks.
-
-    `break_even_ranks` solved for h: ((t−1) w F/B − 3s/2)/9, and 0 where attention alone computes for longer.
-    """
-    t, s = whole("tp", tp, 1), whole("seq", seq, 1)
-    rate = amount("flops_per_s", flops_per_s, positive=True)
-    link = amount("link_bytes_per_s", link_bytes_per_s, positive=True)
-    width = amount("element_bytes", element_bytes, positive=True)
-    return max(0.0, ((t - 1) * width * rate / link - 1.5 * s) / 9)
-
-
 @formula(
     "tp.efficiency",
     source="derived here",
