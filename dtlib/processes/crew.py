@@ -1,7 +1,7 @@
 """A crew: the ranks of one run, as the process that owns them starts, serves and ends them.
 
 A rank says ``X`` and a few bytes where it meets the others, ``D`` when it is done and ``E`` when it failed; it
-leaves when it is told to go.
+leaves when it is told to go. The first failure ends the run, or the others go on, as the crew's policy says.
 """
 
 from __future__ import annotations
@@ -58,16 +58,24 @@ class Crew(ABC):
     """The ranks of one run, `world_size` of them: a subclass says what a rank does.
 
     They may take `timeout_s`; their `network` is ``"private"`` where that can be had, or ``"host"``. `fork` says that
-    this process may be forked. `control` is the channel to the parent.
+    this process may be forked. `control` is the channel to the parent. Where `goes_on`, a rank that fails ends alone:
+    the others run on, and those that wait to meet it are told that they wait in vain.
     """
 
     frame_seconds = 10.0  # for a frame that a broken rank began and never ends
     grace_seconds = 0.1  # errors that follow from the first one arrive within this time
 
     def __init__(
-        self, world_size: int, control: socket.socket, *, fork: bool, timeout_s: float = 0.0, network: str = "host"
+        self,
+        world_size: int,
+        control: socket.socket,
+        *,
+        fork: bool,
+        timeout_s: float = 0.0,
+        network: str = "host",
+        goes_on: bool = False,
     ) -> None:
-        self.world_size, self.control, self.fork = world_size, control, fork
+        self.world_size, self.control, self.fork, self.goes_on = world_size, control, fork, goes_on
         self.timeout_s, self.network = timeout_s, network
         self.ranks: list[Rank] = []
         self.network_error = ""
@@ -137,7 +145,7 @@ class Crew(ABC):
         return self._report()
 
     def serve_all(self) -> Report | None:
-        """Serve the ranks until none is running: None; or until one has failed, or the time is up."""
+        """Serve the ranks until none is running: None; or until one fails that ends the run, or the time is up."""
         self._deadline = time.monotonic() + self.timeout_s
         with selectors.DefaultSelector() as selector:
             selector.register(self.control, selectors.EVENT_READ, None)
@@ -155,7 +163,8 @@ class Crew(ABC):
                 if not ready or any(rank.state != "running" for rank in self.ranks):
                     self._notice_deaths()
                 time_is_up = self.tend()
-                if any(rank.state in ("raised", "died") for rank in self.ranks):
+                self.let_meet()
+                if not self.goes_on and self._has_failed():
                     return self._failed(selector)
                 if time_is_up:
                     return self._timed_out()
@@ -171,17 +180,25 @@ class Crew(ABC):
         kind, payload = message[:1], message[1:]
         if kind == b"X":
             rank.waiting = payload
-            if all(other.waiting is not None for other in self.ranks):
-                answer = join([other.waiting or b"" for other in self.ranks])
-                for other in self.ranks:
-                    other.waiting = None
-                    tell(other, answer)
         elif kind == b"D":
             rank.state = "done"
         else:
             rank.state = "raised"
             rank.failure = self.read_failure(rank)
         return True
+
+    def let_meet(self) -> None:
+        """Give the ranks what they told each other, when all are there; nothing, where one will not come any more."""
+        waiting = [rank for rank in self.ranks if rank.waiting is not None]
+        if len(waiting) < self.world_size and not (self.goes_on and self._has_failed()):
+            return
+        met = join([rank.waiting or b"" for rank in waiting]) if len(waiting) == self.world_size else b""
+        for rank in waiting:
+            rank.waiting = None
+            tell(rank, met)
+
+    def _has_failed(self) -> bool:
+        return any(rank.state in ("raised", "died") for rank in self.ranks)
 
     def read_failure(self, rank: Rank) -> Failure:
         """Why a rank that says so did not return."""
@@ -247,7 +264,7 @@ class Crew(ABC):
 
     def end(self) -> None:
         """Leave no process of this run alive, the ranks' own children included, and no file."""
-        finished = all(rank.state == "done" for rank in self.ranks)
+        finished = all(rank.state != "running" for rank in self.ranks) and (self.goes_on or not self._has_failed())
         patience = time.monotonic() + (5.0 if finished else 0.0)
         for rank in self.ranks:
             while rank.pid:

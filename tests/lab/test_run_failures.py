@@ -58,6 +58,45 @@ def test_a_thread_of_a_rank_raises():
         assert session["rank"] == [0, 1], "told once"
 
 
+def test_the_others_run_on_where_that_is_asked_for():
+    """A rank is killed, one raises; the third notices both, meets nobody in vain, and returns."""
+
+    def main():
+        rank = dist.get_rank()
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if rank == 2:
+            raise ValueError("the disk is full")
+        with pytest.raises(RuntimeError, match="not all of them will meet here any more"):
+            lab.barrier()
+        with pytest.raises(RuntimeError, match=r"gloo|Connection"):
+            dist.barrier()
+        return "noticed"
+
+    for _ in range(3):  # whoever ends first
+        noticed, killed, raised = lab.run(main, 3, return_exceptions=True, timeout_s=30)
+        assert noticed == "noticed"
+        assert isinstance(killed, lab.RankError)
+        assert str(killed).startswith("rank 1 of 3 was killed by signal 9 (SIGKILL)")
+        assert "rank 2" not in str(killed), "each error is of its own rank"
+        assert "raise ValueError" in raised.traceback
+        assert (killed.rank, raised.rank) == (1, 2)
+    assert lab.run(dist.get_rank, 2, return_exceptions=True) == [0, 1]
+    with pytest.raises(TypeError, match="return_exceptions must be True or False, not 'yes'"):
+        lab.run(main, 3, return_exceptions="yes")
+
+
+def test_ranks_that_fail_and_a_time_limit_for_those_that_hang():
+    def main():
+        if dist.get_rank() == 0:
+            raise ValueError("gone")
+        time.sleep(60)
+
+    with pytest.raises(lab.RankTimeout) as caught:
+        lab.run(main, 3, return_exceptions=True, timeout_s=2)
+    assert caught.value.ranks == [1, 2]
+
+
 def test_all_ranks_raise_alike_is_told_once():
     with pytest.raises(lab.RankError) as caught:
         lab.run(lambda: 1 / 0, 3)

@@ -62,6 +62,8 @@ def exchange_over(sock: socket.socket) -> Callable[[bytes], list[bytes]]:
 
     def exchange(payload: bytes) -> list[bytes]:
         send_frame(sock, b"X" + payload)
-        return split(recv_frame(sock)[0])
+        if parts := split(recv_frame(sock)[0]):
+            return parts
+        raise RuntimeError("a rank of this run has failed: not all of them will meet here any more")
 
     return exchange

@@ -12,6 +12,7 @@ import select
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from dtlib.processes.channel import anonymous_file, open_fd, read_text, recv_frame
@@ -65,6 +66,7 @@ def run(
     threads_per_rank: int = 1,
     network: str = "private",
     cluster: Cluster | None = None,
+    return_exceptions: bool = False,
 ) -> list[Any]:
     """Call ``fn(*args)`` in `world_size` fresh processes and return their results in rank order.
 
@@ -75,8 +77,9 @@ def run(
     With ``network="private"`` the ranks live in a network namespace of their own where the kernel grants one, so
     that `lab.wire` sees their traffic alone and they reach no other host; ``"host"`` leaves them on the machine's
     network. With a `cluster` of `lab.cluster` they stand on its nodes, ranks 0 to g - 1 on the first, and are joined by
-    its links. Under ``torchrun`` the processes that are there are the ranks, and all but `fn` and `args` is torchrun's
-    business.
+    its links. With ``return_exceptions=True`` the others run on where a rank fails, and its `RankError` stands in the
+    place of its result: for ranks that are meant to fail, and what the others notice of it. Under ``torchrun`` the
+    processes that are there are the ranks, and all but `fn` and `args` is torchrun's business.
 
     Raises ``ValueError`` or ``TypeError`` for a bad argument before anything starts, `RankError` when a rank or one of
     its threads raises, or it exits or is killed (the others are ended at once), `RankTimeout` when `timeout_s` seconds
@@ -86,8 +89,12 @@ def run(
     if context.inside_rank():
         raise RuntimeError("lab.run inside lab.run: this function is a rank already; call lab.run outside of the ranks")
     check_call(fn, args)
+    if not isinstance(return_exceptions, bool):
+        raise TypeError(f"return_exceptions must be True or False, not {return_exceptions!r}")
     job = job_of((fn, tuple(args)), world_size, timeout_s, threads_per_rank, network, cluster)
-    return torchrun.run_here(fn, tuple(args)) if torchrun.is_active() else run_job(job)
+    return (
+        torchrun.run_here(fn, tuple(args)) if torchrun.is_active() else run_job(replace(job, goes_on=return_exceptions))
+    )
 
 
 def check_call(fn: object, args: object) -> None:
@@ -203,8 +210,13 @@ def outcome(job: Job, report: Report, control: socket.socket) -> list[Any]:
         if report.timed_out:
             raise _timeout(job, report, stacks)
         if report.first is not None:
-            raise _error(job, report, stacks, printed[report.first])
-        return [_load(rank, result) for rank, (result, _, _) in enumerate(files)]
+            raise _error(job, report, report.first, stacks[report.first], printed[report.first])
+        return [
+            _error(job, report, rank, stacks[rank], printed[rank], alone=True)
+            if rank in report.failures
+            else _load(rank, result)
+            for rank, (result, _, _) in enumerate(files)
+        ]
 
 
 def _receive(control: socket.socket, max_fds: int = 0) -> tuple[bytes, list[int]]:
@@ -250,17 +262,17 @@ def show(outputs: list[str]) -> None:
     sys.stdout.flush()
 
 
-def _error(job: Job, report: Report, stacks: list[str], printed: str) -> RankError:
-    first = report.first or 0
+def _error(job: Job, report: Report, first: int, stack: str, printed: str, alone: bool = False) -> RankError:
+    """The error of rank `first`, with what the other ranks had to say, or `alone`."""
     failure = report.failures[first]
-    stack = failure.traceback or readable(stacks[first], job.sources)
+    stack = failure.traceback or readable(stack, job.sources)
     message = f"rank {first} of {job.world_size} {failure.summary}"
     if "killed by signal" in failure.summary and _OTHER_SIZE in printed:
         message += ". It got a tensor of another size than it asked for: compare shapes and dtypes between the ranks"
     if stack:
         message += f"\n\n{stack}"
-    others = _grouped({rank: other.summary for rank, other in report.failures.items() if rank != first})
-    for summary, ranks in others:
+    others = {rank: other.summary for rank, other in report.failures.items() if rank != first}
+    for summary, ranks in [] if alone else _grouped(others):
         message += f"\n\n{_ranks(ranks)} {'too' if summary == failure.summary else _shortened(summary)}"
     return RankError(message, first, stack)
 

@@ -42,7 +42,9 @@ def supervise(control: socket.socket, job_fd: int, *, fork: bool) -> None:
 
 class _Crew(Crew):
     def __init__(self, job: Job, control: socket.socket, fork: bool) -> None:
-        super().__init__(job.world_size, control, fork=fork, timeout_s=job.timeout_s, network=job.network)
+        super().__init__(
+            job.world_size, control, fork=fork, timeout_s=job.timeout_s, network=job.network, goes_on=job.goes_on
+        )
         self.job = job
         self.cables: Cables | None = None
 

@@ -48,6 +48,8 @@ class Job:
     """Lines of code that exist in no file (notebook cells), for tracebacks: entries of `linecache.cache`."""
     lasts: bool = False
     """Whether the ranks of a session live on from task to task."""
+    goes_on: bool = False
+    """Whether the others run on where a rank fails."""
     cluster: Cluster | None = None
     """The nodes and links among which the ranks stand."""
 
