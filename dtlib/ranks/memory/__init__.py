@@ -12,7 +12,8 @@
 | ``adam-8bit`` | bf16 | bf16 | an fp32 copy of the weights, two moments in 8 bits with their scales |
 """
 
+from dtlib.ranks.shared.quantise import SIGNED, UNSIGNED, dequantised, quantised
+
 from .mixed import MixedAdamW
-from .quantise import SIGNED, UNSIGNED, dequantised, quantised
 
 __all__ = ["SIGNED", "UNSIGNED", "MixedAdamW", "dequantised", "quantised"]

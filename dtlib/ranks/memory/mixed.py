@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from dtlib.ranks.shared.quantise import SIGNED, UNSIGNED, dequantised, quantised
 from dtlib.theory.memory import ModelStates, Recipe, recipe
-
-from .quantise import SIGNED, UNSIGNED, dequantised, quantised
 
 _BYTES = {2: "bf16 or fp16", 4: "fp32"}
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dtlib.ranks.shared.peers import Peers
+from dtlib.ranks.shared.quantise import EVEN, dequantised, quantised
 
 from .exchange import gather
 
@@ -19,43 +20,28 @@ def packed_bytes(num_elements: int, block: int) -> int:
 
 
 @torch.no_grad()
-def quantise(chunk: Tensor, block: int) -> Tensor:
-    """A flat chunk as bytes: a float32 scale for each `block` of elements, then the elements as int8.
-
-    scale = max |w| / 127 over the block, q = round(w / scale): w is off by scale/2 at most. uint8, `packed_bytes` long.
-    Source: Wang et al. 2023, arXiv 2306.10209, section 3.1.
-    """
-    num = chunk.numel()
-    packed = torch.zeros(packed_bytes(num, block), dtype=torch.uint8, device=chunk.device)
-    if num:
-        blocks = -(-num // block)
-        padded = torch.zeros(blocks * block, dtype=torch.float32, device=chunk.device)
-        padded[:num] = chunk
-        rows = padded.view(blocks, block)
-        scales = rows.abs().amax(dim=1) / 127
-        rows /= scales.clamp(min=torch.finfo(torch.float32).tiny)[:, None]
-        packed[: 4 * blocks].view(torch.float32).copy_(scales)
-        packed[4 * blocks : 4 * blocks + num].view(torch.int8).copy_(padded[:num].round_().clamp_(-127, 127))
-    return packed
+def packed(chunk: Tensor, block: int) -> Tensor:
+    """A flat chunk as bytes, `packed_bytes` uint8: a float32 scale for each `block` of elements, then their codes."""
+    numbers, scales = quantised(chunk, EVEN, block)
+    parts = torch.zeros(packed_bytes(chunk.numel(), block), dtype=torch.uint8, device=chunk.device)
+    parts[: 4 * scales.numel()].view(torch.float32).copy_(scales)
+    parts[4 * scales.numel() : 4 * scales.numel() + chunk.numel()] = numbers
+    return parts
 
 
 @torch.no_grad()
-def dequantise(packed: Tensor, num_elements: int, block: int) -> Tensor:
-    """What `quantise` rounded, as `num_elements` float32."""
-    blocks = -(-num_elements // block)
-    scales = packed[: 4 * blocks].view(torch.float32)
-    padded = torch.zeros(blocks * block, dtype=torch.float32, device=packed.device)
-    padded[:num_elements] = packed[4 * blocks : 4 * blocks + num_elements].view(torch.int8)
-    padded.view(blocks, block).mul_(scales[:, None])
-    return padded[:num_elements]
+def unpacked(parts: Tensor, num_elements: int, block: int) -> Tensor:
+    """What `packed` rounded, as `num_elements` float32."""
+    end = 4 * -(-num_elements // block)
+    return dequantised(parts[end : end + num_elements], parts[:end].view(torch.float32), EVEN, block)
 
 
 def gather_quantised(peers: Peers, full: Tensor, bounds: Sequence[int], number: int, *, block: int) -> Iterator[None]:
-    """As `exchange.gather`, in 8 bits: `full` is in the end what `quantise` rounded, of every rank alike."""
+    """As `exchange.gather`, in 8 bits: `full` is in the end what `packed` rounded, of every rank alike."""
     sizes = [packed_bytes(stop - start, block) for start, stop in pairwise(bounds)]
     ends, rank = [0, *accumulate(sizes)], peers.rank
-    packed = torch.empty(ends[-1], dtype=torch.uint8, device=full.device)
-    packed[ends[rank] : ends[rank + 1]] = quantise(full[bounds[rank] : bounds[rank + 1]], block)
-    yield from gather(peers, packed, ends, number)
+    parts = torch.empty(ends[-1], dtype=torch.uint8, device=full.device)
+    parts[ends[rank] : ends[rank + 1]] = packed(full[bounds[rank] : bounds[rank + 1]], block)
+    yield from gather(peers, parts, ends, number)
     for (start, stop), (first, last) in zip(pairwise(bounds), pairwise(ends), strict=True):
-        full[start:stop] = dequantise(packed[first:last], stop - start, block)
+        full[start:stop] = unpacked(parts[first:last], stop - start, block)

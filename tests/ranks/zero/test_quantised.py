@@ -23,9 +23,9 @@ make_adamw = functools.partial(torch.optim.AdamW, lr=1e-3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_each_block_is_off_by_half_a_step_of_its_own(num, block, dtype):
     chunk = torch.randn(num, generator=torch.Generator().manual_seed(num)).mul(3).to(dtype)
-    packed = quantised.quantise(chunk, block)
+    packed = quantised.packed(chunk, block)
     assert packed.numel() == quantised.packed_bytes(num, block) <= num * (1 + 4 / block) + 4 + 3
-    back = quantised.dequantise(packed, num, block)
+    back = quantised.unpacked(packed, num, block)
     for some, original in zip(back.split(block), chunk.float().split(block), strict=True):
         step = original.abs().max() / 127 if num else 0
         assert ((some - original).abs() <= step / 2 * 1.001).all()  # and float32's own rounding
@@ -34,7 +34,7 @@ def test_each_block_is_off_by_half_a_step_of_its_own(num, block, dtype):
 
 def test_zeros_and_tiny_numbers_stay_finite():
     chunk = torch.cat([torch.zeros(64), torch.full((64,), 1e-40), torch.tensor([1e30, -1e30])])
-    back = quantised.dequantise(quantised.quantise(chunk, 64), 130, 64)
+    back = quantised.unpacked(quantised.packed(chunk, 64), 130, 64)
     assert torch.equal(back[:64], torch.zeros(64))
     assert back.isfinite().all()
     assert_close(back[128:], chunk[128:])

@@ -1,7 +1,9 @@
-"""Numbers in 8 bits, block by block: one fp32 scale a block, and one of 256 codes for each entry.
+"""Numbers in 8 bits, block by block: one fp32 scale a block, and one of up to 256 codes for each entry.
 
-The codes are dense near zero and sparse near one: seven decades, each with twice as many codes as the one below, so
-that a moment a thousandth of its neighbours still keeps two digits. Dettmers et al. 2022, arXiv 2110.02861, section 2.
+For what travels the codes are `EVEN`, k/127: an entry is off by 1/254 of its block's largest at most (Wang et al. 2023,
+arXiv 2306.10209, section 3.1). For what an optimizer keeps, `SIGNED` and `UNSIGNED`, they are dense near zero, sparse
+near one: seven decades, each with twice as many codes as the one below, so that a moment a thousandth of its neighbours
+still keeps two digits (Dettmers et al. 2022, arXiv 2110.02861, section 2).
 
 The codes without a sign begin at a ten-millionth and not at 0. They hold second moments, and Adam divides by their
 root: one that was rounded to 0 beside a first moment that was not would leave only `eps` below the line, and one step
@@ -30,6 +32,7 @@ def _codes(*, signed: bool) -> tuple[float, ...]:
 
 
 SIGNED, UNSIGNED = _codes(signed=True), _codes(signed=False)
+EVEN = tuple(k / 127 for k in range(-127, 128))
 
 
 def quantised(x: Tensor, codes: Sequence[float], block: int) -> tuple[Tensor, Tensor]:
@@ -45,7 +48,7 @@ def quantised(x: Tensor, codes: Sequence[float], block: int) -> tuple[Tensor, Te
     scales = padded.abs().amax(dim=1)
     values = torch.tensor(codes, dtype=torch.float32, device=x.device)
     share = padded / scales.clamp_min(torch.finfo(torch.float32).tiny)[:, None]
-    numbers = torch.bucketize(share, (values[1:] + values[:-1]) / 2)
+    numbers = torch.bucketize(share, (values[1:] + values[:-1]) / 2, out_int32=True)
     return numbers.flatten()[: x.numel()].to(torch.uint8).view(x.shape), scales
 
 
