@@ -1,6 +1,7 @@
 """What a reader is told when a run goes wrong: each test holds the message."""
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -141,9 +142,22 @@ def test_ranks_that_send_different_sizes_are_shown_where_they_did(capfd):
 
     with pytest.raises(lab.RankError, match=r"killed by signal 6 \(SIGABRT\): a library gave up") as caught:
         lab.run(main, 2)
-    assert "It got a tensor of another size than it asked for: compare shapes and dtypes" in str(caught.value)
+    assert "It got a tensor of another size than it asked for: shapes or dtypes differ" in str(caught.value)
+    assert "With TORCH_DISTRIBUTED_DEBUG=DETAIL" in str(caught.value)
     assert "dist.all_reduce(total)  # gloo gives up in a thread of its own" in str(caught.value)
     assert "Received data size doesn't match expected size" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("call", [dist.all_reduce, dist.broadcast])
+def test_as_that_error_says_ranks_that_compare_tell_whose_size_differs(call, monkeypatch):
+    """Also those of a fork server that torch was imported into before."""
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
+    arguments = (0,) if call is dist.broadcast else ()
+    with pytest.raises(lab.RankError) as caught:
+        lab.run(lambda: call(torch.ones(4 + 2 * dist.get_rank()), *arguments), 2)
+    assert re.search(r"Detected mismatch .* Rank [01] is running .*TensorShape=\[[46]\]", str(caught.value))
+    monkeypatch.undo()
+    assert lab.run(dist.get_debug_level, 1) == [dist.DebugLevel.OFF]
 
 
 def test_one_rank_skips_the_collective_and_the_stacks_tell_who_waits_where():

@@ -36,6 +36,10 @@ LEFT_OUT = _Default(4)
 """How many ranks there are where nobody says: a cluster says."""
 _NETWORKS = ("private", "host")
 _OTHER_SIZE = "Received data size doesn't match expected size"  # gloo's words, before it aborts
+_COMPARED = (
+    "With TORCH_DISTRIBUTED_DEBUG=DETAIL in os.environ ranks compare what they ask for before they send, and the error "
+    "says whose differs in what"
+)
 _SUPERVISE = f"{__package__}.supervisor:supervise"
 
 
@@ -268,7 +272,7 @@ def _error(job: Job, report: Report, first: int, stack: str, printed: str, alone
     stack = failure.traceback or readable(stack, job.sources)
     message = f"rank {first} of {job.world_size} {failure.summary}"
     if "killed by signal" in failure.summary and _OTHER_SIZE in printed:
-        message += ". It got a tensor of another size than it asked for: compare shapes and dtypes between the ranks"
+        message += f". It got a tensor of another size than it asked for: shapes or dtypes differ. {_COMPARED}"
     if stack:
         message += f"\n\n{stack}"
     others = {rank: other.summary for rank, other in report.failures.items() if rank != first}
@@ -300,6 +304,8 @@ def _timeout(job: Job, report: Report, stacks: list[str]) -> RankTimeout:
     message += f", while {_ranks(done)} had" if done else ""
     message += ". Where each one was (innermost call last):"
     message += "".join(f"\n\nrank {rank}:\n{stack}" for rank, stack in where.items())
+    if any("distributed_c10d.py" in stack for stack in where.values()):
+        message += f"\n\n{_COMPARED}."
     return RankTimeout(message, late, where)
 
 

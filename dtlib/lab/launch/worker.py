@@ -108,6 +108,7 @@ def _settle(job: Job, rank: int) -> None:
         per_node = job.cluster.ranks_per_node
         os.environ.update(GLOO_SOCKET_IFNAME=cables.ACROSS, NCCL_SOCKET_IFNAME=cables.ACROSS)
         os.environ.update(LOCAL_RANK=str(rank % per_node), LOCAL_WORLD_SIZE=str(per_node))
+    dist.set_debug_level_from_env()  # torch looked when the fork server imported it
     os.chdir(job.directory)
     sys.path[:] = job.path
     sys.argv[:] = job.argv
