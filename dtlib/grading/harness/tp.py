@@ -15,7 +15,7 @@ from .network import elements
 
 
 def mlp(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
-    """``y = function(x, *slices)``, and back from it; where x is `shared`, it is added to y as well.
+    """``y = function(x, *slices)``, and back from it.
 
     Between the two the desk gives the gradient that comes back.
     """
@@ -25,7 +25,7 @@ def mlp(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
     y = function(x, *slices)
     output = y.detach().clone()
     upstream = torch.from_numpy(desk.next())
-    (y + x if given["shared"] else y).backward(upstream)
+    y.backward(upstream)
     found = [each.grad for each in slices]
     return {"output": output, "gradient": x.grad, "slices": found, "changed": kept.changed()}
 
