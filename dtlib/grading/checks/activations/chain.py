@@ -40,8 +40,9 @@ def draw(rng: Rng) -> Cases:
     for place, chain in enumerate((*alone, *chains)):
         element = (2, 4)[place % 2]
         told = " → ".join(step if isinstance(step, str) else f"{step[0]} to {step[1]}" for step in chain)
-        words = f"{told}; [{tokens}, {width}], {element} B an element"
-        cases.append(call(words, [chain, tokens, width, element], alone=len(chain) == 1))
+        rows, columns = tokens + place, width + (len(chain) == 1)  # no one number will do for all
+        words = f"{told}; [{rows}, {columns}], {element} B an element"
+        cases.append(call(words, [chain, rows, columns, element], alone=len(chain) == 1))
     return cases
 
 

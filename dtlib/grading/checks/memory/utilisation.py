@@ -12,21 +12,20 @@ PAIR = "mfu, hfu"
 
 
 def draw(rng: Rng) -> Cases:
-    """A published run, and one for each kind of recompute."""
+    """A published run, and one for each kind of recompute, no two with the same sequence or the same card."""
+    lengths, peaks = rng.permutation([2, 8, 32]), rng.permutation([312e12, 989e12, 2250e12])
 
-    def job(recompute: str) -> tuple[Any, ...]:
+    def job(recompute: str, length: int, peak: float) -> tuple[Any, ...]:
         num_layers, hidden = int(rng.integers(12, 100)), 128 * int(rng.integers(8, 96))
-        num_params, seq = 12 * num_layers * hidden**2 + 50_000 * hidden, 1024 * int(rng.choice([2, 8, 32]))
-        num_gpus, peak = 8 * int(rng.integers(1, 65)), float(rng.choice([312e12, 989e12, 2250e12]))
+        num_params, seq = 12 * num_layers * hidden**2 + 50_000 * hidden, 1024 * length
+        num_gpus = 8 * int(rng.integers(1, 65))
         needed = 6 * num_params + 12 * num_layers * hidden * seq
         tokens_per_s = round(float(rng.uniform(0.2, 0.6)) * num_gpus * peak / needed)
         return num_params, num_layers, hidden, seq, recompute, tokens_per_s, num_gpus, peak
 
     drawn = [
         (64862437376, 80, 8192, 2048, "full", 410 * 64, 64, 312e12),  # llm-foundry's MPT 70B
-        job("none"),
-        job("selective"),
-        job("full"),
+        *map(job, ("none", "selective", "full"), lengths.tolist(), peaks.tolist()),
     ]
     words = "{:,} parameters, {} layers of width {}, {} tokens a sequence, recompute {}, {:,} tokens/s on {} GPUs"
     return [call(words.format(*each), each) for each in drawn]

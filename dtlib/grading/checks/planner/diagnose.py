@@ -30,6 +30,8 @@ FAR = (
     (NOTHING, 900e9, 100e9, 64, 0.9),
     (ACROSS, 200e9, 20e9, 2, 0.2),
 )
+#: The bytes of dp, so few that all of them sent each time are less than another run's, and so many that once is more.
+FAR_BYTES = ((EACH, 10**6), (NOTHING, 10**11))
 #: The slow rank on some dp, tp and pp: the first one, and the last.
 ENDS = {(2, 2, 2): 0, (8, 1, 1): -1}
 
@@ -42,6 +44,7 @@ def draw(rng: Rng) -> Cases:
     rows += [
         ((fault, 2, 2, 2, m), {"inside": near, "across": far, "micro_seconds": c}) for fault, near, far, m, c in FAR
     ]
+    rows += [((fault, 2, 2, 2, 4), {"dp_bytes": few_or_many}) for fault, few_or_many in FAR_BYTES]
     return [case(rng, number, *rows[place][0], **rows[place][1]) for number, place in
             enumerate(rng.permutation(len(rows)), 1)]  # fmt: skip
 

@@ -87,6 +87,11 @@ ALIKE = (
 )  # fmt: skip
 
 
+#: Rates that may be taken for every job's own.
+TAKEN = [("flops_per_s", rate) for rate in (1.4e14, 3e14, 9e14)]
+TAKEN += [("memory_bytes_per_s", rate) for rate in (5e11, 2e12, 8e12)]
+
+
 def draw(rng: Rng) -> Cases:
     """The task's; of each wrong theory one that it gets wrong, and of two that are alike one that tells them apart; one
     where nothing fits, and one where something just does."""
@@ -94,8 +99,8 @@ def draw(rng: Rng) -> Cases:
     for names in (*((name,) for name in WRONG), *ALIKE):
         wrong = (partial(possible, by=WRONG[name]) for name in names)
         cases.append(case("drawn", choice.told_apart(rng, drawn, possible, *wrong)))
-    for rate in (1.4e14, 3e14, 9e14):  # taken for the job's own
-        fixed = [lambda job, rate=rate: possible(job._replace(flops_per_s=rate))]
+    for name, rate in TAKEN:
+        fixed = [lambda job, given={name: rate}: possible(job._replace(**given))]
         most = partial(possible, by=WRONG["most ranks"])
         cases += [case("drawn", choice.told_apart(rng, drawn, possible, *fixed, *more)) for more in ([], [most])]
     size, layers = int(rng.choice([1024, 2048, 4096])), int(rng.choice([16, 32]))
