@@ -37,7 +37,7 @@ class Trouble:
 
 class Header(NamedTuple):
     """A header of gloo's on the wire: ``data`` from a rank to another, or the notice that it began to ``send`` to it or
-    to ``receive`` from it. `op` is ``send`` or a collective's name, `which` tells calls of a collective apart."""
+    to ``receive`` from it. `op` is ``send`` or a collective's name, `which` its tag or what tells collectives apart."""
 
     kind: str
     rank: int

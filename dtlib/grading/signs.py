@@ -95,9 +95,9 @@ def _hangs(each: Observed) -> bool:
 def _thrown_away(each: Observed) -> bool:
     """Whether both ends of a message had begun, and it did not leave: its sender holds it no more."""
     ends = {kind: Counter[Any]() for kind in ("send", "receive", "data")}
-    for kind, rank, peer, op, *_ in each.seen.log:
+    for kind, rank, peer, op, tag, *_ in each.seen.log:
         if op == "send":
-            ends[kind][(peer, rank) if kind == "receive" else (rank, peer)] += 1
+            ends[kind][(peer, rank, tag) if kind == "receive" else (rank, peer, tag)] += 1
     return _hangs(each) and any((ends["send"] & ends["receive"] - ends["data"]).values())
 
 

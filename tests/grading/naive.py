@@ -131,14 +131,15 @@ def _leave_properly() -> None:
 
 
 def run_cell(folder: Path, exercise: str) -> dict[str, Any]:
-    """What the exercise's cell, and the first cell, leave behind."""
-    stem = exercise.partition(".")[0]
-    notebook = json.loads((folder / f"{stem}.ipynb").read_text())
-    cells = {cell["id"]: "".join(cell["source"]) for cell in notebook["cells"]}
+    """What the exercise's cell leaves behind, after the answers before it."""
+    notebook = json.loads((folder / f"{exercise.partition('.')[0]}.ipynb").read_text())
     space: dict[str, Any] = {"__name__": "__main__"}
-    exec(cells["setup"], space)
-    exec(cells[exercise.replace(".", "-")], space)
-    return space
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code" and not cell["id"].endswith("-check"):
+            exec("".join(cell["source"]), space)
+            if cell["id"] == exercise.replace(".", "-"):
+                return space
+    raise KeyError(exercise)
 
 
 def check(space: dict[str, Any], exercise: str, style: str) -> bytes:

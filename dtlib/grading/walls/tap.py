@@ -36,7 +36,7 @@ _SLOT_TAG = 24  # above the bits that an algorithm counts its steps with stands 
 Entry = tuple[str, int, int, str, int, int]
 """(kind, from, to, operation, which one, bytes): ``data`` that rank *from* sent to rank *to*, or the notice that it has
 begun to ``send`` to it, or to ``receive`` from it. The operation is ``send`` or the name of a collective; *which one*
-tells the calls of a collective apart."""
+tells the calls of a collective apart, and is the tag of a message."""
 
 
 @dataclass
@@ -195,7 +195,8 @@ class Tap:
             return
         stream.left = body
         what = _COLLECTIVES.get(slot >> 56, "send")
-        self.entries.append((kind, stream, what, slot >> _SLOT_TAG, body if kind == "data" else min(length, 2**40)))
+        which = slot if what == "send" else slot >> _SLOT_TAG
+        self.entries.append((kind, stream, what, which, body if kind == "data" else min(length, 2**40)))
 
     def traffic(self, ports: Sequence[Iterable[int]]) -> Traffic:
         """What was seen since `begin`, where rank r's connections have the local ports ``ports[r]``."""
