@@ -89,7 +89,7 @@ def test_a_grad_scaler_is_refused_on_all_ranks(stage):
         x = mine(rows(0))
         x[0, 0] = torch.inf if dist.get_rank() == 0 else 1.0
         scaler.scale(wrapped(x).square().mean()).backward()
-        with pytest.raises(RuntimeError, match="a GradScaler looks for overflow in this rank's part of the gradients alone"):
+        with pytest.raises(RuntimeError, match="this rank's part of the gradients alone"):
             scaler.step(wrapped.optimizer)
         assert_same([wrapped.state_dict()], before)
 
