@@ -30,7 +30,7 @@ TARGET_SECONDS, TARGET_GROWTH = 600, 1.1
 GRADER = """
 import json, sys
 from pathlib import Path
-from dtlib.grading.grader import grade
+from dtlib.grading.classroom.grader import grade
 
 def peak():  # getrusage includes the memory of the parent
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from benchmarks._report import console, print_table, ratio_cells, save
 from dtlib import lab
-from dtlib.lab.record import Recorder
+from dtlib.lab.recorder import Recorder
 from dtlib.ranks import tp
 from dtlib.ranks.model import GPT, GPTConfig, batches, load_text, next_token_loss
 from dtlib.theory.units import format_bytes, format_seconds

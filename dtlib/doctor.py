@@ -201,7 +201,7 @@ def _private_network() -> list[Finding]:
 
 def _walls() -> list[Finding]:
     """Put up the walls that `dtlib grade` runs submissions behind, and tell which stand."""
-    from dtlib.grading.sandbox import Sandbox
+    from .grading.sandbox.runner import Sandbox
 
     with Sandbox() as sandbox:
         walls = dict(sandbox.walls)

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from dtlib.cli import main
-from dtlib.cli_memory import memory
+from dtlib.cli.memory import memory
 from dtlib.theory import footprint, hardware, models, planner
 from dtlib.theory.footprint import Setup
 from dtlib.theory.units import GiB, format_bytes
@@ -274,7 +274,7 @@ def test_what_is_impossible_says_what_is_possible(arguments, message):
 
 def test_help_needs_neither_numpy_nor_rich():
     code = (
-        "import sys\nfrom dtlib.cli_memory import memory\n"
+        "import sys\nfrom dtlib.cli.memory import memory\n"
         "try:\n    memory(['--help'])\nexcept SystemExit as stop:\n    assert stop.code == 0\n"
         "heavy = {'torch', 'numpy', 'rich'} & set(sys.modules)\nassert not heavy, heavy"
     )

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from dtlib.cli import main
-from dtlib.cli_plan import plan
+from dtlib.cli.plan import plan
 from dtlib.theory import hardware, planner
 from dtlib.theory.memory import RECIPES
 from dtlib.theory.units import GB, GiB, format_seconds

@@ -136,7 +136,7 @@ def test_probes_leave_no_namespace_behind():
 
 
 def test_walls_that_do_not_stand_are_named(monkeypatch):
-    from dtlib.grading import sandbox
+    from dtlib.grading.sandbox import runner as sandbox
 
     class Hut(contextlib.nullcontext):
         walls: ClassVar = {"processes": "", "network": "unshare: Operation not permitted", "limits": ""}

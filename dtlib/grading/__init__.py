@@ -1,4 +1,8 @@
-"""Exercises: checking them in the notebook (`check`), and grading what a class hands in (`grader.grade`)."""
+"""Exercises: checking them in the notebook (`check`), and grading what a class hands in (`classroom.grader.grade`).
+
+Three rooms, each of which imports from those before it: `exercises` (what is asked, and how what comes back is judged),
+`sandbox` (where answers run, behind walls), `classroom` (who is asked, and what is told whom).
+"""
 
 # ruff: noqa: F401  what type checkers import here is what `_HOME` names
 from __future__ import annotations
@@ -7,18 +11,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .checks import all_exercises
-    from .exercise import Check, Exercise, Finding, Mistake
-    from .notebook import check
-    from .result import CheckResult, NoPoints, Result
-    from .seen import Case, Observed, Trouble
+    from .classroom.check import check
+    from .exercises.checks import all_exercises
+    from .exercises.exercise import Check, Exercise, Finding, Mistake
+    from .exercises.result import CheckResult, NoPoints, Result
+    from .exercises.seen import Case, Observed, Trouble
 
 _HOME = {
-    "all_exercises": "checks",
-    "check": "notebook",
-    **dict.fromkeys(("Check", "Exercise", "Finding", "Mistake"), "exercise"),
-    **dict.fromkeys(("CheckResult", "NoPoints", "Result"), "result"),
-    **dict.fromkeys(("Case", "Observed", "Trouble"), "seen"),
+    "all_exercises": "exercises.checks",
+    "check": "classroom.check",
+    **dict.fromkeys(("Check", "Exercise", "Finding", "Mistake"), "exercises.exercise"),
+    **dict.fromkeys(("CheckResult", "NoPoints", "Result"), "exercises.result"),
+    **dict.fromkeys(("Case", "Observed", "Trouble"), "exercises.seen"),
 }
 __all__ = [*_HOME]
 

@@ -33,7 +33,8 @@ from .launch.ship import pack
 from .launch.worker import Job
 from .memory.held import Memory, check_detail, memory
 from .memory.storages import tensors_in
-from .record import Collectives, Recorder, stand_ins
+from .messages import stand_ins
+from .recorder import Collectives, Recorder
 
 MAX_SCALE = 2**20
 

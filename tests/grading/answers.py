@@ -12,16 +12,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dtlib.grading import bank
-from dtlib.grading.bank import Program
-from dtlib.grading.checks import all_exercises, bare
-from dtlib.grading.exercise import Exercise
-from dtlib.grading.reports import read_start
-from dtlib.grading.result import Result
-from dtlib.grading.sandbox import Answer, Cell, Job, Sandbox, task_of
-from dtlib.grading.seen import Case, Observed, Trouble
-from dtlib.grading.walls import WALLS
-from dtlib.grading.walls.limits import Limits
+from dtlib.grading.exercises import bank
+from dtlib.grading.exercises.bank import Program
+from dtlib.grading.exercises.checks import all_exercises, bare
+from dtlib.grading.exercises.exercise import Exercise
+from dtlib.grading.exercises.result import Result
+from dtlib.grading.exercises.seen import Case, Observed, Trouble
+from dtlib.grading.sandbox.reports import read_start
+from dtlib.grading.sandbox.runner import Answer, Cell, Job, Sandbox, task_of
+from dtlib.grading.sandbox.walls import WALLS
+from dtlib.grading.sandbox.walls.limits import Limits
 
 ROOT = Path(__file__).parents[2]
 SEED = 20261

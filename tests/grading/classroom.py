@@ -8,11 +8,11 @@ import threading
 from functools import cache
 from pathlib import Path
 
-from dtlib.grading.grader import grade
-from dtlib.grading.plain import simplify
-from dtlib.grading.sandbox import Outcome
-from dtlib.grading.seen import Observed, Seen, Trouble
-from dtlib.grading.walls import WALLS
+from dtlib.grading.classroom.grader import grade
+from dtlib.grading.exercises.plain import simplify
+from dtlib.grading.exercises.seen import Observed, Seen, Trouble
+from dtlib.grading.sandbox.runner import Outcome
+from dtlib.grading.sandbox.walls import WALLS
 
 from .answers import ROOT, cells
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dtlib.grading.grader import grade
-from dtlib.grading.walls import WALLS
+from dtlib.grading.classroom.grader import grade
+from dtlib.grading.sandbox.walls import WALLS
 
 from .classroom import HALF, NONE, PAPER, SEED, FakeSandbox, hand_in, reference, troubled
 

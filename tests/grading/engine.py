@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dtlib.grading import inputs
-from dtlib.grading.exercise import Exercise
-from dtlib.grading.harness.cells import load
-from dtlib.grading.sandbox import Answer, Cell, Outcome, Sandbox
+from dtlib.grading.exercises import inputs
+from dtlib.grading.exercises.exercise import Exercise
+from dtlib.grading.sandbox.harness.cells import load
+from dtlib.grading.sandbox.runner import Answer, Cell, Outcome, Sandbox
 
 SETUP = "import os\nimport time\nimport numpy as np\nimport torch\nimport torch.distributed as dist\n"
 

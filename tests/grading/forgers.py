@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dtlib.grading import plain
-from dtlib.grading.exercise import Exercise
-from dtlib.grading.result import Result
-from dtlib.grading.sandbox import Answer, Cell, Sandbox
-from dtlib.grading.seen import Case, Observed
+from dtlib.grading.exercises import plain
+from dtlib.grading.exercises.exercise import Exercise
+from dtlib.grading.exercises.result import Result
+from dtlib.grading.exercises.seen import Case, Observed
+from dtlib.grading.sandbox.runner import Answer, Cell, Sandbox
 
 from .answers import SEED, reference, run_jobs, try_all
 
@@ -26,7 +26,7 @@ RETURNED = ("answer", "returned", "shard", "shards", "rebuilt", "output")
 _CELL = '''
 import os
 import sys
-from dtlib.grading import plain
+from dtlib.grading.exercises import plain
 
 inmate = next(module for name, module in sys.modules.items() if name.endswith("walls.inmate"))
 recorded = plain.unpack(open(PATH, "rb").read())

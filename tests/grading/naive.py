@@ -27,7 +27,7 @@ import torch.distributed as dist
 
 import dtlib.grading
 import dtlib.lab
-from dtlib.grading import plain
+from dtlib.grading.exercises import plain
 
 POINTS = 5
 SKIPPED = ("nbval-skip", "raises-exception")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from dtlib.grading import costs
-from dtlib.grading.checks import all_exercises
-from dtlib.grading.sandbox import Sandbox
+from dtlib.grading.exercises.checks import all_exercises
+from dtlib.grading.sandbox.runner import Sandbox, costs
 
 from .answers import SEED, answer, programs
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from xml.etree import ElementTree
 
-from dtlib.grading.checks import all_exercises
-from dtlib.grading.report import exports, record
-from dtlib.grading.walls import WALLS
+from dtlib.grading.classroom.report import exports, record
+from dtlib.grading.exercises.checks import all_exercises
+from dtlib.grading.sandbox.walls import WALLS
 
 from .classroom import SEED
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dtlib.grading.intake import Submission, find
-from dtlib.grading.sandbox import Cell
+from dtlib.grading.classroom.intake import Submission, find
+from dtlib.grading.sandbox.runner import Cell
 
 from .answers import ROOT
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from dtlib.grading.checks import STEMS, all_exercises
-from dtlib.grading.sandbox import Sandbox
+from dtlib.grading.exercises.checks import STEMS, all_exercises
+from dtlib.grading.sandbox.runner import Sandbox
 
 from . import forgers
 from .answers import FEW, open_sandbox, tried_on, try_all

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dtlib.grading import bank, plain
-from dtlib.grading.checks import all_exercises
-from dtlib.grading.compare import close
-from dtlib.grading.exercise import Exercise
-from dtlib.grading.seen import Case, Observed, Trouble
+from dtlib.grading.exercises import bank, plain
+from dtlib.grading.exercises.checks import all_exercises
+from dtlib.grading.exercises.compare import close
+from dtlib.grading.exercises.exercise import Exercise
+from dtlib.grading.exercises.seen import Case, Observed, Trouble
 from dtlib.lab import RankError
 
 from .answers import answer, namespace, open_sandbox, programs, reference_namespace, run_jobs

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from dtlib.grading import bank, plain
-from dtlib.grading.bank import BankError, patched, read
-from dtlib.grading.checks import STEMS, all_exercises, bare
-from dtlib.grading.exercise import Exercise
-from dtlib.grading.harness import resolve
+from dtlib.grading.exercises import bank, plain
+from dtlib.grading.exercises.bank import BankError, patched, read
+from dtlib.grading.exercises.checks import STEMS, all_exercises, bare
+from dtlib.grading.exercises.exercise import Exercise
+from dtlib.grading.sandbox.harness import resolve
 
 from .answers import cells, programs
 

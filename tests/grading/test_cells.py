@@ -9,7 +9,7 @@ import traceback
 import pytest
 
 from dtlib.grading import all_exercises
-from dtlib.grading.harness.cells import Unusable, explain, is_blank, load
+from dtlib.grading.sandbox.harness.cells import Unusable, explain, is_blank, load
 
 from .answers import cells as code_of
 from .engine import OWN, demo, own

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from dtlib.grading.sandbox import Sandbox
-from dtlib.grading.walls.limits import Limits
+from dtlib.grading.sandbox.runner import Sandbox
+from dtlib.grading.sandbox.walls.limits import Limits
 
 from .engine import on_paper, on_ranks, run
 
@@ -184,7 +184,7 @@ MEETING = (
 
 ENDED = """
 import sys
-from dtlib.grading import plain
+from dtlib.grading.exercises import plain
 
 def f(tensor):
     rank, frame = dist.get_rank(), sys._getframe(1)
@@ -274,7 +274,7 @@ def test_no_answer_on_paper_is_longer_than_any_could_be(sandbox: Sandbox):
     """Judging a text of a megabyte took the trusted process 23 seconds; who lifts the limit has written it himself."""
     lifted = (
         "import sys\n"
-        "plain = sys.modules['dtlib.grading.plain']\n"
+        "plain = sys.modules['dtlib.grading.exercises.plain']\n"
         "plain._MAX_CHARS = plain.MAX_ANSWER_BYTES = plain.MAX_ANSWER_TEXT_BYTES = 10**9\n"
     )
     answers = "def f(size):\n    return 'x' * size, list(range(min(size, 4000))), np.zeros(size)\n"

@@ -14,8 +14,9 @@ import pytest
 from nbclient import NotebookClient
 
 from dtlib import grading
-from dtlib.grading import NoPoints, all_exercises, check, notebook
-from dtlib.grading.walls.limits import Limits
+from dtlib.grading import NoPoints, all_exercises, check
+from dtlib.grading.classroom import check as notebook
+from dtlib.grading.sandbox.walls.limits import Limits
 
 from .answers import cells, namespace, reference_namespace
 
@@ -26,7 +27,7 @@ SETUP = cells("collectives")["setup"]
 def impatient() -> Iterator[None]:
     """Whoever hangs is given up sooner than in a learner's notebook."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dtlib.grading.notebook.Limits", partial(Limits, patience_seconds=0.7))
+        patch.setattr("dtlib.grading.classroom.check.Limits", partial(Limits, patience_seconds=0.7))
         notebook._sandbox.cache_clear()
         yield
     notebook._sandbox.cache_clear()
@@ -184,7 +185,7 @@ class TestAlwaysAnswers:
         def broken(*args, **kwargs):
             raise RuntimeError("a bug of ours")
 
-        monkeypatch.setattr("dtlib.grading.sandbox.Sandbox.run", broken)
+        monkeypatch.setattr("dtlib.grading.sandbox.runner.Sandbox.run", broken)
         result = check("collectives.2", namespace=reference_namespace("collectives"))
         assert result.status == "not attempted"
         assert "not your fault" in result.message
@@ -193,7 +194,7 @@ class TestAlwaysAnswers:
         def interrupted(*args, **kwargs):
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("dtlib.grading.sandbox.Sandbox.run", interrupted)
+        monkeypatch.setattr("dtlib.grading.sandbox.runner.Sandbox.run", interrupted)
         with pytest.raises(KeyboardInterrupt):
             check("collectives.2", namespace=reference_namespace("collectives"))
 
@@ -310,12 +311,13 @@ class TestUnderNbgrader:
 def test_harnesses_bring_no_answers_along():
     """The process of a submission needs the harnesses, and they import neither checks nor the judge."""
     script = (
-        "import sys, dtlib.grading.harness as h\n"
+        "import sys, dtlib.grading.sandbox.harness as h\n"
         "[h.resolve(name) for name in ('paper.call', 'collectives.all_reduce', 'dp.overlap')]\n"
-        "print([name for name in sys.modules if name.startswith('dtlib.grading.') and 'harness' not in name])"
+        "rooms = [name[14:] for name in sys.modules if name.startswith('dtlib.grading.') and 'harness' not in name]\n"
+        "print(*sorted(rooms))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
-    assert done.stdout.strip() == "['dtlib.grading.plain', 'dtlib.grading.inputs']", done.stdout + done.stderr
+    assert done.stdout.split() == ["exercises", "exercises.inputs", "exercises.plain", "sandbox"], done.stderr
 
 
 def numbers(piece: object) -> set[int]:
@@ -338,6 +340,6 @@ def test_nobody_is_told_the_seed_of_what_comes_later(name):
 
 
 def test_importing_grading_does_not_import_torch():
-    script = "import sys, dtlib.grading, dtlib.grading.release; print('torch' in sys.modules)"
+    script = "import sys, dtlib.grading, dtlib.grading.exercises.release; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "False", done.stderr

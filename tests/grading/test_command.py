@@ -1,3 +1,4 @@
+import importlib
 import io
 import json
 import os
@@ -11,13 +12,14 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from dtlib.grading import command, fingerprint, report
-from dtlib.grading import sandbox as walls
-from dtlib.grading.grader import Event
+from dtlib.grading.classroom import fingerprint, report
+from dtlib.grading.classroom.grader import Event
+from dtlib.grading.sandbox import runner as walls
 
 from .answers import ROOT
 from .classroom import HALF, PAPER, FakeSandbox, hand_in, load, reference, troubled
 
+command = importlib.import_module("dtlib.cli.grade")  # the package has the command itself under this name
 CHOSEN = tuple(word for name in PAPER for word in ("--exercise", name))
 
 
@@ -203,8 +205,9 @@ def test_the_exit_codes_are_documented():
 
 INTERRUPTED = """
 import sys, threading
-from dtlib.grading import fingerprint, sandbox
-from dtlib.grading.command import grade
+from dtlib.grading.classroom import fingerprint
+from dtlib.grading.sandbox import runner as sandbox
+from dtlib.cli.grade import grade
 from tests.grading.classroom import FakeSandbox
 
 class Slow(FakeSandbox):
@@ -261,7 +264,7 @@ def test_a_bar_on_a_terminal_and_lines_elsewhere(monkeypatch):
 
 def test_grading_needs_no_torch_to_be_refused(tmp_path):
     code = (
-        "import sys\nfrom dtlib.grading.command import grade\n"
+        "import sys\nfrom dtlib.cli.grade import grade\n"
         f"try:\n    grade({json.dumps([str(tmp_path / 'none'), '--out', str(tmp_path / 'out')])})\n"
         "except SystemExit as stop:\n    assert stop.code == 2\n"
         "assert 'torch' not in sys.modules"

@@ -11,13 +11,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dtlib.grading.checks import all_exercises
-from dtlib.grading.checks.pp import executor
-from dtlib.grading.checks.zero import optimizer
-from dtlib.grading.exercise import EARLY as EARLY_MISTAKE
-from dtlib.grading.exercise import Exercise
-from dtlib.grading.sandbox import Sandbox
-from dtlib.grading.seen import Case, Observed
+from dtlib.grading.exercises.checks import all_exercises
+from dtlib.grading.exercises.checks.pp import executor
+from dtlib.grading.exercises.checks.zero import optimizer
+from dtlib.grading.exercises.exercise import EARLY as EARLY_MISTAKE
+from dtlib.grading.exercises.exercise import Exercise
+from dtlib.grading.exercises.seen import Case, Observed
+from dtlib.grading.sandbox.runner import Sandbox
 from dtlib.theory.units import MiB
 
 from .answers import SEED, answer, cells, open_sandbox, run_jobs

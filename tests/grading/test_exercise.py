@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dtlib.grading import Check, Exercise, Finding, Mistake, Observed, Trouble, choice
-from dtlib.grading.compare import close, compare
-from dtlib.grading.seen import Ask, Header, Seen, rounds
-from dtlib.grading.signs import only_if
+from dtlib.grading import Check, Exercise, Finding, Mistake, Observed, Trouble
+from dtlib.grading.exercises import choice
+from dtlib.grading.exercises.compare import close, compare
+from dtlib.grading.exercises.seen import Ask, Header, Seen, rounds
+from dtlib.grading.exercises.signs import only_if
 
 
 def is_seven(observed: Observed) -> Finding | None:

@@ -11,10 +11,10 @@ from xml.etree import ElementTree
 import jsonschema
 import pytest
 
-from dtlib.grading import report
-from dtlib.grading.checks import all_exercises
-from dtlib.grading.report import folder, text
-from dtlib.grading.seals import Key
+from dtlib.grading.classroom import report
+from dtlib.grading.classroom.report import folder, text
+from dtlib.grading.classroom.seals import Key
+from dtlib.grading.exercises.checks import all_exercises
 
 from .classroom import PAPER, load
 from .records import EVIL, junit_of, learner

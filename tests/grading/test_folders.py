@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dtlib.grading.intake import Submission, find, folders, submissions
-from dtlib.grading.intake.names import file_name, learner_of, printable
+from dtlib.grading.classroom.intake import Submission, find, folders, submissions
+from dtlib.grading.classroom.intake.names import file_name, learner_of, printable
 
 from .answers import ROOT
 from .submitted import (

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from dtlib.grading import grader
-from dtlib.grading.checks import all_exercises
-from dtlib.grading.grader import GradeError, grade
-from dtlib.grading.intake import Submission
-from dtlib.grading.judging import grade_exercise
-from dtlib.grading.sandbox import Cell, Outcome
-from dtlib.grading.seen import Observed, Trouble
+from dtlib.grading.classroom import grader
+from dtlib.grading.classroom.grader import GradeError, grade
+from dtlib.grading.classroom.intake import Submission
+from dtlib.grading.classroom.judging import grade_exercise
+from dtlib.grading.exercises.checks import all_exercises
+from dtlib.grading.exercises.seen import Observed, Trouble
+from dtlib.grading.sandbox.runner import Cell, Outcome
 
 from .classroom import (
     HALF,
@@ -268,7 +268,7 @@ def test_a_sandbox_that_does_not_start_is_told_and_everybody_has_a_zero(group, t
     def refuse(*args, **options):
         raise OSError("no namespaces today")
 
-    monkeypatch.setattr("dtlib.grading.sandbox.Sandbox", refuse)
+    monkeypatch.setattr("dtlib.grading.sandbox.runner.Sandbox", refuse)
     results = grade(group, tmp_path / "out", exercises=PAPER)
     assert [each["status"] for each in results["learners"]] == ["not graded yet"] * 5
     assert "no namespaces today" in results["faults"][0]["text"]

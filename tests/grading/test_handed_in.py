@@ -8,11 +8,11 @@ import re
 
 import pytest
 
-from dtlib.grading.checks import all_exercises
-from dtlib.grading.intake import find, folders, submissions
-from dtlib.grading.intake.notebooks import MAX_CODE_CHARS, MAX_VALUES
-from dtlib.grading.intake.submissions import MAX_NOTEBOOK_BYTES
-from dtlib.grading.sandbox import Cell
+from dtlib.grading.classroom.intake import find, folders, submissions
+from dtlib.grading.classroom.intake.notebooks import MAX_CODE_CHARS, MAX_VALUES
+from dtlib.grading.classroom.intake.submissions import MAX_NOTEBOOK_BYTES
+from dtlib.grading.exercises.checks import all_exercises
+from dtlib.grading.sandbox.runner import Cell
 
 from .submitted import BLANK_DP, COLLECTIVES, DP, cells_of, functions, notebook, of, only, problem_of, read, write
 

@@ -21,13 +21,13 @@ from typing import Any
 import psutil
 import pytest
 
-from dtlib.grading import intake
-from dtlib.grading.checks import all_exercises
-from dtlib.grading.judging import grade_exercise
-from dtlib.grading.report.record import Record
-from dtlib.grading.sandbox import Sandbox
-from dtlib.grading.walls import WALLS
-from dtlib.grading.walls.limits import Limits
+from dtlib.grading.classroom import intake
+from dtlib.grading.classroom.judging import grade_exercise
+from dtlib.grading.classroom.report.record import Record
+from dtlib.grading.exercises.checks import all_exercises
+from dtlib.grading.sandbox.runner import Sandbox
+from dtlib.grading.sandbox.walls import WALLS
+from dtlib.grading.sandbox.walls.limits import Limits
 from dtlib.theory.units import MiB
 
 from . import hostile_world as outside
@@ -238,7 +238,7 @@ class TestControls:
 
     def in_the_notebook(self, hostile: Hostile, knows: dict[str, Any]) -> set[str]:
         """What `grading.check` says, whose measuring happens in the learner's own process."""
-        from dtlib.grading.notebook import judge
+        from dtlib.grading.classroom.check import judge
 
         asked = all_exercises()[hostile.exercise]
         setup = next(

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from dtlib.grading import grader
-from dtlib.grading.sandbox import Sandbox
-from dtlib.grading.walls.limits import Limits
+from dtlib.grading.classroom import grader
+from dtlib.grading.sandbox.runner import Sandbox
+from dtlib.grading.sandbox.walls.limits import Limits
 from dtlib.theory.units import MiB
 
 from . import hostile_world as outside

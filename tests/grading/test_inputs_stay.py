@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dtlib.grading import bank
-from dtlib.grading.checks import all_exercises
-from dtlib.grading.exercise import CHANGED
-from dtlib.grading.harness import resolve
-from dtlib.grading.sandbox import Sandbox
-from dtlib.grading.seen import Observed
+from dtlib.grading.exercises import bank
+from dtlib.grading.exercises.checks import all_exercises
+from dtlib.grading.exercises.exercise import CHANGED
+from dtlib.grading.exercises.seen import Observed
+from dtlib.grading.sandbox.harness import resolve
+from dtlib.grading.sandbox.runner import Sandbox
 
 from .answers import Tried, open_sandbox, programs, try_all
 from .test_arguments import ON_PAPER, handed, reference

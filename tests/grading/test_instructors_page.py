@@ -7,9 +7,9 @@ import re
 import pytest
 
 from dtlib.cli import main
-from dtlib.grading.checks import STEMS
-from dtlib.grading.walls import MEANING, WALLS
-from dtlib.grading.walls.ward import ROOM_BYTES
+from dtlib.grading.exercises.checks import STEMS
+from dtlib.grading.sandbox.walls import MEANING, WALLS
+from dtlib.grading.sandbox.walls.ward import ROOM_BYTES
 
 from .answers import ROOT, cells
 

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from dtlib.grading.intake import Submission, find, folders
-from dtlib.grading.intake.names import distinct, file_name, learner_of, printable
-from dtlib.grading.intake.notebooks import parse
+from dtlib.grading.classroom.intake import Submission, find, folders
+from dtlib.grading.classroom.intake.names import distinct, file_name, learner_of, printable
+from dtlib.grading.classroom.intake.notebooks import parse
 
 from .submitted import COLLECTIVES, DP, STEMS, cells_of, notebook, problem_of, read, write
 
@@ -141,7 +141,7 @@ class TestAnything:
 def test_nothing_of_a_submission_is_evaluated_and_torch_stays_out(tmp_path):
     write(tmp_path / "alice" / "dp.ipynb")
     code = (
-        "import sys, tempfile\nfrom dtlib.grading.intake import find\n"
+        "import sys, tempfile\nfrom dtlib.grading.classroom.intake import find\n"
         "def watch(event, args):\n"
         "    if event in ('exec', 'compile') and args[-1 if event == 'compile' else 0] is not None:\n"
         "        name = getattr(args[0], 'co_filename', '') if event == 'exec' else str(args[1])\n"

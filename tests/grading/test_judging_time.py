@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dtlib.grading import plain
-from dtlib.grading.checks import all_exercises
-from dtlib.grading.seen import Observed
+from dtlib.grading.exercises import plain
+from dtlib.grading.exercises.checks import all_exercises
+from dtlib.grading.exercises.seen import Observed
 
 MOST_SECONDS = 4.0
 ON_PAPER = [name for name, each in all_exercises().items() if each.harness.startswith("paper.")]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dtlib.grading import plain
+from dtlib.grading.exercises import plain
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**120), 2**120) | st.floats(allow_nan=False) | st.text(max_size=20),

@@ -8,9 +8,9 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from dtlib.grading import bank
-from dtlib.grading.checks import STEMS, all_exercises
-from dtlib.grading.release import COURSE, ReleaseError, banks, exercise_text, release, strip
+from dtlib.grading.exercises import bank
+from dtlib.grading.exercises.checks import STEMS, all_exercises
+from dtlib.grading.exercises.release import COURSE, ReleaseError, banks, exercise_text, release, strip
 
 from .answers import ROOT
 

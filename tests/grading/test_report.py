@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from dtlib.grading.checks import STEMS, all_exercises
-from dtlib.grading.report import exports, pages, record, text
-from dtlib.grading.walls import WALLS
+from dtlib.grading.classroom.report import exports, pages, record, text
+from dtlib.grading.exercises.checks import STEMS, all_exercises
+from dtlib.grading.sandbox.walls import WALLS
 
 from .classroom import PAPER, SEED, load
 from .records import EVIL, exercise, graded, junit_of, learner

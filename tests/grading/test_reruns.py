@@ -10,11 +10,11 @@ import threading
 
 import pytest
 
-from dtlib.grading import fingerprint, grader
-from dtlib.grading.grader import GradeError
-from dtlib.grading.report import folder as results_folder
-from dtlib.grading.seals import Key
-from dtlib.grading.walls.limits import Limits
+from dtlib.grading.classroom import fingerprint, grader
+from dtlib.grading.classroom.grader import GradeError
+from dtlib.grading.classroom.report import folder as results_folder
+from dtlib.grading.classroom.seals import Key
+from dtlib.grading.sandbox.walls.limits import Limits
 
 from .answers import ROOT
 from .classroom import (
@@ -148,12 +148,12 @@ def test_who_is_graded_again(group, tmp_path, monkeypatch, change, regraded):
 
 
 def test_the_fingerprint_covers_every_source_that_grades(tmp_path, monkeypatch):
-    for name in ("grading/checks/dp.py", "lab/wire.py", "theory/units.py", "figures/style.py"):
+    for name in ("grading/exercises/checks/dp.py", "lab/wire.py", "theory/units.py", "figures/style.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x = 1")
     monkeypatch.setattr(fingerprint, "_PACKAGE", tmp_path)
     seen = {fingerprint.of_grader.__wrapped__()}
-    for name in ("grading/checks/dp.py", "lab/wire.py", "theory/units.py"):
+    for name in ("grading/exercises/checks/dp.py", "lab/wire.py", "theory/units.py"):
         (tmp_path / name).write_text("x = 2")
         seen.add(fingerprint.of_grader.__wrapped__())
     assert len(seen) == 4
@@ -226,8 +226,8 @@ def test_an_interruption_keeps_who_is_done_and_a_rerun_ends_with_the_same_scores
 KILLED = """
 import os, signal, sys, time
 from pathlib import Path
-from dtlib.grading import fingerprint
-from dtlib.grading.grader import grade
+from dtlib.grading.classroom import fingerprint
+from dtlib.grading.classroom.grader import grade
 from tests.grading.classroom import PAPER, FakeSandbox
 
 class Deadly(FakeSandbox):

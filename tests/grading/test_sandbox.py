@@ -15,10 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtlib.grading import Result, all_exercises, plain
-from dtlib.grading.reports import Start, _late, _told, _written
-from dtlib.grading.sandbox import Answer, Cell, Limits, Outcome, Sandbox
-from dtlib.grading.walls import WALLS
+from dtlib.grading import Result, all_exercises
+from dtlib.grading.exercises import plain
+from dtlib.grading.sandbox.reports import Start, _late, _told, _written
+from dtlib.grading.sandbox.runner import Answer, Cell, Limits, Outcome, Sandbox
+from dtlib.grading.sandbox.walls import WALLS
 
 from .answers import FEW, ROOT, answer, cells, programs
 
@@ -152,7 +153,7 @@ def test_a_sandbox_that_is_closed_leaves_no_process_and_loads_no_torch():
     code = (
         "import os, sys\n"
         "from dtlib.grading import all_exercises\n"
-        "from dtlib.grading.sandbox import Answer, Cell, Sandbox\n"
+        "from dtlib.grading.sandbox.runner import Answer, Cell, Sandbox\n"
         "one = all_exercises()['dp.4']\n"
         "with Sandbox() as sandbox:\n"
         "    own = Answer([Cell('dp-4', 'def token_weighted_mean(g, n): return 1')])\n"
@@ -190,7 +191,7 @@ def test_a_rank_is_told_its_own_numbers_alone(sandbox: Sandbox):
 IN_A_TEMPORARY_FOLDER = """
 import dtlib, sys
 from dtlib.grading import all_exercises
-from dtlib.grading.sandbox import Answer, Cell, Sandbox
+from dtlib.grading.sandbox.runner import Answer, Cell, Sandbox
 source = '''
 def ring_on_paper(full_bytes, n, link_bytes_per_s):
     import encodings.idna, os, tempfile, dtlib, dtlib.figures
@@ -204,7 +205,8 @@ def ring_on_paper(full_bytes, n, link_bytes_per_s):
         assert "Read-only" in str(error)
     else:
         raise AssertionError("the library can be written to")
-    print(os.listdir(course), os.listdir(course + "/dtlib/grading/checks"), os.path.exists(course + "/solutions"))
+    checks = os.listdir(course + "/dtlib/grading/exercises/checks")
+    print(os.listdir(course), checks, os.path.exists(course + "/solutions"))
 '''
 assert dtlib.__file__.startswith(sys.argv[1])
 one = all_exercises()["collectives.2"]

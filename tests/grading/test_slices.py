@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dtlib.grading.harness.cells import explain, load
-from dtlib.grading.harness.magics import parse
+from dtlib.grading.sandbox.harness.cells import explain, load
+from dtlib.grading.sandbox.harness.magics import parse
 
 from .answers import ROOT
 from .engine import OWN, demo, own
@@ -155,7 +155,7 @@ class TestSlice:
 
     def test_nothing_needs_torch_that_does_not_use_it(self):
         code = (
-            "import sys\nfrom dtlib.grading.harness.cells import load\n"
+            "import sys\nfrom dtlib.grading.sandbox.harness.cells import load\n"
             "f = load([('setup', 'import numpy as np\\nimport torch'), ('a-1', 'def f(): return np')], 'a-1', 'f')\n"
             "f()\nprint('torch' in sys.modules, any('checks' in name for name in sys.modules))"
         )

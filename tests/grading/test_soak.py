@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from dtlib.grading.bank import Program
-from dtlib.grading.checks import all_exercises
-from dtlib.grading.exercise import Exercise
-from dtlib.grading.sandbox import Sandbox
+from dtlib.grading.exercises.bank import Program
+from dtlib.grading.exercises.checks import all_exercises
+from dtlib.grading.exercises.exercise import Exercise
+from dtlib.grading.sandbox.runner import Sandbox
 
 from . import forgers
 from .answers import ROOT, SEED, Tried, answer, open_sandbox, programs, run_jobs, try_all

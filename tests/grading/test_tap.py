@@ -6,8 +6,8 @@ import struct
 
 import pytest
 
-from dtlib.grading.walls import tap as taps
-from dtlib.grading.walls.tap import Tap
+from dtlib.grading.sandbox.walls import tap as taps
+from dtlib.grading.sandbox.walls.tap import Tap
 
 SYN, ACK = 0x02, 0x10
 HELLO = bytes(8)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from dtlib.grading.walls import vitals
+from dtlib.grading.sandbox.walls import vitals
 from dtlib.processes.namespace import family
 
 pytestmark = pytest.mark.skipif(not vitals.can_be_read(), reason="this system tells nothing of a process")

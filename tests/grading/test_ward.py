@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from dtlib.grading.sandbox import Sandbox
-from dtlib.grading.walls.limits import Limits
+from dtlib.grading.sandbox.runner import Sandbox
+from dtlib.grading.sandbox.walls.limits import Limits
 
 from .engine import on_paper, on_ranks, run, troubles
 
@@ -172,7 +172,7 @@ def test_what_was_there_before_does_not_make_room(sandbox: Sandbox):
 
 
 def test_a_report_that_is_not_the_harness_s_is_none(sandbox: Sandbox):
-    source = "from dtlib.grading import plain\n\ndef f(x):\n    plain.pack = lambda data: b'forged' * 100\n"
+    source = "from dtlib.grading.exercises import plain\n\ndef f(x):\n    plain.pack = lambda data: b'forged' * 100\n"
     (observed,) = run(sandbox, on_paper(0), source).observed
     assert observed.trouble is not None
     assert observed.trouble.kind == "tampered"
@@ -181,7 +181,7 @@ def test_a_report_that_is_not_the_harness_s_is_none(sandbox: Sandbox):
 def test_who_asks_for_more_than_there_is_has_taken_the_harness_part(sandbox: Sandbox):
     source = """
 import gc
-from dtlib.grading.harness.desk import Desk
+from dtlib.grading.sandbox.harness.desk import Desk
 
 def f(x):
     desk = next(each for each in gc.get_objects() if type(each) is Desk)

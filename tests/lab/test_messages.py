@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch.distributed import _functional_collectives as funcol
 
 from dtlib import lab
-from dtlib.lab.record import Message, Messages, count_steps
+from dtlib.lab.messages import Message, Messages, count_steps
 
 SENT, RECEIVED = "sent", "received"
 

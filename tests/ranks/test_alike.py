@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from dtlib import lab
-from dtlib.lab.record import Recorder
+from dtlib.lab.recorder import Recorder
 from dtlib.ranks import activations, cp, sp, threed, tp
 from dtlib.ranks.mesh import Mesh
 from dtlib.ranks.model import GPT, GPTConfig

@@ -14,7 +14,7 @@ from torch.autograd.gradcheck import GradcheckError
 from torch.testing import assert_close
 
 from dtlib import lab
-from dtlib.lab.record import Recorder
+from dtlib.lab.recorder import Recorder
 from dtlib.ranks import activations, cp, sp, tp
 from dtlib.ranks import model as gpt
 from dtlib.ranks.model import GPT, MLP, GPTConfig, RMSNorm, next_token_loss, rotate

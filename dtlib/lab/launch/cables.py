@@ -162,7 +162,7 @@ def _pace_sends(cluster: Cluster, rank: int) -> None:
     import torch.distributed as dist
     from torch.distributed import distributed_c10d
 
-    from dtlib.lab.record import stand_ins
+    from dtlib.lab.messages import stand_ins
 
     def wait(name: str, tensor: Any, peer: int | None, group: Any, call: Callable[[], Any]) -> Any:
         if name == "send" and peer is not None:

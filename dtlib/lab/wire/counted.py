@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from dtlib.lab.launch import context
 from dtlib.lab.launch.cables import ACROSS, INSIDE
-from dtlib.lab.record import SendCounter
+from dtlib.lab.recorder import SendCounter
 
 # Where linux/tcp.h's `struct tcp_info` holds what we need, and how much of it the kernel must give (Linux 4.19).
 _RECEIVED, _NOT_SENT, _SENT, _SENT_AGAIN, _TCP_INFO_BYTES = 128, 144, 200, 208, 216

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from dtlib import lab
-from dtlib.lab.record import Recorder
+from dtlib.lab.recorder import Recorder
 from dtlib.ranks import activations, sp, tp
 from dtlib.ranks.model import GPT, GPTConfig
 from dtlib.theory import sp as theory

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 from dtlib import lab
-from dtlib.lab.record import Recorder
+from dtlib.lab.recorder import Recorder
 from dtlib.ranks import activations, sp, tp
 from dtlib.ranks.model import GPT
 from dtlib.ranks.sp import gpt

@@ -7,7 +7,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.testing import assert_close
 
 from dtlib import lab
-from dtlib.lab.record import Recorder
+from dtlib.lab.recorder import Recorder
 from dtlib.ranks import tp
 from dtlib.ranks.model import GPT, GPTConfig, next_token_loss
 

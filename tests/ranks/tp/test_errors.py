@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from dtlib import lab
-from dtlib.lab.record import Recorder
+from dtlib.lab.recorder import Recorder
 from dtlib.ranks import tp, zero
 from dtlib.ranks.model import GPT, GPTConfig
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.utils.flop_counter import FlopCounterMode
 
 from dtlib import lab
-from dtlib.lab.record import Recorder
+from dtlib.lab.recorder import Recorder
 from dtlib.ranks import activations, tp
 from dtlib.ranks.model import GPT, GPTConfig
 from dtlib.theory import models

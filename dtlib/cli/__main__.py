@@ -1,0 +1,5 @@
+"""``python -m dtlib.cli``."""
+
+from . import main
+
+main()

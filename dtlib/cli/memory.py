@@ -1,0 +1,287 @@
+"""``dtlib memory``: the bytes of every rank of a job, before anybody pays for one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .options import (
+    CARDS,
+    card_memory_option,
+    chosen_card,
+    chosen_model,
+    recipe_option,
+    size_options,
+    with_flags,
+)
+
+if TYPE_CHECKING:
+    from dtlib.theory.footprint import RankMemory, Setup
+    from dtlib.theory.hardware import Accelerator
+    from dtlib.theory.models import Architecture
+    from dtlib.theory.planner import Fit, Plan, PlanMemory
+
+# numpy, rich and dtlib.theory are imported by the functions that need them: --help answers at once.
+
+
+def _list_models(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    """Print the models and leave."""
+    if not wanted or context.resilient_parsing:
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from dtlib.theory.models import MODELS, model_parameters
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("model", "parameters", "layers", "hidden", "heads"):
+        table.add_column(name, justify="left" if name == "model" else "right")
+    sources: dict[str, list[str]] = {}
+    for model in MODELS.values():
+        numbers = (model_parameters(model).total, model.num_layers, model.hidden, model.num_heads)
+        table.add_row(model.name, *(f"{number:,}" for number in numbers))
+        sources.setdefault(model.source, []).append(model.name)
+    console = Console()
+    console.print(table)
+    for source, names in sources.items():
+        console.print(f"\n[bold]{escape(source)}[/]: {', '.join(names)}", highlight=False)
+    context.exit()
+
+
+@click.command()
+@click.argument("name", metavar="[MODEL]", required=False)
+@click.option("--model", metavar="NAME", help="The same as MODEL.")
+@click.option("--dp", type=int, default=1, show_default=True, help="Ranks of data parallelism.")
+@click.option("--zero", type=int, default=0, show_default=True, help="Stage of ZeRO, 0 to 3, over these ranks.")
+@click.option("--tp", type=int, default=1, show_default=True, help="Ranks that split each matrix.")
+@click.option("--sequence-parallel", is_flag=True, help="Split what lies between the matrices, too.")
+@click.option("--pp", type=int, default=1, show_default=True, help="Stages of the pipeline (1F1B).")
+@click.option("--chunks", type=int, default=1, show_default=True, help="Interleaved pieces of a stage.")
+@click.option("--cp", type=int, default=1, show_default=True, help="Ranks that share each sequence.")
+@recipe_option("16-byte")
+@click.option("--micro-batch", type=int, default=1, show_default=True, help="Sequences of one micro-batch.")
+@click.option("--micro-batches", type=int, help="Micro-batches of a rank in a step.  [default: one a stage]")
+@click.option("--seq", type=int, help="Tokens of a sequence.  [default: the model's]")
+@click.option("--recompute", default="none", show_default=True, help="none, selective or full.")
+@click.option("--attention", default="flash", show_default=True, help="flash, or matrix: kept as a matrix.")
+@click.option("--dropout", is_flag=True, help="Train with dropout, and keep its masks.")
+@click.option("--pipeline-stage", type=int, help="Count this stage, from 0.  [default: the fullest]")
+@click.option("--card", help=f"Say whether it fits: {', '.join(CARDS)}.")
+@click.option("--gpu", help="The same as --card.")
+@card_memory_option
+@click.option(
+    "--margin",
+    type=float,
+    default=10,
+    show_default=True,
+    metavar="PERCENT",
+    help="What of the card is kept free: for its runtime, communication, gaps.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the breakdown as JSON, in bytes.")
+@click.option(
+    "--list", is_flag=True, is_eager=True, expose_value=False, callback=_list_models, help="List the models and exit."
+)
+@size_options
+def memory(
+    name: str | None, model: str | None, pipeline_stage: int | None, margin: float, as_json: bool, **given: Any
+) -> None:
+    """Say what one rank of a job keeps in memory, part by part.
+
+    MODEL is a published model (--list) or a file of hyperparameters as model hubs publish it (config.json). Told are
+    model states, activations, and what is whole for a moment: an upper bound, on the fullest rank. Buffers of the
+    communication library, gaps of the allocator and the runtime's own memory come on top: --margin is for them. The
+    planner (dtlib plan) counts them instead, with constants that were fitted to published runs: its number has the
+    error of those runs as its margin, and what none of them had makes the verdict unknown. --card-memory changes the
+    card, an H100 where none is named.
+
+    Exit code 0, or 2 for a name or a degree that is not possible.
+    """
+    from dtlib.theory import models
+    from dtlib.theory.footprint import memory_by_stage
+    from dtlib.theory.planner import plan_memory
+
+    if name is None and model is None:
+        raise click.UsageError(f"--model is missing; --list shows the {len(models.MODELS)} that there are")
+    gpu, card = given.pop("gpu"), given.pop("card")
+    try:
+        for one, other, words in ((name, model, "MODEL or --model"), (card, gpu, "--card or --gpu")):
+            if one is not None and other is not None and one != other:
+                raise ValueError(f"{words} must be given, not both: {one!r} and {other!r}")
+        if not 0 <= margin < 100:
+            raise ValueError(f"margin must be from 0 to below 100, not {margin:g}")
+        architecture = chosen_model(str(name or model), given)
+        plan = _plan(given)
+        setup = plan.setup(architecture)
+        device = _device(gpu if card is None else card, given)
+        stages = memory_by_stage(architecture, setup)
+        if pipeline_stage is not None and not 0 <= pipeline_stage < setup.pp:
+            raise ValueError(f"pipeline_stage must be from 0 to {setup.pp - 1}, not {pipeline_stage}")
+        planned = plan_memory(architecture, plan)
+    except ValueError as error:
+        named = "card" if gpu is None else "gpu"
+        raise click.UsageError(with_flags(str(error), memory, card=named)) from error
+    job = _Job(architecture, plan, setup, stages, pipeline_stage, device, margin, planned)
+    if as_json:
+        click.echo(json.dumps(_as_dict(job), indent=2, ensure_ascii=False))
+    else:
+        _print(job)
+
+
+def _plan(given: dict[str, Any]) -> Plan:
+    """The options that say how is trained, as the planner has them."""
+    from dtlib.theory.planner import Plan
+
+    names = {each.name for each in fields(Plan)} & set(given)
+    options = {each: given[each] for each in names} | {"schedule": "interleaved" if given["chunks"] > 1 else "1F1B"}
+    if options["micro_batches"] is None:
+        options["micro_batches"] = max(options["pp"], 1)
+    return Plan(**options)
+
+
+def _device(card: str | None, given: dict[str, Any]) -> Accelerator | None:
+    """The card that was asked about, or None."""
+    if card is None and given["card_memory"] is None:
+        return None
+    return chosen_card("H100" if card is None else card, given)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What was asked for, and what was found."""
+
+    model: Architecture
+    plan: Plan
+    setup: Setup
+    stages: list[RankMemory]
+    asked: int | None
+    device: Accelerator | None
+    margin: float
+    planned: PlanMemory
+
+    @property
+    def fullest(self) -> int:
+        """The stage that decides what fits."""
+        return max(range(self.setup.pp), key=lambda stage: self.stages[stage].total)
+
+    @property
+    def stage(self) -> int:
+        """The stage that is shown."""
+        return self.fullest if self.asked is None else self.asked
+
+    @property
+    def shown(self) -> RankMemory:
+        """What a rank of it keeps."""
+        return self.stages[self.stage]
+
+    @property
+    def most_bytes(self) -> float:
+        """What the fullest stage keeps."""
+        return self.stages[self.fullest].total
+
+    def usable_bytes(self, device: Accelerator) -> float:
+        """What the margin leaves of a device."""
+        return device.memory_bytes * (1 - self.margin / 100)
+
+    def verdict(self, device: Accelerator) -> str:
+        """Of an upper bound: ``"yes"`` below what is usable, ``"no"`` where states alone are above the card."""
+        if self.most_bytes <= self.usable_bytes(device):
+            return "yes"
+        return "no" if max(stage.states for stage in self.stages) > device.memory_bytes else "unsure"
+
+    def fit(self, device: Accelerator) -> Fit:
+        """What the planner needs, against a device."""
+        from dtlib.theory.planner import Machine, fit
+
+        return fit(self.planned, Machine(accelerator=device, gpus=1), plan=self.plan)
+
+    def largest_micro_batch(self, device: Accelerator) -> int:
+        """The largest that fits."""
+        from dtlib.theory.footprint import largest_micro_batch
+
+        return largest_micro_batch(self.model, self.setup, self.usable_bytes(device))
+
+
+def _as_dict(job: _Job) -> dict[str, Any]:
+    from dtlib.theory.models import model_parameters
+    from dtlib.theory.planner import FITTED
+
+    model, setup, device = job.model, job.setup, job.device
+    total = job.planned.total
+    told: dict[str, Any] = {
+        "model": model.name,
+        "num_params": model_parameters(model).total,
+        "parameters": model_parameters(model).parts,
+        "setup": {**asdict(setup), "dp": job.plan.dp, "cp": job.plan.cp, "seq": job.plan.seq_of(model)},
+        "world_size": setup.world_size,
+        "pipeline_stage": job.stage,
+        "bytes": job.shown.parts,
+        "states_bytes": job.shown.states,
+        "activations_bytes": job.shown.activations,
+        "transient_bytes": job.shown.transient,
+        "total_bytes": job.shown.total,
+        "planned": {"bytes": job.planned.parts, "total_bytes": total, "margin_bytes": FITTED.margin * total},
+    }
+    if device is not None:
+        told["device"] = {
+            "name": device.name,
+            "memory_bytes": device.memory_bytes,
+            "usable_bytes": job.usable_bytes(device),
+            "fullest_stage": job.fullest,
+            "fullest_bytes": job.most_bytes,
+            "fits": job.most_bytes <= job.usable_bytes(device),
+            "verdict": job.verdict(device),
+            "largest_micro_batch": job.largest_micro_batch(device),
+        }
+        told["planned"]["fit"] = job.fit(device).as_dict()
+    return told
+
+
+def _print(job: _Job) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from dtlib.theory.models import model_parameters
+    from dtlib.theory.planner import told
+    from dtlib.theory.units import GB, format_bytes
+
+    setup, found = job.setup, job.shown
+    console = Console(highlight=False)
+    psi, degrees = model_parameters(job.model).total, f"dp {job.plan.dp} × tp {setup.tp} × pp {setup.pp}"
+    degrees += f" × cp {job.plan.cp}" if job.plan.cp > 1 else ""
+    ranks = f"{setup.world_size:,} {'rank' if setup.world_size == 1 else 'ranks'} ({degrees}), ZeRO stage {setup.zero}"
+    console.print(f"{job.model.name}: {psi:,} parameters on {ranks}", soft_wrap=True)
+    whose = f"on a rank of pipeline stage {job.stage}" if setup.pp > 1 else "on each rank"
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column, justify in ((whose, "left"), ("bytes", "right"), ("share", "right")):
+        table.add_column(column, justify=justify)  # type: ignore[arg-type]
+    for part in found.table():
+        table.add_row(part.name, format_bytes(part.value), f"{part.share:.1%}")
+    table.add_section()
+    table.add_row("[bold]total[/]", f"[bold]{format_bytes(found.total)}[/]", f"{found.total / GB:.1f} GB")
+    console.print(table)
+    if setup.recompute == "selective" and setup.attention == "flash":
+        console.print("--recompute selective changes nothing here: flash attention keeps no matrix.", soft_wrap=True)
+    if job.device is not None:
+        console.print(_verdict(job, job.device), soft_wrap=True)
+    console.print(
+        told.margin(job.planned, job.plan, None if job.device is None else job.fit(job.device)), soft_wrap=True
+    )
+
+
+def _verdict(job: _Job, device: Accelerator) -> str:
+    from dtlib.theory.units import format_bytes
+
+    usable, largest = job.usable_bytes(device), job.largest_micro_batch(device)
+    answer = job.verdict(device)
+    verdict = {"yes": "It [green]fits[/]", "no": "It [red]does not fit[/]", "unsure": "It may not fit"}[answer]
+    needs = "may need" if answer == "unsure" else "needs"
+    whose = f"the fullest stage, {job.fullest}," if job.setup.pp > 1 else "a rank"
+    kept = f"{job.margin:g} % of its {format_bytes(device.memory_bytes, digits=3)} kept free"
+    room = f"{device.name} has {format_bytes(usable, digits=3)}, with {kept}"
+    sequences = f"{largest:,} sequence{'s' if largest > 1 else ''}"
+    most = f"The largest micro-batch that surely does has {sequences}." if largest else "No micro-batch surely does."
+    return f"{verdict}: {whose} {needs} {format_bytes(job.most_bytes, digits=3)}, {room}. {most}"

@@ -1,0 +1,178 @@
+"""``dtlib plan``: the best way to train a model on a number of cards, and why not otherwise."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .options import (
+    CARDS,
+    LINKS,
+    card_memory_option,
+    chosen_card,
+    chosen_model,
+    chosen_network,
+    recipe_option,
+    size_options,
+    with_flags,
+)
+
+if TYPE_CHECKING:
+    from dtlib.theory.planner import Answer, Found, Training
+
+# numpy, rich and dtlib.theory are imported by the functions that need them: --help answers at once.
+
+_DEGREES = ("dp", "tp", "pp", "cp")
+
+
+def _degrees(command: Any) -> Any:
+    """A flag for each degree that may be held fixed."""
+    for name in reversed(_DEGREES):
+        command = click.option(f"--{name}", type=int, help=f"Look only at plans with this {name}.")(command)
+    return command
+
+
+@click.command()
+@click.argument("model")
+@click.option("--gpus", type=int, required=True, help="Cards in all.")
+@click.option("--card", default="H100", show_default=True, help=f"One of {', '.join(CARDS)}.")
+@click.option("--node", type=int, default=8, show_default=True, help="Cards that their own link joins.")
+@click.option(
+    "--network",
+    default="InfiniBand NDR",
+    show_default=True,
+    help=f"Link to other nodes: {' or '.join(LINKS)}.",
+)
+@click.option("--seq", type=int, help="Tokens of a sequence.  [default: the model's]")
+@click.option("--batch", type=int, help="Sequences of a step.  [default: 4 million tokens, or 1024 a card]")
+@recipe_option("18-byte")
+@click.option("--keep", type=int, default=5, show_default=True, help="Plans to show.")
+@click.option("--tokens", type=float, help="Tokens of the whole run: days, energy and cost are told.")
+@click.option("--price", type=float, help="Price of a card for an hour.")
+@click.option("--watts", type=float, help="Power of a card.  [default: its design power]")
+@card_memory_option
+@click.option("--card-rate", type=float, metavar="TFLOP/s", help="Change the card: dense products in 16 bits.")
+@click.option("--card-memory-rate", type=float, metavar="TB/s", help="Change the card: the rate of its memory.")
+@click.option("--card-link", type=float, metavar="GB/s", help="Change the card: its link in one direction.")
+@click.option("--network-rate", type=float, metavar="GB/s", help="Change the network: a card's port, one direction.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, in bytes and seconds.")
+@_degrees
+@size_options
+def plan(
+    model: str, tokens: float | None, price: float | None, watts: float | None, as_json: bool, **given: Any
+) -> None:
+    """Find the fastest plans for MODEL on so many cards.
+
+    MODEL is a published model (dtlib memory --list) or a file of hyperparameters as model hubs publish it
+    (config.json). Every degree, ZeRO stage, micro-batch, schedule and recompute is timed, with sequence parallelism
+    (+sp) and with one that keeps what it gathers (+sp*). The fastest that fit are shown, each with the margin of its
+    memory, and with what it has that none of the runs had from which the margin is.
+    Times come from formulas and a few constants that were fitted to published runs, mostly of Megatron-LM. Of runs that
+    no constant was fitted on, LLM Foundry's took a tenth longer in the median, torchtitan's a third, and those of a
+    sweep of small models with nanotron a fifth without pipelines inside a node and three times as long with them.
+
+    Exit code 0, or 2 for what is not possible.
+    """
+    from dtlib.theory import hardware, planner
+
+    try:
+        if tokens is None and (price is not None or watts is not None):
+            raise ValueError("tokens must be given where --price or --watts is")
+        architecture = chosen_model(model, given)
+        machine = planner.Machine(
+            accelerator=chosen_card(given["card"], given),
+            gpus=given["gpus"],
+            node=given["node"],
+            network=chosen_network(given),
+        )
+        answer = planner.search(
+            architecture,
+            machine,
+            sequences=given["batch"],
+            seq=given["seq"],
+            recipe=given["recipe"],
+            keep=given["keep"],
+            degrees={name: given[name] for name in _DEGREES if given[name] is not None},
+        )
+        run = None
+        if tokens is not None:
+            if watts is None:  # a card that flags change still draws the power of the one it is made from
+                watts = hardware.POWER_WATTS[hardware.accelerator(given["card"]).name]
+            run = planner.training(answer, tokens, price_per_card_hour=price, watts=watts)
+    except ValueError as error:
+        raise click.UsageError(with_flags(str(error), plan)) from error
+    if as_json:
+        click.echo(json.dumps(_as_dict(answer, run), indent=2, ensure_ascii=False))
+    else:
+        _print(answer, run)
+
+
+def _as_dict(answer: Answer, run: Training | None) -> dict[str, Any]:
+    def found(each: Found) -> dict[str, Any]:
+        return {
+            "plan": asdict(each.plan),
+            "seconds": {**each.time.parts, "total": each.time.total},
+            "bytes": {**each.memory.parts, "total": each.memory.total},
+            "fit": each.fit.as_dict(),
+            "mfu": answer.mfu(each),
+            "bottleneck": each.bottleneck,
+        }
+
+    second = answer.plans[1] if len(answer.plans) > 1 else None
+    return {
+        "model": asdict(answer.model),
+        "machine": asdict(answer.machine),
+        "sequences": answer.sequences,
+        "tokens_per_step": answer.tokens,
+        "looked_at": answer.looked_at,
+        "plans": [found(each) for each in answer.plans],
+        "second_lost_seconds": answer.lost_to(second) if second else None,
+        "too_large": found(answer.too_large) if answer.too_large else None,
+        "buys_seconds": answer.buys,
+        "training": asdict(run) if run else None,
+    }
+
+
+def _print(answer: Answer, run: Training | None) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from dtlib.theory.models import model_parameters
+    from dtlib.theory.planner import told
+
+    console = Console(highlight=False)
+    console.print(f"{answer.model.name}: {model_parameters(answer.model).total:,} parameters", soft_wrap=True)
+    console.print(f"{answer.machine.gpus:,} × {answer.machine.accelerator.name}, {answer.machine.node} a node")
+    console.print(f"{told.head(answer)}\n")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in told.COLUMNS:
+        table.add_column(column, justify="left" if column in ("schedule", "again") else "right", no_wrap=True)
+    for each in answer.plans:
+        table.add_row(*told.row(answer, each))
+    console.print(table)
+    console.print("\n[bold]the first plan[/]")
+    terms = Table(box=None, pad_edge=False, show_header=False)
+    for justify in ("left", "right", "right", "left", "right"):
+        terms.add_column(justify=justify)  # type: ignore[arg-type]
+    for time, memory in zip_longest(*told.terms(answer.best)):
+        left = (time[0], time[1], f"{time[2]:.1%}") if time else ("", "", "")
+        terms.add_row(*left, *(("  " + memory[0], memory[1]) if memory else ("", "")))
+    console.print(terms)
+    console.print()
+    for sentence in told.sentences(answer):
+        console.print(sentence)
+    if run is not None:
+        _print_run(console, run, answer.mfu(answer.best))
+
+
+def _print_run(console: Any, run: Training, mfu: float) -> None:
+    said = f"The run: {run.steps:,.0f} steps, {run.seconds / 86400:,.1f} days at an MFU of {mfu:.1%}"
+    if run.energy_joules is not None:
+        said += f", {run.energy_joules / 3.6e9:,.1f} MWh of the cards at most"
+    if run.cost is not None:
+        said += f", a price of {run.cost:,.0f}"
+    console.print(said + ".")

@@ -1,0 +1,57 @@
+"""Everything that `dtlib grade` writes, all made from the learners' records.
+
+`write_learner` and `write_results` are called while the class is graded, `write_class` at its end; it reads the records
+one at a time, so that the memory of the grader does not grow with the class.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from .exports import JUNIT, gradescope_results, score_row, suite
+from .folder import GRADESCOPE, LEARNERS, REPORTS, RESULTS, Folder
+from .pages import class_reports, learner_report
+from .record import LEARNER_SCHEMA, Counts, Record, entry_of, learner_record, schema, standing, summarise
+
+if TYPE_CHECKING:
+    from dtlib.grading.exercises.exercise import Exercise
+
+__all__ = ["schema", "write_class", "write_learner", "write_results"]
+
+
+def write_learner(folder: Folder, file: str, record: Record) -> None:
+    """The files of one learner. The record comes last: where it stands, the others do."""
+    folder.write(folder.of(REPORTS, file), learner_report(record))
+    folder.write_json(folder.of(GRADESCOPE, file), gradescope_results(record))
+    folder.write_sealed(folder.of(LEARNERS, file), record)
+
+
+def write_results(folder: Folder, group: Record) -> None:
+    """``results.json`` as things stand."""
+    summarise(group)
+    folder.write_sealed(folder.path / RESULTS, group)
+
+
+def write_class(folder: Folder, group: Record, exercises: Sequence[Exercise]) -> None:
+    """The files of the class, from the records of all learners."""
+    counts = Counts()
+    with folder.writing(folder.path / "scores.csv") as file, folder.writing(folder.path / "junit.xml") as suites:
+        scores = csv.writer(file)
+        scores.writerow(["learner", "status", "points", "max_points", "percent", *(each.id for each in exercises)])
+        suites.write(JUNIT[0])
+        for each in group["learners"]:
+            record = folder.read_sealed(folder.of(LEARNERS, each["file"]), LEARNER_SCHEMA)
+            if record is None or standing(record, each["file"]) != each:
+                record = learner_record(each["learner"], [entry_of(one, each["status"]) for one in exercises])
+            scores.writerow(score_row(each))
+            suites.write(suite(record))
+            counts.add(record)
+        suites.write(JUNIT[1])
+    group["statistics"] = [counts.row(each) for each in exercises]
+    group["measured"] |= counts.measured
+    group["not_known"] = counts.not_known
+    write_results(folder, group)
+    for name, text in class_reports(group, exercises, counts.odd).items():
+        folder.write(folder.path / name, text)

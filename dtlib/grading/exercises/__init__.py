@@ -1,0 +1,1 @@
+"""What is asked, and how what comes back is judged: exercises and checks as data, kinds, banks of mistakes."""

@@ -1,0 +1,143 @@
+"""planner.5: a planner that has to beat a naive one, judged by the course's own; on paper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dtlib.grading.exercises.compare import show
+from dtlib.grading.exercises.exercise import Finding, FormError
+from dtlib.grading.exercises.inputs import Case, Cases, Rng, call
+from dtlib.grading.exercises.kinds import on_paper, order
+from dtlib.grading.exercises.seen import Observed
+from dtlib.grading.exercises.signs import Sign, Wrong
+from dtlib.theory import models, planner
+
+from ._naive import known, limits
+
+PARTS = "(dp, tp, pp, ZeRO stage, micro-batch, computed again)"
+
+#: Model, its layers, card, cards, ranks of a node, sequences of a step.
+KINDS = (
+    ("llama3-8b", 32, "H100", 64, 8, 512), ("llama3-8b", 40, "A100", 32, 8, 256),
+    ("llama2-13b", 40, "A100", 64, 4, 1000), ("llama3-70b", 80, "H100", 128, 8, 512),
+    ("llama3-70b", 80, "A100", 512, 8, 512), ("llama3-8b", 36, "A100", 16, 8, 256),
+    ("gpt3-175b", 96, "A100", 256, 8, 2048), ("gpt3-175b", 96, "H100", 1024, 8, 2048),
+)  # fmt: skip
+#: Where nothing fits unless it is computed again; with the tokens of a sequence.
+LONG = ((("llama3-8b", 32, "A100", 8, 8, 64), 65536), (("llama3-70b", 80, "H100", 64, 8, 256), 16384))
+#: What machines are drawn from beside them: model, layers, card, the least cards and sequences.
+DRAWN = (
+    ("llama3-8b", (24, 28, 36, 40), "A100", 16, 256), ("llama2-13b", (32, 36, 44, 48), "H100", 32, 1024),
+    ("llama3-70b", (64, 72, 76, 84), "H100", 128, 1024),
+)  # fmt: skip
+
+
+def draw(rng: Rng) -> Cases:
+    """Each kind, and machines that nobody has seen before, in any order."""
+    cases = [case(*kind, 1.0, 1.0) for kind in KINDS]
+    cases += [case(*kind, 1.0, 1.0, seq) for kind, seq in LONG]
+    for name, layers, card, cards, sequences in DRAWN:
+        more, longer = (2 ** int(rng.integers(3)) for _ in range(2))
+        inside, across = (float(rng.uniform(0.8, 1.2)) for _ in range(2))
+        cases.append(case(name, int(rng.choice(layers)), card, more * cards, 8, longer * sequences, inside, across))
+    return [cases[place] for place in rng.permutation(len(cases))]
+
+
+def case(
+    name: str, layers: int, card: str, cards: int, node: int, sequences: int, inside: float, across: float, seq: int = 0
+) -> dict[str, Any]:
+    """`inside` and `across` are factors of the rates of the links; `seq` tokens where they are not the model's own."""
+    named = (name, layers, card, cards, node, inside, across, seq)
+    model, machine = known(*named)
+    of = machine.accelerator
+    job = {
+        "layers": layers, "hidden": model.hidden, "heads": model.num_heads, "kv_heads": model.num_kv_heads,
+        "vocab": model.vocab, "seq": model.seq, "params": models.model_parameters(model).total, "sequences": sequences,
+        "cards": cards, "node": node, "card_bytes": of.memory_bytes, "rate": float(of.half_flop_per_s),
+        "inside": of.link.link_bytes_per_s, "across": machine.network.link_bytes_per_s,
+    }  # fmt: skip
+    told = f", {seq} tokens each" * bool(seq)
+    words = f"{layers} layers of {name} on {cards} {card} in nodes of {node}, {sequences} sequences a step{told}"
+    slow, best = limits(sequences, *named)
+    return call(words, [job], long=bool(seq)) | {
+        "named": list(named),
+        "sequences": sequences,
+        "naive": slow,
+        "best": best,
+    }
+
+
+def planned(observed: Observed) -> tuple[float, str]:
+    """The seconds of the plan that was returned and whether it fits; (inf, why) where it is no plan of this machine."""
+    answer, sequences = observed.said[0]["answer"], observed.case["sequences"]
+    answer = answer.tolist() if isinstance(answer, np.ndarray) else answer
+    entries = answer if isinstance(answer, list) else [answer]
+    if len(entries) != 6 or not all(isinstance(each, int | float) and each == each // 1 for each in entries):
+        raise FormError(show(answer), f"a tuple {PARTS} of whole numbers and a bool")
+    dp, tp, pp, zero, micro_batch = map(int, entries[:5])
+    model, machine = known(*observed.case["named"])
+    if min(dp, tp, pp, micro_batch) < 1 or dp * tp * pp != machine.gpus:
+        return float("inf"), f"dp · tp · pp has to be the {machine.gpus} cards, and a micro-batch has a sequence"
+    if sequences % (dp * micro_batch):
+        return float("inf"), f"dp · micro-batch has to divide the {sequences} sequences"
+    try:
+        plan = planner.Plan(
+            dp=dp, tp=tp, pp=pp, zero=zero, micro_batch=micro_batch, micro_batches=sequences // dp // micro_batch,
+            sequence_parallel=tp > 1, recompute="full" if entries[5] else "none",
+        )  # fmt: skip
+        seconds = planner.step_time(model, plan, machine).total
+        verdict = planner.fit(planner.plan_memory(model, plan), machine).verdict
+    except ValueError as error:
+        return float("inf"), str(error)
+    return seconds, "" if verdict == "yes" else "it does not fit with its margin"
+
+
+def agrees(observed: Observed, other: Any) -> bool:
+    return list(np.ravel(observed.said[0]["answer"])) == list(np.ravel(other))
+
+
+def find_unfit(observed: Observed) -> Finding | None:
+    _, why = planned(observed)
+    return Finding(f"{show(observed.said[0]['answer'])}: {why}", "a plan that fits", observed.words) if why else None
+
+
+def never_again(failing: Sequence[Observed], passing: Sequence[Observed]) -> bool:
+    """Whether it goes wrong where all has to be computed again, for want of a plan or with one that does not do so."""
+    return all(
+        each.case["is"]["long"] and not (each.has_come and np.ravel(each.said[0]["answer"] or 0)[-1])
+        for each in failing
+    )
+
+
+WRONG: Wrong = {"nothing computed again": Sign(never_again)}
+
+
+def slower_than(most: Any) -> Any:
+    def find(observed: Observed) -> Finding | None:
+        seconds, limit = planned(observed)[0], most(observed.case)
+        told = f"{show(observed.said[0]['answer'])}, {f'{seconds:.3g} s' if seconds < np.inf else 'no plan'}"
+        return None if seconds <= limit else Finding(told, f"at most {limit:.3g} s", observed.words)
+
+    return find
+
+
+def beaten(case: Case) -> float:
+    return float(case["naive"]) / 1.02
+
+
+def near_the_best(case: Case) -> float:
+    return 4 / 3 * float(case["best"])
+
+
+EXERCISE = on_paper(
+    "planner.5", "own_plan", "Beat the naive plan", draw,
+    order(3, "fits", "a plan of this machine that fits", find_unfit, wrong=WRONG, kind="value",
+          agrees=agrees),
+    order(3, "beats", "faster than the naive plan", slower_than(beaten), wrong=WRONG, kind="value",
+          agrees=agrees),
+    order(2, "near", "within a third of the best there is", slower_than(near_the_best), wrong=WRONG, kind="value",
+          agrees=agrees),
+)  # fmt: skip

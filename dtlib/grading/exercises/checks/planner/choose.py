@@ -1,0 +1,129 @@
+"""planner.3: the fastest degrees that fit, for three clusters; on paper."""
+
+from typing import Any
+
+from dtlib.grading.exercises import choice
+from dtlib.grading.exercises.inputs import Cases, Rng, call
+from dtlib.grading.exercises.kinds import on_paper
+
+from .exposed import phase, seen
+
+Plan = tuple[int, int, int]
+GB = 1e9
+
+#: Cards, ranks of a node, GB of a card, rates inside and across in GB/s; layers, hidden, sequences, tokens of each.
+KINDS = {
+    "fast links": (64, 8, 80, 450, 50, 32, 4096, 256, 4096),
+    "a slow network": (64, 8, 80, 300, 3, 32, 4096, 256, 4096),
+    "one large node": (64, 64, 80, 450, 50, 48, 8192, 256, 4096),
+    "nodes of four": (64, 4, 80, 300, 25, 48, 8192, 256, 4096),
+    "little memory": (64, 8, 40, 300, 25, 40, 5120, 256, 4096),
+    "long sequences": (64, 8, 80, 450, 50, 48, 8192, 128, 16384),
+    "few sequences": (128, 8, 80, 450, 50, 48, 8192, 64, 4096),
+    "many sequences": (16, 8, 80, 300, 25, 24, 4096, 2048, 2048),
+    "no room": (8, 8, 24, 300, 25, 80, 8192, 64, 4096),
+    "six layers a stage": (48, 8, 80, 300, 12, 36, 6144, 240, 4096),
+    "a small model": (32, 8, 80, 300, 25, 16, 2048, 512, 2048),
+    "seven cards": (7, 7, 80, 300, 25, 32, 4096, 256, 4096),
+    "heads that three does not divide": (24, 24, 25, 450, 50, 32, 4096, 192, 4096),
+    "Ethernet": (128, 8, 80, 300, 1.25, 48, 6144, 512, 4096),
+    "nodes of six": (24, 6, 30, 450, 5, 24, 6144, 192, 4096),
+    "nodes of two": (64, 2, 30, 300, 50, 12, 12288, 64, 4096),
+    "one node and a half": (24, 4, 24, 300, 5, 36, 6144, 96, 4096),
+    "an odd batch": (16, 8, 80, 300, 25, 24, 4096, 2040, 2048),
+    "cities apart": (64, 8, 80, 450, 50, 32, 4096, 64, 4096),
+    "just enough room": (64, 8, 80, 450, 50, 32, 4096, 256, 4096),
+    "three that does not divide the heads": (6, 6, 60, 450, 50, 24, 4096, 192, 16384),
+    "heads that three divides": (6, 6, 60, 450, 50, 24, 4608, 192, 16384),
+    "slow cards": (64, 8, 80, 300, 50, 32, 4096, 256, 4096),
+    "fast cards": (64, 8, 80, 300, 50, 32, 4096, 256, 4096),
+    "slow links inside": (64, 8, 80, 30, 25, 48, 8192, 256, 4096),
+    "very fast links inside": (64, 8, 80, 3000, 25, 48, 8192, 256, 4096),
+    "a wide table, just enough room": (16, 8, 80, 450, 50, 16, 2048, 256, 2048),
+    "a wide table, not quite enough room": (16, 8, 80, 450, 50, 16, 2048, 256, 2048),
+}
+#: Operations a second, and words of the vocabulary, where another number would choose others.
+RATES = {"slow cards": 20e12, "fast cards": 4000e12}
+WIDE = 1_000_000
+
+
+def draw(rng: Rng) -> Cases:
+    """Each kind with its memory and rates a little changed, and clusters and models that nobody has seen before."""
+    drawn = [
+        (
+            int(rng.choice([16, 24, 32, 40, 48, 64, 96])), int(rng.choice([4, 8])), int(rng.choice([24, 40, 64, 80])),
+            int(rng.integers(100, 500)), int(rng.integers(2, 60)), int(rng.choice([12, 24, 36, 48])),
+            1024 * int(rng.integers(2, 9)), 96 * int(rng.integers(1, 9)), 1024 * int(rng.integers(2, 9)),
+        ) for _ in range(6)
+    ]  # fmt: skip
+    return [case(rng, *kind) for kind in [*KINDS.items(), *(("drawn", sizes) for sizes in drawn)]]
+
+
+def case(rng: Rng, kind: str, sizes: tuple[float, ...]) -> dict[str, Any]:
+    cards, node, room, inside, across, layers, hidden, batch, seq = sizes
+    near = [float(rng.uniform(0.97, 1.03)) for _ in range(3)]
+    job: dict[str, Any] = {
+        "cards": cards, "node": node, "room": room * GB * near[0], "layers": layers, "hidden": hidden,
+        "rate": RATES.get(kind, 400e12) if kind in KINDS else float(rng.uniform(150, 900)) * 1e12,
+        "inside": [5e-6, inside * GB * near[1]],
+        "across": [20e-3 if kind == "cities apart" else 20e-6, across * GB * near[2]],
+        "heads": hidden // 128, "sequences": batch, "seq": seq,
+        "vocab": 1000 * int(rng.integers(30, 130)) + (WIDE if kind.startswith("a wide table") else 0),
+    }  # fmt: skip
+    found = possible(job)
+    if kind.endswith("enough room"):  # of the fastest: a little more than it needs, or a little less
+        job["room"] = (1.19 if "not quite" in kind else 1.22) * needed(job, *min(found, key=lambda plan: found[plan]))
+        found = possible(job)
+    words = (
+        f"{kind}: {cards} cards in nodes of {node}, {job['room'] / GB:.4g} GB and {job['rate']:.4g} FLOP/s each, "
+        f"inside {job['inside']}, across {job['across']}, {layers} layers of {hidden}, {job['heads']} heads, vocab "
+        f"{job['vocab']}, {batch} sequences of {seq}"
+    )
+    return call(words, [job], some=bool(found)) | {"plans": [[*plan, t] for plan, t in found.items()]}
+
+
+def possible(job: dict[str, Any]) -> dict[Plan, float]:
+    """The seconds of every (dp, tp, pp) that is possible and fits with a margin of a fifth."""
+    found: dict[Plan, float] = {}
+    for tp in (t for t in range(1, job["heads"] + 1) if job["heads"] % t == 0):
+        for pp in (p for p in range(1, job["layers"] + 1) if job["layers"] % p == 0):
+            dp = job["cards"] // (tp * pp)
+            if dp * tp * pp != job["cards"] or job["sequences"] % dp:
+                continue
+            if any(job["node"] % span and span % job["node"] for span in (tp, tp * dp)):
+                continue  # a group in one node, and another in two
+            if 1.2 * needed(job, dp, tp, pp) <= job["room"]:
+                found[dp, tp, pp] = seconds(job, dp, tp, pp)
+    return found
+
+
+def stage_params(job: dict[str, Any], tp: int, pp: int) -> float:
+    """Parameters of a rank: a stage's layers, and the table of one end."""
+    return float((job["layers"] // pp * 12 * job["hidden"] ** 2 + job["vocab"] * job["hidden"]) / tp)
+
+
+def needed(job: dict[str, Any], dp: int, tp: int, pp: int) -> float:
+    """Bytes of the first stage: states of 18 bytes under ZeRO 1, and what its layers keep."""
+    kept = 34 * job["seq"] * job["hidden"] / tp * (job["layers"] // pp) * min(pp, job["sequences"] // dp)
+    return stage_params(job, tp, pp) * (6 + 12 / dp) + kept
+
+
+def seconds(job: dict[str, Any], dp: int, tp: int, pp: int) -> float:
+    """(m + p − 1) micro-batches with their messages of tp, then what pp and dp wait for."""
+    m, own = job["sequences"] // dp, stage_params(job, tp, pp)
+    work = 6 * own * job["seq"] / job["rate"]
+    here = job | {
+        "dp": dp, "tp": tp, "pp": pp, "micro_batches": m, "layers": job["layers"] // pp, "micro_seconds": work,
+        "activation_bytes": 2 * job["seq"] * job["hidden"], "weight_bytes": 2 * own, "gradient_bytes": 4 * own,
+    }  # fmt: skip
+    waits = 8 * here["layers"] * phase(here, "tp", here["activation_bytes"])
+    return (m + pp - 1) * (work + waits) + sum(seen(here)[1:])
+
+
+EXERCISE = on_paper(
+    "planner.3", "choose_degrees", "Which degrees for this cluster?", draw,
+    *choice.plans(
+        "dp, tp, pp", "s", checks=("fits", "fastest"),
+        words=("the degrees are possible and fit, and None where none do", "no others that fit are faster"),
+    ),
+)  # fmt: skip

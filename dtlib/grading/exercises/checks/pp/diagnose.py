@@ -1,0 +1,116 @@
+"""pp.7: which schedule ran, what was slow, and which limit was hit, from a timeline; on paper."""
+
+from collections.abc import Callable
+from typing import Any
+
+from dtlib.grading.exercises.inputs import Case, Cases, Rng, call
+from dtlib.grading.exercises.kinds import on_paper, values
+from dtlib.theory import pp
+
+Actions = list[list[tuple[str, int]]]
+
+#: Schedule, ranks, micro-batches, what is slow ("stage", "link" or nothing), the limit, and whether there is a hiccup.
+KINDS = (
+    ("1F1B", 4, 8, "", None, False), ("1F1B", 4, 8, "", None, True), ("1F1B", 4, 10, "stage", None, True),
+    ("1F1B", 3, 7, "link", None, False), ("1F1B", 2, 5, "link", None, True), ("1F1B", 5, 8, "stage", 3, False),
+    ("1F1B", 4, 8, "", 2, True), ("1F1B", 6, 9, "link", 4, False), ("1F1B", 4, 3, "stage", None, False),
+    ("GPipe", 4, 6, "", None, False), ("GPipe", 4, 6, "stage", None, True), ("GPipe", 3, 8, "", 4, False),
+    ("GPipe", 4, 9, "link", 3, True), ("GPipe", 5, 6, "link", None, False), ("GPipe", 3, 6, "stage", 2, False),
+    ("sequential", 3, 6, "", None, False), ("sequential", 4, 6, "stage", None, False),
+    ("sequential", 3, 6, "link", None, True),
+    ("ZB-H1", 4, 8, "", None, True), ("ZB-H1", 3, 8, "stage", None, False), ("ZB-H1", 4, 9, "link", None, False),
+    ("ZB-H2", 3, 8, "", None, False), ("ZB-H2", 4, 9, "stage", None, True), ("ZB-H2", 3, 7, "link", None, False),
+)  # fmt: skip
+
+
+def draw(rng: Rng) -> Cases:
+    """Each kind once, in any order."""
+    return [case(rng, number, *KINDS[kind]) for number, kind in enumerate(rng.permutation(len(KINDS)), 1)]
+
+
+def case(
+    rng: Rng, number: int, schedule: str, p: int, m: int, slow: str, limit: int | None, hiccup: bool
+) -> dict[str, Any]:
+    # Slow links of quick ranks are quicker than healthy ones of slow ranks: what a message should take is told.
+    unit = float({"link": rng.uniform(5, 15), "": rng.uniform(60, 150)}.get(slow, rng.uniform(5, 150)))  # milliseconds
+    healthy = unit * float({"link": rng.uniform(0.005, 0.03), "": rng.uniform(0.1, 0.15)}.get(slow, 0.04))
+    factors, message = [1.0] * p, [healthy] * (p - 1)
+    place = int(rng.integers(p if slow == "stage" else p - 1))
+    if slow == "stage":
+        factors[place] = float(rng.uniform(1.35, 1.8))
+    if slow == "link":
+        message[place] = float(rng.uniform(12, 25)) * healthy
+    actions = made(schedule, p, m, limit)
+    held_up = int(rng.integers(p)), int(rng.integers(2 * m)) if slow else 0  # where nothing is slow, the first action
+
+    def seconds(kind: str, rank: int, at: int) -> float:
+        base = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 0.9}[kind] * unit * factors[rank]
+        return base * float(rng.uniform(0.97, 1.03)) * (8 if hiccup and (rank, at) == held_up else 1)
+
+    run = [p, m, healthy, timeline(actions, seconds, message)]
+    told = f"{slow} {place}" if slow else "nothing"
+    return call(f"run {number}, on {p} ranks", run) | {"right": [schedule, told, limit or 0]}
+
+
+def made(schedule: str, p: int, m: int, limit: int | None) -> Actions:
+    """A schedule's kinds and micro-batches by rank; under a limit GPipe goes in rounds, and 1F1B begins with fewer."""
+    if limit is None:
+        return [[(kind, i) for kind, _, i, _ in own] for own in pp.SCHEDULES[schedule](p, m).actions]
+    if schedule == "GPipe":
+        rounds = [range(start, min(start + limit, m)) for start in range(0, m, limit)]
+        return [[(kind, i) for each in rounds for kind in "FB" for i in each]] * p
+    found = []
+    for rank in range(p):
+        first = min(m, p - rank, limit) - 1
+        own = [("F", i) for i in range(first)]
+        for i in range(m):
+            own += [("F", first + i)] * (first + i < m) + [("B", i)]
+        found.append(own)
+    return found
+
+
+def timeline(
+    actions: Actions, seconds: Callable[[str, int, int], float], message: list[float]
+) -> list[list[list[Any]]]:
+    """By rank [kind, micro-batch, start, end] if each works in its order as soon as what it needs has come."""
+    last, free = len(actions) - 1, [0.0] * len(actions)
+    ended: dict[tuple[str, int, int], float] = {}
+    found: list[list[list[Any]]] = [[] for _ in actions]
+    while any(len(done) < len(own) for done, own in zip(found, actions, strict=True)):
+        for rank, own in enumerate(actions):
+            while len(found[rank]) < len(own):
+                kind, i = own[len(found[rank])]
+                come = arrival(kind, rank, i, last, ended, message)
+                if come is None:
+                    break
+                start = max(free[rank], come)
+                free[rank] = start + seconds(kind, rank, len(found[rank]))
+                ended["I" if kind == "B" else kind, rank, i] = free[rank]
+                found[rank].append([kind, i, round(start, 3), round(free[rank], 3)])
+    return found
+
+
+def arrival(
+    kind: str, rank: int, i: int, last: int, ended: dict[tuple[str, int, int], float], message: list[float]
+) -> float | None:
+    """When what an action needs has come; None where it has not been made yet."""
+    if kind == "W" or (kind == "F" and rank == 0):
+        return 0.0
+    if kind != "F" and rank == last:
+        return ended.get(("F", rank, i))
+    of, other, link = ("F", rank - 1, rank - 1) if kind == "F" else ("I", rank + 1, rank)
+    end = ended.get((of, other, i))
+    return None if end is None else end + message[link]
+
+
+def right(case: Case) -> list[Any]:
+    return list(case["right"])
+
+
+PARTS = "schedule, slow, limit"
+EXERCISE = on_paper(
+    "pp.7", "read_timeline", "What does this timeline show?", draw,
+    values(3, "schedule", "the schedule", right, part=0, parts=PARTS, kind="schedule"),
+    values(4, "slow", "the stage or the link that is slow", right, part=1, parts=PARTS, kind="schedule"),
+    values(2, "limit", "the limit that was hit", right, part=2, parts=PARTS, kind="schedule"),
+)  # fmt: skip

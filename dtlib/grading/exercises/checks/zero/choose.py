@@ -1,0 +1,96 @@
+"""zero.8: the stage, and the ranks that share, that fit and send for the shortest time; on paper."""
+
+from typing import Any
+
+from dtlib.grading.exercises import choice
+from dtlib.grading.exercises.inputs import Cases, Rng, call
+from dtlib.grading.exercises.kinds import on_paper
+from dtlib.theory import collectives, zero
+
+Plan = tuple[int, int]
+
+#: Ranks a node, nodes, micro-batches, bytes of an element of each part, elements of a unit in a thousand, how many
+#: times faster a node is inside, and the plan that has just room, with the bytes to spare (below 0: it has not).
+KINDS = {
+    "everything fits": (8, 1, 4, (4, 2, 8), 30, 9, (0, 1), 0),
+    "not quite everything": (8, 1, 4, (4, 2, 8), 30, 9, (0, 1), -1),
+    "states shared by a node": (8, 4, 8, (2, 2, 12), 30, 9, (1, 8), 0),
+    "not quite by a node": (8, 4, 8, (2, 2, 12), 30, 5, (1, 8), -1),
+    "states shared by all": (8, 8, 8, (2, 4, 12), 10, 12, (1, 64), 0),
+    "a node twice as fast": (8, 4, 8, (2, 2, 12), 30, 2, (2, 32), 0),
+    "a node little faster": (8, 8, 8, (2, 4, 12), 10, 3, (1, 64), 0),
+    "not quite by all": (8, 8, 1, (2, 4, 12), 10, 12, (1, 64), -1),
+    "gradients shared": (4, 4, 6, (2, 2, 12), 20, 4, (2, 16), 0),
+    "a slow network": (8, 4, 4, (2, 2, 12), 50, 40, (3, 8), 0),
+    "a network as fast as a node": (8, 4, 8, (2, 2, 12), 50, 1, (3, 8), -1),
+    "a large unit": (8, 2, 4, (2, 4, 8), 400, 9, (3, 16), 0),
+    "a large unit, two kinds of it": (8, 2, 3, (4, 2, 8), 300, 9, (2, 8), 0),
+    "nodes of six": (6, 5, 4, (2, 2, 12), 30, 9, (3, 6), 0),
+    "five of six": (6, 5, 4, (2, 2, 12), 30, 1, (3, 5), 0),
+    "two nodes of five": (6, 5, 1, (2, 2, 12), 30, 9, (3, 12), 0),
+    "many micro-batches": (8, 8, 32, (2, 2, 12), 20, 9, (1, 64), 0),
+    "one micro-batch": (8, 8, 1, (2, 2, 12), 20, 3, (1, 64), 0),
+    "hopeless": (8, 4, 4, (2, 2, 12), 40, 9, (3, 32), -1),
+}
+
+
+RATES = {"many micro-batches": 200e9, "one micro-batch": 5e9}  # across: no other rate gives both answers
+
+
+def draw(rng: Rng) -> Cases:
+    """The task's model, and each kind with a size and links of its own."""
+    cases = [case("the task", 7 * 10**9, 2 * 10**8, 2, 2, 12, 8, 4, 450e9, 50e9, 8, 40 * 10**9)]
+    for kind, (node, nodes, batches, widths, unit, faster, plan, spare) in KINDS.items():
+        num_params = 1000 * node * nodes * int(rng.integers(30_000, 200_000))
+        sizes = (num_params, unit * num_params // 1000, *widths)
+        across = RATES.get(kind, float(f"{10 ** rng.uniform(9.3, 11.3):.3g}"))
+        room = int(held_bytes(plan, *sizes)) + spare
+        cases.append(case(kind, *sizes, node, nodes, faster * across, across, batches, room))
+    return cases
+
+
+def case(kind: str, *arguments: Any) -> dict[str, Any]:
+    words = (
+        "{}: {:,} parameters, {:,} in a unit, {} + {} + {} B, {} ranks in each of {} nodes, {:.3g} and {:.3g} B/s, "
+        "micro-batches: {}, room for {:,} B"
+    ).format(kind, *arguments)
+    found = possible(*arguments)
+    return call(words, arguments, some=bool(found)) | {"plans": [[*plan, seconds] for plan, seconds in found.items()]}
+
+
+def held_bytes(plan: Plan, num_params: int, unit_params: int, weight: int, gradient: int, optimizer: int) -> float:
+    """Bytes of a rank: its states, and of one unit the whole gradients (stages 2, 3) and weights (3)."""
+    stage, group = plan
+    unit = unit_params * (gradient * (stage >= 2) + weight * (stage >= 3))
+    return num_params * zero.bytes_per_param(group, stage, weight, gradient, optimizer) + unit
+
+
+def possible(
+    num_params: int, unit_params: int, weight: int, gradient: int, optimizer: int, node: int, nodes: int,
+    inside: float, across: float, batches: int, room: int,
+) -> dict[Plan, float]:  # fmt: skip
+    """The seconds for which a rank sends in an update, of every plan (stage, ranks that share) that fits."""
+    n, found = node * nodes, {}
+    groups = [s for s in range(2, n + 1) if node % s == 0 or (s % node == 0 and n % s == 0)]
+    for stage, s in ((0, 1), *((stage, s) for stage in (1, 2, 3) for s in groups)):
+        if held_bytes((stage, s), num_params, unit_params, weight, gradient, optimizer) > room * (1 + 1e-12):
+            continue
+        reduces = 0 if stage == 0 else 1 if stage == 1 else batches
+        gathers = (0, 1, 1, 2 * batches)[stage]
+        times = reduces * gradient + gathers * weight
+        shared = times * collectives.ring_all_gather_bytes(num_params, s) / (inside if s <= node else across)
+        replicas = collectives.ring_all_reduce_bytes(num_params * gradient / s, n // s)
+        found[stage, s] = float(shared + replicas / (inside if nodes == 1 else across))
+    return found
+
+
+EXERCISE = on_paper(
+    "zero.8", "fastest_stage", "Which stage for this cluster?", draw,
+    *choice.plans(
+        "stage, ranks that share", "s of sending", checks=("fits", "shortest"),
+        words=(
+            "the plan is possible and fits, and is None where none does",
+            "no plan that fits sends for a shorter time",
+        ),
+    ),
+)  # fmt: skip
