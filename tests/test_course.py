@@ -49,8 +49,8 @@ def lacking(chapter: course.Chapter, root: Path = ROOT) -> Iterator[str]:
     ):
         yield f"no formula is called {stem}.…"
     if "exercises" in chapter.rooms:
-        if not re.search("EXERCISE = ", "".join(map(_text, root.glob(f"dtlib/grading/exercises/checks/{stem}/*.py")))):
-            yield f"dtlib/grading/exercises/checks/{stem} has no EXERCISE"
+        if not re.search("EXERCISE = ", "".join(map(_text, root.glob(f"dtlib/grading/exercises/{stem}/*.py")))):
+            yield f"dtlib/grading/exercises/{stem} has no EXERCISE"
         for folder in ("solutions", "exercises"):
             if not (root / folder / f"{stem}.ipynb").is_file():
                 yield f"{folder}/{stem}.ipynb does not exist" + " (run dtlib release)" * (folder == "exercises")
@@ -118,7 +118,7 @@ def test_make_chapter_lays_out_the_rooms_and_what_is_empty_is_named(copy):
     made = runpy.run_path(str(copy / "dtlib" / "course.py"))["CHAPTERS"][-2]
     assert (made.stem, made.title) == ("bread", "baking in parallel")
     assert sorted(lacking(made, copy)) == [
-        "dtlib/grading/exercises/checks/bread has no EXERCISE",
+        "dtlib/grading/exercises/bread has no EXERCISE",
         "exercises/bread.ipynb does not exist (run dtlib release)",
         "no formula is called bread.…",
         "tests/ranks has no tests of bread",

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .classroom.check import check
-    from .exercises.checks import all_exercises
+    from .exercises.catalogue import all_exercises
     from .exercises.exercise import Check, Exercise, Finding, Mistake
     from .exercises.result import CheckResult, NoPoints, Result
     from .exercises.seen import Case, Observed, Trouble
 
 _HOME = {
-    "all_exercises": "exercises.checks",
+    "all_exercises": "exercises.catalogue",
     "check": "classroom.check",
     **dict.fromkeys(("Check", "Exercise", "Finding", "Mistake"), "exercises.exercise"),
     **dict.fromkeys(("CheckResult", "NoPoints", "Result"), "exercises.result"),

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from dtlib.grading.exercises import bank
 from dtlib.grading.exercises.bank import Program
-from dtlib.grading.exercises.checks import all_exercises, bare
+from dtlib.grading.exercises.catalogue import all_exercises, bare
 from dtlib.grading.exercises.exercise import Exercise
 from dtlib.grading.exercises.result import Result
 from dtlib.grading.exercises.seen import Case, Observed, Trouble

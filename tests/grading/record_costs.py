@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from dtlib.grading.exercises.checks import all_exercises
+from dtlib.grading.exercises.catalogue import all_exercises
 from dtlib.grading.sandbox.runner import Sandbox, costs
 
 from .answers import SEED, answer, programs

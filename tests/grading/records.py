@@ -6,7 +6,7 @@ from dataclasses import replace
 from xml.etree import ElementTree
 
 from dtlib.grading.classroom.report import exports, record
-from dtlib.grading.exercises.checks import all_exercises
+from dtlib.grading.exercises.catalogue import all_exercises
 from dtlib.grading.sandbox.walls import WALLS
 
 from .classroom import SEED

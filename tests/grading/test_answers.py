@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dtlib.grading.exercises.checks import STEMS, all_exercises
+from dtlib.grading.exercises.catalogue import STEMS, all_exercises
 from dtlib.grading.sandbox.runner import Sandbox
 
 from . import forgers

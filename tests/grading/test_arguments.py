@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from dtlib.grading.exercises import bank, plain
-from dtlib.grading.exercises.checks import all_exercises
+from dtlib.grading.exercises.catalogue import all_exercises
 from dtlib.grading.exercises.compare import close
 from dtlib.grading.exercises.exercise import Exercise
 from dtlib.grading.exercises.seen import Case, Observed, Trouble

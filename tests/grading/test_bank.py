@@ -10,7 +10,7 @@ import pytest
 
 from dtlib.grading.exercises import bank, plain
 from dtlib.grading.exercises.bank import BankError, patched, read
-from dtlib.grading.exercises.checks import STEMS, all_exercises, bare
+from dtlib.grading.exercises.catalogue import STEMS, all_exercises, bare
 from dtlib.grading.exercises.exercise import Exercise
 from dtlib.grading.sandbox.harness import resolve
 

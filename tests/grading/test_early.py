@@ -11,12 +11,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dtlib.grading.exercises.checks import all_exercises
-from dtlib.grading.exercises.checks.pp import executor
-from dtlib.grading.exercises.checks.zero import optimizer
+from dtlib.grading.exercises.catalogue import all_exercises
 from dtlib.grading.exercises.exercise import EARLY as EARLY_MISTAKE
 from dtlib.grading.exercises.exercise import Exercise
+from dtlib.grading.exercises.pp import executor
 from dtlib.grading.exercises.seen import Case, Observed
+from dtlib.grading.exercises.zero import optimizer
 from dtlib.grading.sandbox.runner import Sandbox
 from dtlib.theory.units import MiB
 

@@ -14,7 +14,7 @@ import pytest
 from dtlib.grading.classroom import report
 from dtlib.grading.classroom.report import folder, text
 from dtlib.grading.classroom.seals import Key
-from dtlib.grading.exercises.checks import all_exercises
+from dtlib.grading.exercises.catalogue import all_exercises
 
 from .classroom import PAPER, load
 from .records import EVIL, junit_of, learner

@@ -14,7 +14,7 @@ from dtlib.grading.classroom import grader
 from dtlib.grading.classroom.grader import GradeError, grade
 from dtlib.grading.classroom.intake import Submission
 from dtlib.grading.classroom.judging import grade_exercise
-from dtlib.grading.exercises.checks import all_exercises
+from dtlib.grading.exercises.catalogue import all_exercises
 from dtlib.grading.exercises.seen import Observed, Trouble
 from dtlib.grading.sandbox.runner import Cell, Outcome
 

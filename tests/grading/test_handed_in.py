@@ -11,7 +11,7 @@ import pytest
 from dtlib.grading.classroom.intake import find, folders, submissions
 from dtlib.grading.classroom.intake.notebooks import MAX_CODE_CHARS, MAX_VALUES
 from dtlib.grading.classroom.intake.submissions import MAX_NOTEBOOK_BYTES
-from dtlib.grading.exercises.checks import all_exercises
+from dtlib.grading.exercises.catalogue import all_exercises
 from dtlib.grading.sandbox.runner import Cell
 
 from .submitted import BLANK_DP, COLLECTIVES, DP, cells_of, functions, notebook, of, only, problem_of, read, write

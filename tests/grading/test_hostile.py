@@ -24,7 +24,7 @@ import pytest
 from dtlib.grading.classroom import intake
 from dtlib.grading.classroom.judging import grade_exercise
 from dtlib.grading.classroom.report.record import Record
-from dtlib.grading.exercises.checks import all_exercises
+from dtlib.grading.exercises.catalogue import all_exercises
 from dtlib.grading.sandbox.runner import Sandbox
 from dtlib.grading.sandbox.walls import WALLS
 from dtlib.grading.sandbox.walls.limits import Limits

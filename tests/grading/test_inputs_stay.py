@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dtlib.grading.exercises import bank
-from dtlib.grading.exercises.checks import all_exercises
+from dtlib.grading.exercises.catalogue import all_exercises
 from dtlib.grading.exercises.exercise import CHANGED
 from dtlib.grading.exercises.seen import Observed
 from dtlib.grading.sandbox.harness import resolve

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from dtlib.cli import main
-from dtlib.grading.exercises.checks import STEMS
+from dtlib.grading.exercises.catalogue import STEMS
 from dtlib.grading.sandbox.walls import MEANING, WALLS
 from dtlib.grading.sandbox.walls.ward import ROOM_BYTES
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dtlib.grading.exercises import plain
-from dtlib.grading.exercises.checks import all_exercises
+from dtlib.grading.exercises.catalogue import all_exercises
 from dtlib.grading.exercises.seen import Observed
 
 MOST_SECONDS = 4.0

@@ -9,7 +9,7 @@ import nbformat
 import pytest
 
 from dtlib.grading import all_exercises
-from dtlib.grading.exercises.checks import STEMS
+from dtlib.grading.exercises.catalogue import STEMS
 
 from .answers import ROOT, reference_namespace
 

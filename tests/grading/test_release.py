@@ -9,7 +9,7 @@ import nbformat
 import pytest
 
 from dtlib.grading.exercises import bank
-from dtlib.grading.exercises.checks import STEMS, all_exercises
+from dtlib.grading.exercises.catalogue import STEMS, all_exercises
 from dtlib.grading.exercises.release import COURSE, ReleaseError, banks, exercise_text, release, strip
 
 from .answers import ROOT

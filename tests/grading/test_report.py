@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from dtlib.grading.classroom.report import exports, pages, record, text
-from dtlib.grading.exercises.checks import STEMS, all_exercises
+from dtlib.grading.exercises.catalogue import STEMS, all_exercises
 from dtlib.grading.sandbox.walls import WALLS
 
 from .classroom import PAPER, SEED, load

@@ -148,12 +148,12 @@ def test_who_is_graded_again(group, tmp_path, monkeypatch, change, regraded):
 
 
 def test_the_fingerprint_covers_every_source_that_grades(tmp_path, monkeypatch):
-    for name in ("grading/exercises/checks/dp.py", "lab/wire.py", "theory/units.py", "figures/style.py"):
+    for name in ("grading/exercises/dp.py", "lab/wire.py", "theory/units.py", "figures/style.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x = 1")
     monkeypatch.setattr(fingerprint, "_PACKAGE", tmp_path)
     seen = {fingerprint.of_grader.__wrapped__()}
-    for name in ("grading/exercises/checks/dp.py", "lab/wire.py", "theory/units.py"):
+    for name in ("grading/exercises/dp.py", "lab/wire.py", "theory/units.py"):
         (tmp_path / name).write_text("x = 2")
         seen.add(fingerprint.of_grader.__wrapped__())
     assert len(seen) == 4

@@ -205,7 +205,7 @@ def ring_on_paper(full_bytes, n, link_bytes_per_s):
         assert "Read-only" in str(error)
     else:
         raise AssertionError("the library can be written to")
-    checks = os.listdir(course + "/dtlib/grading/exercises/checks")
+    checks = os.listdir(course + "/dtlib/grading/exercises/dp")
     print(os.listdir(course), checks, os.path.exists(course + "/solutions"))
 '''
 assert dtlib.__file__.startswith(sys.argv[1])

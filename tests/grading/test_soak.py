@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from dtlib.grading.exercises.bank import Program
-from dtlib.grading.exercises.checks import all_exercises
+from dtlib.grading.exercises.catalogue import all_exercises
 from dtlib.grading.exercises.exercise import Exercise
 from dtlib.grading.sandbox.runner import Sandbox
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from dtlib.grading.exercises.checks import all_exercises
+from dtlib.grading.exercises.catalogue import all_exercises
 from dtlib.grading.exercises.exercise import Exercise
 from dtlib.grading.exercises.result import NoPoints, Result, under_nbgrader
 from dtlib.grading.sandbox.harness.cells import is_blank

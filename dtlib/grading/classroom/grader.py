@@ -21,7 +21,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from dtlib.grading.exercises import checks
+from dtlib.grading.exercises import catalogue
 from dtlib.grading.exercises.exercise import Exercise
 from dtlib.grading.sandbox import runner as walled
 from dtlib.grading.sandbox.runner import Sandbox
@@ -109,7 +109,7 @@ def grade(
             raise GradeError(str(error)) from error
         _read(found, stack.enter_context(tempfile.TemporaryFile()), progress)
         stems = set().union(*(each.stems for each in found))
-        known = checks.all_exercises().values()
+        known = catalogue.all_exercises().values()
         counted = chosen or [each for each in known if not stems or each.id.partition(".")[0] in stems]
         drawn = secrets.randbelow(_SEEDS) if seed is None else seed
         roster = _Roster(folder, counted, found, drawn, limits or Limits(), progress)
@@ -127,8 +127,8 @@ def grade(
 
 def _chosen(chapters: Collection[str], exercises: Collection[str]) -> list[Exercise]:
     """The exercises that were chosen, in the order of the course; none where nothing was."""
-    known = checks.all_exercises()
-    for what, wanted, all_names in (("chapter", chapters, checks.STEMS), ("exercise", exercises, known)):
+    known = catalogue.all_exercises()
+    for what, wanted, all_names in (("chapter", chapters, catalogue.STEMS), ("exercise", exercises, known)):
         for name in wanted:
             if name not in all_names:
                 raise GradeError(f"there is no {what} {name!r}; the {what}s: {', '.join(all_names)}")

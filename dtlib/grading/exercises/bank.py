@@ -26,8 +26,8 @@ from . import plain
 from .exercise import Check, Exercise, Fits, Mistake
 from .seen import Case, Observed
 
-CHECKS = Path(__file__).parent / "checks"
-SHIPPED = CHECKS / "shipped.json"
+HERE = Path(__file__).parent
+SHIPPED = HERE / "shipped.json"
 _RIGHT = "# Right in another way"
 _FENCE = re.compile(r"^```(?P<kind>python|diff)(?P<base>[^\n]*)\n(?P<text>.*?)^```$", re.M | re.S)
 

@@ -17,11 +17,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from . import bank, checks
+from . import bank, catalogue
 
 BLANK_CODE = 'raise NotImplementedError("your turn")'
 BLANK_TEXT = "*Your answer here.*"
-COURSE = bank.CHECKS.parents[3] / "solutions"
+COURSE = bank.HERE.parents[2] / "solutions"
 _MARKER = re.compile(r"^(?P<indent>[ \t]*)### (?P<edge>BEGIN|END) (?P<kind>SOLUTION|HIDDEN TESTS)[ \t]*$")
 _ALMOST = re.compile(r"#+\s*(BEGIN|END)\s+(SOLUTION|HIDDEN\s+TESTS?)\b", re.IGNORECASE)
 
@@ -77,12 +77,12 @@ def exercise_text(source: Path) -> str:
 
 def banks(solutions: Path) -> str:
     """The text of `bank.SHIPPED` that the solutions and the banks give; each must fit its exercise."""
-    paths = [path for stem in checks.STEMS if (path := solutions / f"{stem}.ipynb").exists()]
+    paths = [path for stem in catalogue.STEMS if (path := solutions / f"{stem}.ipynb").exists()]
     cells = [cell for path in paths for cell in json.loads(path.read_text("utf-8"))["cells"]]
     sources = {cell["id"]: "".join(cell["source"]) for cell in cells}
     try:
-        told = {"shared": bank.read(bank.CHECKS / "shared.md")}
-        for name, (path, exercise) in checks.bare().items():
+        told = {"shared": bank.read(bank.HERE / "shared.md")}
+        for name, (path, exercise) in catalogue.bare().items():
             if (cell := sources.get(name.replace(".", "-"))) is not None:
                 whole = bank.read(path.with_suffix(".md"))
                 told[name] = bank.shortened(exercise, whole, bank.reference(cell))

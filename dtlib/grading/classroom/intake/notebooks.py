@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
-from dtlib.grading.exercises import checks
+from dtlib.grading.exercises import catalogue
 from dtlib.grading.sandbox.runner import Cell
 
 from .folders import Refused
@@ -69,7 +69,7 @@ def parse(data: bytes) -> Content:
 def known() -> dict[str, dict[str, str]]:
     """For each chapter the function of each exercise's cell, by the cell's id."""
     found: dict[str, dict[str, str]] = {}
-    for exercise in checks.all_exercises().values():
+    for exercise in catalogue.all_exercises().values():
         found.setdefault(exercise.id.partition(".")[0], {})[exercise.id.replace(".", "-")] = exercise.function
     return found
 

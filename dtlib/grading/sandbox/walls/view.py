@@ -22,10 +22,10 @@ _SWITCHES = ("sys", "sysrq-trigger", "irq", "bus", "fs")  # parts of /proc throu
 
 
 def hidden_paths(more: Iterable[Path] = ()) -> list[Path]:
-    """What nobody may see even where a folder around it is in sight: checks, solutions, tests, history, and `more`."""
+    """What nobody may see even where a folder around it is in sight: checks, banks, solutions, tests, and `more`."""
     project = _PACKAGE.parent
     names = ("solutions", "tests", "exercises", "chapters", "benchmarks", ".git", "_build")
-    found = [*_PACKAGE.glob("**/checks"), *(project / name for name in names)]
+    found = [*_PACKAGE.glob("grading/exercises/[!_]*/"), *(project / name for name in names)]
     return [path for path in (*found, *(Path(each).resolve() for each in more)) if path.is_dir()]
 
 

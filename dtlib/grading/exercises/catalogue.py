@@ -1,4 +1,4 @@
-"""The exercises of every chapter, as data. Nothing here is needed, or should be seen, where submissions run.
+"""The exercises of every chapter. Their folders are not needed, and not seen, where submissions run.
 
 An exercise is ``<stem>/<exercise>.py``, which has an ``EXERCISE``, and its bank ``<exercise>.md`` beside it; its three
 cells (task, answer, check) stand in ``solutions/<stem>.ipynb``. The banks hold right answers too: of them
@@ -27,9 +27,9 @@ def bare() -> dict[str, tuple[Path, Exercise]]:
     found: dict[str, tuple[Path, Exercise]] = {}
     for stem in STEMS:
         mine = []
-        for path in (bank.CHECKS / stem).glob("*.py"):
+        for path in (bank.HERE / stem).glob("*.py"):
             if not path.name.startswith("_"):
-                module = importlib.import_module(f"{__name__}.{stem}.{path.stem}")
+                module = importlib.import_module(f"{__package__}.{stem}.{path.stem}")
                 mine.append((path.with_suffix(""), module.EXERCISE))
         mine.sort(key=lambda pair: int(pair[1].id.partition(".")[2]))
         found |= {exercise.id: (path, exercise) for path, exercise in mine}
