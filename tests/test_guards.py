@@ -26,7 +26,7 @@ class Blocked:
             raise ImportError("torch is blocked here")
 sys.meta_path.insert(0, Blocked())
 """
-ROOMS = ("theory", "ranks", "lab", "grading")
+ROOMS = ("theory", "ranks", "lab", "grading", "grading.sandbox", "grading.classroom")
 NOT_LOADED = (
     "\nimport sys\nassert not any(name.partition('.')[0] == 'torch' for name in sys.modules), 'torch was loaded'\n"
 )
@@ -95,7 +95,15 @@ def rooms(source):
 
 @pytest.mark.parametrize(
     ("room", "forbidden"),
-    [("theory", {"ranks", "lab"}), ("ranks", {"lab"}), ("lab", {"ranks"}), ("processes", {*ROOMS})],
+    [
+        ("theory", {"ranks", "lab", "grading"}),
+        ("ranks", {"lab", "grading"}),
+        ("lab", {"ranks", "grading"}),
+        ("figures", {"ranks", "lab", "grading"}),
+        ("grading/exercises", {"ranks", "lab", "grading.sandbox", "grading.classroom"}),
+        ("grading/sandbox", {"ranks", "grading.classroom"}),
+        ("processes", {*ROOMS}),
+    ],
 )
 def test_rooms_import_only_what_they_may(room, forbidden):
     files = sorted((ROOT / "dtlib" / room).rglob("*.py"))
@@ -120,6 +128,7 @@ def test_the_guard_of_the_rooms_can_fail():
     assert rooms("from dtlib.ranks import dp") == {"ranks"}
     assert rooms("from .. import lab") == {"lab"}
     assert rooms("from ..ranks.dp import x\nimport dtlib.lab") == {"ranks", "lab"}
+    assert rooms("from dtlib.grading.classroom import check") == {"grading", "grading.classroom"}
     assert rooms("import numpy\nfrom . import units") == set()
 
 
@@ -158,3 +167,32 @@ def test_the_guard_of_privates_can_fail():
     assert privates(file, "import dtlib.theory._lookup") == ["dtlib.theory._lookup"]
     assert privates(file, "from . import _check\nfrom ._rounds import x\nfrom torch.utils import _pytree") == []
     assert privates("dtlib/ranks/model.py", "from .dp import _rounds") == ["dtlib.ranks.dp._rounds"]
+
+
+def where(text):
+    """Of each line of CONTRIBUTING's table *Where is it?* the question, the file, and the name in it ("" for none)."""
+    found = re.findall(r"^\| (.+?) \| `([\w./]+)` *(?:`(\w+)`)? \|$", text, re.M)
+    return [(question, file, name) for question, file, name in found if "/" in file]
+
+
+def missing(file, name):
+    """Guard: what is not where a line of the table says, "" if it is."""
+    if not (ROOT / file).exists():
+        return f"there is no {file}"
+    if not name:
+        return ""
+    tree = ast.parse((ROOT / file).read_text())
+    names = {each.name for each in tree.body if isinstance(each, ast.FunctionDef | ast.ClassDef)}
+    return "" if name in names else f"{file} defines no {name}"
+
+
+def test_what_people_look_for_is_where_contributing_says():
+    table = where((ROOT / "CONTRIBUTING.md").read_text())
+    assert len(table) >= 20
+    assert [told for _, file, name in table if (told := missing(file, name))] == []
+
+
+def test_the_guard_of_the_table_can_fail():
+    assert where("| a check | `dtlib/lab/check.py` `check` |\n") == [("a check", "dtlib/lab/check.py", "check")]
+    assert missing("dtlib/lab/compare.py", "check") == "there is no dtlib/lab/compare.py"
+    assert missing("dtlib/lab/check.py", "no_check") == "dtlib/lab/check.py defines no no_check"
