@@ -78,7 +78,7 @@ def refused_by(sandbox: Sandbox, exercise: Exercise, tries: Sequence[Try], place
     answers = {program: answer(exercise.id, program.source) for program, _ in tries}
     left: dict[Try, list[int]] = {}
     unknown = Counter[Try]()
-    drawn = {seed: exercise.cases(seed) for _, seed in tries}
+    drawn = {seed: exercise.cases(seed) for seed in {seed for _, seed in tries}}
     for program, seed in tries:
         looked_at = [place for place, case in enumerate(drawn[seed]) if checks[program.check].applies(case)]
         left[program, seed] = [each for each in looked_at if each == places.get(program)]
