@@ -19,7 +19,7 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from dtlib.theory.footprint import RankMemory, Setup
+    from dtlib.theory.footprint import RankMemory
     from dtlib.theory.hardware import Accelerator
     from dtlib.theory.models import Architecture
     from dtlib.theory.planner import Fit, Plan, PlanMemory
@@ -115,16 +115,15 @@ def memory(
             raise ValueError(f"margin must be from 0 to below 100, not {margin:g}")
         architecture = chosen_model(str(name or model), given)
         plan = _plan(given)
-        setup = plan.setup(architecture)
         device = _device(gpu if card is None else card, given)
-        stages = memory_by_stage(architecture, setup)
-        if pipeline_stage is not None and not 0 <= pipeline_stage < setup.pp:
-            raise ValueError(f"pipeline_stage must be from 0 to {setup.pp - 1}, not {pipeline_stage}")
+        stages = memory_by_stage(architecture, plan)
+        if pipeline_stage is not None and not 0 <= pipeline_stage < plan.pp:
+            raise ValueError(f"pipeline_stage must be from 0 to {plan.pp - 1}, not {pipeline_stage}")
         planned = plan_memory(architecture, plan)
     except ValueError as error:
         named = "card" if gpu is None else "gpu"
         raise click.UsageError(with_flags(str(error), memory, card=named)) from error
-    job = _Job(architecture, plan, setup, stages, pipeline_stage, device, margin, planned)
+    job = _Job(architecture, plan, stages, pipeline_stage, device, margin, planned)
     if as_json:
         click.echo(json.dumps(_as_dict(job), indent=2, ensure_ascii=False))
     else:
@@ -155,7 +154,6 @@ class _Job:
 
     model: Architecture
     plan: Plan
-    setup: Setup
     stages: list[RankMemory]
     asked: int | None
     device: Accelerator | None
@@ -165,7 +163,7 @@ class _Job:
     @property
     def fullest(self) -> int:
         """The stage that decides what fits."""
-        return max(range(self.setup.pp), key=lambda stage: self.stages[stage].total)
+        return max(range(self.plan.pp), key=lambda stage: self.stages[stage].total)
 
     @property
     def stage(self) -> int:
@@ -202,21 +200,23 @@ class _Job:
         """The largest that fits."""
         from dtlib.theory.footprint import largest_micro_batch
 
-        return largest_micro_batch(self.model, self.setup, self.usable_bytes(device))
+        return largest_micro_batch(self.model, self.plan, self.usable_bytes(device))
 
 
 def _as_dict(job: _Job) -> dict[str, Any]:
+    from dtlib.theory.footprint import Setup
     from dtlib.theory.models import model_parameters
     from dtlib.theory.planner import FITTED
 
-    model, setup, device = job.model, job.setup, job.device
+    model, device = job.model, job.device
+    setup = {name: value for name, value in asdict(job.plan).items() if name in {each.name for each in fields(Setup)}}
     total = job.planned.total
     told: dict[str, Any] = {
         "model": model.name,
         "num_params": model_parameters(model).total,
         "parameters": model_parameters(model).parts,
-        "setup": {**asdict(setup), "dp": job.plan.dp, "cp": job.plan.cp, "seq": job.plan.seq_of(model)},
-        "world_size": setup.world_size,
+        "setup": {**setup, "seq": job.plan.seq_of(model)},
+        "world_size": job.plan.world_size,
         "pipeline_stage": job.stage,
         "bytes": job.shown.parts,
         "states_bytes": job.shown.states,
@@ -248,13 +248,13 @@ def _print(job: _Job) -> None:
     from dtlib.theory.planner import told
     from dtlib.theory.units import GB, format_bytes
 
-    setup, found = job.setup, job.shown
+    plan, found = job.plan, job.shown
     console = Console(highlight=False)
-    psi, degrees = model_parameters(job.model).total, f"dp {job.plan.dp} × tp {setup.tp} × pp {setup.pp}"
-    degrees += f" × cp {job.plan.cp}" if job.plan.cp > 1 else ""
-    ranks = f"{setup.world_size:,} {'rank' if setup.world_size == 1 else 'ranks'} ({degrees}), ZeRO stage {setup.zero}"
+    psi, degrees = model_parameters(job.model).total, f"dp {plan.dp} × tp {plan.tp} × pp {plan.pp}"
+    degrees += f" × cp {plan.cp}" if plan.cp > 1 else ""
+    ranks = f"{plan.world_size:,} {'rank' if plan.world_size == 1 else 'ranks'} ({degrees}), ZeRO stage {plan.zero}"
     console.print(f"{job.model.name}: {psi:,} parameters on {ranks}", soft_wrap=True)
-    whose = f"on a rank of pipeline stage {job.stage}" if setup.pp > 1 else "on each rank"
+    whose = f"on a rank of pipeline stage {job.stage}" if plan.pp > 1 else "on each rank"
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column, justify in ((whose, "left"), ("bytes", "right"), ("share", "right")):
         table.add_column(column, justify=justify)  # type: ignore[arg-type]
@@ -263,7 +263,7 @@ def _print(job: _Job) -> None:
     table.add_section()
     table.add_row("[bold]total[/]", f"[bold]{format_bytes(found.total)}[/]", f"{found.total / GB:.1f} GB")
     console.print(table)
-    if setup.recompute == "selective" and setup.attention == "flash":
+    if plan.recompute == "selective" and plan.attention == "flash":
         console.print("--recompute selective changes nothing here: flash attention keeps no matrix.", soft_wrap=True)
     if job.device is not None:
         console.print(_verdict(job, job.device), soft_wrap=True)
@@ -279,7 +279,7 @@ def _verdict(job: _Job, device: Accelerator) -> str:
     answer = job.verdict(device)
     verdict = {"yes": "It [green]fits[/]", "no": "It [red]does not fit[/]", "unsure": "It may not fit"}[answer]
     needs = "may need" if answer == "unsure" else "needs"
-    whose = f"the fullest stage, {job.fullest}," if job.setup.pp > 1 else "a rank"
+    whose = f"the fullest stage, {job.fullest}," if job.plan.pp > 1 else "a rank"
     kept = f"{job.margin:g} % of its {format_bytes(device.memory_bytes, digits=3)} kept free"
     room = f"{device.name} has {format_bytes(usable, digits=3)}, with {kept}"
     sequences = f"{largest:,} sequence{'s' if largest > 1 else ''}"

@@ -210,7 +210,7 @@ def eight(name="H100", **sizes):
 def test_memory_is_the_footprints_with_what_the_library_adds():
     plan = Plan(dp=4, tp=2, pp=4, zero=1, micro_batch=2, micro_batches=8, sequence_parallel=True)
     found = planner.plan_memory("llama3-8b", plan)
-    counted = footprint.rank_memory(models.model("llama3-8b"), plan.setup(models.model("llama3-8b")), 0)
+    counted = footprint.rank_memory(models.model("llama3-8b"), plan, 0)
     assert found.states == counted.states
     assert found.activations == pytest.approx(FITTED.activation_factor * counted.layer_activations)
     # a group that shares each sequence has half of the tokens on a rank, and shares the states as well

@@ -20,7 +20,7 @@ def test_an_axis_of_one_rank_sends_nothing():
     for axis in ("dp", "tp"):
         assert {name for name, size in sent(Setup(**{axis: 2})).parts.items() if size} == {axis}
     assert {name for name, size in sent(Setup(pp=2)).parts.items() if size} == {"pp"}
-    assert {name for name, size in sent(Setup(), cp=2).parts.items() if size} == {"cp", "dp"}
+    assert {name for name, size in sent(Setup(cp=2)).parts.items() if size} == {"cp", "dp"}
 
 
 @pytest.mark.parametrize(("p", "v"), [(2, 1), (4, 1), (4, 2), (8, 1)])
@@ -66,9 +66,9 @@ def test_micro_batches_cost_what_the_stage_of_zero_says(stage):
 
 
 def test_cp_shares_the_batch_with_dp_and_leaves_each_rank_fewer_tokens():
-    four, both = sent(Setup(dp=4, tp=2)), sent(Setup(dp=2, tp=2), cp=2)
+    four, both = sent(Setup(dp=4, tp=2)), sent(Setup(dp=2, tp=2, cp=2))
     assert (four.dp, four.tp / 2) == (both.dp, both.tp)
-    assert both.cp == sent(Setup(dp=2), cp=2).cp / 2  # tp shares the heads of keys
+    assert both.cp == sent(Setup(dp=2, cp=2)).cp / 2  # tp shares the heads of keys
 
 
 def test_the_crossings_are_where_a_layer_sends_as_much():
@@ -90,9 +90,9 @@ def test_states_are_cut_by_layers_and_matrices_and_spread_by_zero():
     inner = threed.state_bytes(GPT, CUBE, stage=1)
     layer = models.layer_of_rank(GPT, 2).total
     assert inner.weights == 2 * 2 * layer
-    spread = threed.state_bytes(GPT, replace(CUBE, zero=1), cp=3, stage=1)
+    spread = threed.state_bytes(GPT, replace(CUBE, zero=1, cp=4), stage=1)
     assert spread.weights == inner.weights
-    assert spread.optimizer == inner.optimizer / 6
+    assert spread.optimizer == inner.optimizer / 8
     whole = sum(threed.state_bytes(GPT, Setup(pp=4), stage=stage).total for stage in range(4))
     assert whole == 16 * models.model_parameters(GPT).total
 
@@ -105,7 +105,7 @@ def test_activations_are_a_layers_by_axis():
     """Layers by pp, tokens by cp, the split part by tp, all of it with split tokens; dp has its own sequences."""
     one = activations.layer_activations(GPT, 3, attention="flash", dropout=False).total
     assert kept(Setup(micro_batch=3)) == kept(Setup(micro_batch=3, dp=4, zero=3)) == 8 * one
-    assert kept(Setup(micro_batch=3), cp=4) == 8 * one / 4
+    assert kept(Setup(micro_batch=3, cp=4)) == 8 * one / 4
     halves = replace(CUBE, dp=1, pp=1)
     everywhere, split = sp.PLANS["none"][1:]
     dropped = 2  # bytes of masks, all of them outside of the matrices
@@ -126,15 +126,14 @@ def test_a_stage_keeps_the_micro_batches_in_flight(schedule, held):
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: sent(CUBE, cp=3), "cp must divide the 128 tokens of a sequence, and 3 does not"),
-        (lambda: sent(CUBE, cp=0), "cp must be at least 1, not 0"),
+        (lambda: sent(replace(CUBE, cp=3)), r"seq must be a multiple of 2·cp=6 \(zig-zag\), not 128"),
+        (lambda: replace(CUBE, cp=0), "cp must be at least 1, not 0"),
         (lambda: sent(CUBE, stage=4), "stage must be"),
         (lambda: sent(Setup(tp=3)), "tp of small must be"),
         (lambda: sent(CUBE, element_bytes=0), "element_bytes must be finite and positive, not 0"),
         (lambda: threed.tp_over_dp_tokens(64, 2, 1), "tp must be at least 2, not 1"),
-        (lambda: threed.state_bytes(GPT, CUBE, cp=-1), "cp must be at least 1"),
-        (lambda: kept(CUBE, cp=3), "cp must divide the 128 tokens of a sequence, and 3 does not"),
-        (lambda: kept(replace(CUBE, sequence_parallel=True), cp=128), "into parts that tp=2 divides, and 128 does not"),
+        (lambda: kept(replace(CUBE, cp=3)), r"seq must be a multiple of 2·cp=6 \(zig-zag\), not 128"),
+        (lambda: kept(replace(CUBE, sequence_parallel=True, cp=32, tp=8)), "seq must be a multiple of cp·tp=256"),
         (lambda: kept(CUBE, stage=4), "stage must be"),
         (lambda: kept(CUBE, stage=-1), "stage must be"),
         (lambda: kept(CUBE, schedule="2F2B"), "schedule must be one of"),

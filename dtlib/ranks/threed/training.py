@@ -23,13 +23,12 @@ from dtlib.ranks.shared.clipping import clip_grad_norm
 from dtlib.ranks.shared.parts import on_one_stage
 from dtlib.ranks.shared.replicas import broadcast, refuse_unlike_ranks
 from dtlib.ranks.zero import Zero
+from dtlib.theory.footprint import AXES
 from dtlib.theory.memory import checked_recompute
 from dtlib.theory.pp import Action, Schedule
 from dtlib.theory.valid import flag
 
 from .pieces import Place, cut, pieces, places
-
-AXES = ("dp", "pp", "cp", "tp")
 
 
 class Training:

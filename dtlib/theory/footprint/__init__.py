@@ -7,10 +7,11 @@ Arguments out of range raise ``ValueError``, which names the argument, its value
 
 from .budget import fits, largest_micro_batch
 from .rank import RankMemory, memory_by_stage, rank_memory
-from .setup import Setup, checked_pp
+from .setup import AXES, Setup, checked_pp
 from .stages import chunks_in_flight, embeddings_in_flight, piece_layers, stage_layers, stage_parameters
 
 __all__ = [
+    "AXES",
     "RankMemory",
     "Setup",
     "checked_pp",

@@ -71,7 +71,7 @@ def rank_memory(model: Architecture | str, setup: Setup, stage: int | None = Non
         return max(memory_by_stage(model, setup), key=lambda memory: memory.total)
     setup.check(model)
     parameters = stage_parameters(model, setup.tp, setup.pp, stage, setup.chunks)
-    kept = states(parameters.total, setup.dp, setup.zero, setup.recipe)
+    kept = states(parameters.total, setup.size("dp", "cp"), setup.zero, setup.recipe)
     return RankMemory(**kept.parts, **_activations(model, setup, stage), **_whole_modules(model, setup, stage))
 
 
@@ -87,7 +87,7 @@ def _activations(model: Architecture, setup: Setup, stage: int) -> dict[str, flo
         return layer_activations(
             model,
             setup.micro_batch,
-            seq=setup.seq,
+            seq=setup.tokens_of(model),
             tp=setup.tp,
             sequence_parallel=setup.sequence_parallel,
             recompute=recompute,
@@ -99,8 +99,8 @@ def _activations(model: Architecture, setup: Setup, stage: int) -> dict[str, flo
     largest_piece = max(piece_layers(model.num_layers, p, v)[stage])
     kept = layer(setup.recompute)
     outside = setup.tp if setup.sequence_parallel else 1
-    entries = over(setup.micro_batch * setup.seq_of(model) * model.hidden, outside)
-    scores = setup.micro_batch * setup.seq_of(model) * -(-model.vocab // setup.tp)
+    entries = over(setup.micro_batch * setup.tokens_of(model) * model.hidden, outside)
+    scores = setup.micro_batch * setup.tokens_of(model) * -(-model.vocab // setup.tp)
     first, last = stage == 0, stage == p - 1
     return {
         "layer_activations": kept * largest_piece * chunks_in_flight(p, stage, m, v),
@@ -116,7 +116,7 @@ def _whole_modules(model: Architecture, setup: Setup, stage: int) -> dict[str, f
     """Bytes of the largest modules, whole: layers, the embedding with the positions, the head with the norm."""
     per_param = recipe(setup.recipe).per_param
     sizes = _module_sizes(model, setup, stage)
-    shared = setup.dp > 1
+    shared = setup.size("dp", "cp") > 1
     gathered = sum(sizes[: 1 + setup.prefetched]) if shared and setup.zero >= 3 else 0
     unsharded = sizes[0] if shared and setup.zero >= 2 else 0
     return {

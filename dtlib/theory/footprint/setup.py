@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,17 +14,21 @@ from dtlib.theory.zero import checked_stage
 
 from .stages import piece_layers
 
+AXES = ("pp", "dp", "cp", "tp")
+"""The axes of a mesh of ranks, the outermost first: those of a tensor group lie side by side."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """One way to train: dp · tp · pp ranks.
+    """One way to train: dp · cp · tp · pp ranks.
 
-    `dp` ranks of data parallelism share the states as ZeRO's stage `zero` says; `tp` ranks split each matrix, and with
-    `sequence_parallel` what lies between the matrices; `pp` stages split the layers, each with `chunks` pieces of them
-    if interleaved (`piece_layers`). A rank works on `micro_batches` micro-batches of `micro_batch` sequences between
-    two updates (default: as many as there are stages), `seq` tokens each (default: the model's). `recipe` names the
-    bytes of a parameter, `recompute` what is computed again, `attention` how attention is stored (``"flash"`` or
-    ``"matrix"``); `prefetched` modules are gathered ahead at stage 3.
+    `dp` ranks of data parallelism, and the `cp` ranks that share each of their sequences, share the states as
+    ZeRO's stage `zero` says; `tp` ranks split each matrix, and with `sequence_parallel` what lies between the
+    matrices; `pp` stages split the layers, each with `chunks` pieces of them if interleaved (`piece_layers`). A
+    rank works on `micro_batches` micro-batches of `micro_batch` sequences between two updates (default: as many as
+    there are stages), `seq` tokens each (default: the model's). `recipe` names the bytes of a parameter,
+    `recompute` what is computed again, `attention` how attention is stored (``"flash"`` or ``"matrix"``);
+    `prefetched` modules are gathered ahead at stage 3.
 
     ``ValueError`` for counts below 1 and unknown words; what depends on the model is checked when it is known.
     """
@@ -31,6 +36,7 @@ class Setup:
     dp: int = 1
     tp: int = 1
     pp: int = 1
+    cp: int = 1
     zero: int = 0
     recipe: str | Recipe = "16-byte"
     micro_batch: int = 1
@@ -44,7 +50,7 @@ class Setup:
     prefetched: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("dp", "tp", "pp", "micro_batch", "chunks"):
+        for name in (*AXES, "micro_batch", "chunks"):
             object.__setattr__(self, name, whole(name, getattr(self, name), 1))
         for name in ("sequence_parallel", "dropout"):
             flag(name, getattr(self, name))
@@ -65,7 +71,15 @@ class Setup:
     @property
     def world_size(self) -> int:
         """Ranks in all."""
-        return self.dp * self.tp * self.pp
+        return self.size(*AXES)
+
+    def size(self, *axes: str) -> int:
+        """Ranks of a group along these axes."""
+        return math.prod(getattr(self, axis) for axis in axes)
+
+    def stride(self, axis: str) -> int:
+        """How far apart neighbours along an axis lie: there are as many ranks on the axes inside it."""
+        return self.size(*AXES[AXES.index(axis) + 1 :])
 
     @property
     def num_micro_batches(self) -> int:
@@ -76,15 +90,23 @@ class Setup:
         """Tokens of a sequence."""
         return model.seq if self.seq is None else self.seq
 
+    def tokens_of(self, model: Architecture) -> int:
+        """Tokens of a sequence that a rank sees: all, or where `cp` ranks share each, its part."""
+        return self.seq_of(model) // self.cp
+
     def check(self, model: Architecture) -> None:
         """``ValueError`` that says what is possible where `model` cannot be cut like this."""
         checked_tp(model, self.tp)
         checked_pp(model, self.pp)
         piece_layers(model.num_layers, self.pp, self.chunks)
-        if self.sequence_parallel and self.seq_of(model) % self.tp:
-            raise ValueError(f"seq must be a multiple of tp={self.tp} with sequence_parallel, not {self.seq_of(model)}")
-        if model.learned_positions and self.seq_of(model) > model.seq:
-            raise ValueError(f"seq of {model.name} must be at most {model.seq}, its learned positions, not {self.seq}")
+        seq, parts = self.seq_of(model), self.cp * self.tp
+        if self.cp > 1 and seq % (2 * self.cp):
+            raise ValueError(f"seq must be a multiple of 2·cp={2 * self.cp} (zig-zag), not {seq}")
+        if self.sequence_parallel and seq % parts:
+            name = "cp·tp" if self.cp > 1 else "tp"
+            raise ValueError(f"seq must be a multiple of {name}={parts} with sequence_parallel, not {seq}")
+        if model.learned_positions and seq > model.seq:
+            raise ValueError(f"seq of {model.name} must be at most {model.seq}, its learned positions, not {seq}")
 
 
 def checked_pp(model: Architecture | str, pp: Any) -> int:

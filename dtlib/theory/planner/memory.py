@@ -90,9 +90,9 @@ def plan_memory(model: Architecture | str, plan: Plan, constants: Constants = FI
     What `footprint` counts for `plan`, times what libraries add. ``ValueError`` where the model is not cut like this.
     """
     model = checked_model(model)
-    setup = plan.setup(model)
+    plan.check(model)
     stages = sorted({0, min(1, plan.pp - 1), plan.pp - 1})  # the first, one without ends, the last
-    by_stage = [_of_stage(model, plan, rank_memory(model, setup, stage), stage, constants) for stage in stages]
+    by_stage = [_of_stage(model, plan, rank_memory(model, plan, stage), stage, constants) for stage in stages]
     return max(by_stage, key=lambda memory: memory.total)
 
 
@@ -138,9 +138,7 @@ def _of_stage(model: Architecture, plan: Plan, found: RankMemory, stage: int, co
         layers *= held[0] / held[1]
     layers += again
     logits = found.logits + found.logits_gradient
-    boundary = (
-        plan.micro_batch * plan.seq_of(model) / plan.cp * model.hidden / (plan.tp if plan.sequence_parallel else 1)
-    )
+    boundary = plan.micro_batch * plan.tokens_of(model) * model.hidden / (plan.tp if plan.sequence_parallel else 1)
     return PlanMemory(
         states=found.states,
         activations=constants.activation_factor * (found.activations - found.logits - found.layer_activations + layers),
@@ -156,7 +154,7 @@ def _kept_gathered(model: Architecture, plan: Plan, stage: int) -> tuple[float, 
     computed again, or of all layers in flight."""
     if not (plan.keep_gathered and plan.sequence_parallel):
         return 0, 0
-    sizes = (plan.seq_of(model) // plan.cp, plan.micro_batch, model.hidden, model.num_heads, plan.tp)
+    sizes = (plan.tokens_of(model), plan.micro_batch, model.hidden, model.num_heads, plan.tp)
     more = sp.kept_bytes(*sizes, "keep", core=False) - sp.kept_bytes(*sizes, "again", core=False)
     if plan.recompute == "full":
         return more, 0

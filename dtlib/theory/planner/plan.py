@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from dtlib.theory import hardware
-from dtlib.theory.activations import Attention
 from dtlib.theory.cluster import Cluster
 from dtlib.theory.footprint import Setup
 from dtlib.theory.hardware import Accelerator, Link
 from dtlib.theory.memory import Recipe
-from dtlib.theory.models import Architecture
 from dtlib.theory.units import us
 from dtlib.theory.valid import whole
 
@@ -38,12 +36,13 @@ class Machine:
             raise ValueError(f"gpus must be a multiple of node={node}, not {gpus}: {less} or {less + node}{other}")
         object.__setattr__(self, "node", node)
 
-    def axis(self, size: int, stride: int, shares: tuple[float, float, float]) -> Cluster:
-        """The `size` ranks that lie `stride` apart, as a cluster; `shares` are those of both rates, and α' in seconds.
+    def group(self, plan: Setup, axes: tuple[str, ...], shares: tuple[float, float, float]) -> Cluster:
+        """The ranks of a group of `plan` along `axes`, the outer one first, as a cluster.
 
-        They are in as few nodes as their stride allows.
+        They are in as few nodes as their stride allows; `shares` are those of both rates, and α' in seconds.
         """
-        together = max(1, min(size, self.node // stride))
+        size = plan.size(*axes)
+        together = max(1, min(size, self.node // plan.stride(axes[-1])))
         while size % together:
             together -= 1
         inside, across, alpha = shares
@@ -59,76 +58,33 @@ class Machine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """One way to train on dp · cp · tp · pp cards.
+class Plan(Setup):
+    """One way to train, and a pipeline's schedule.
 
-    Ranks of a tensor group lie side by side, then those of a context group, of data parallelism, of the pipeline. `cp`
-    ranks share each sequence; the states of ZeRO's stage `zero` are shared by dp · cp ranks. All else as
-    `footprint.Setup` has it. Three habits of libraries: with `keep_gathered` sequence parallelism keeps the inputs that
-    it gathered, with `tp_overlap` tensor parallelism's messages travel behind the products in pieces, and with
-    `early_stop` a full recompute leaves out a layer's last product, which no gradient needs. ``ValueError`` for what
-    `Setup` refuses, or an unknown schedule.
+    Three habits of libraries: with `keep_gathered` sequence parallelism keeps the inputs that it gathered, with
+    `tp_overlap` tensor parallelism's messages travel behind the products in pieces, and with `early_stop` a full
+    recompute leaves out a layer's last product, which no gradient needs. ``ValueError`` for what `Setup` refuses, or an
+    unknown schedule.
     """
 
-    dp: int = 1
-    tp: int = 1
-    pp: int = 1
-    cp: int = 1
-    zero: int = 0
-    sequence_parallel: bool = False
-    micro_batch: int = 1
     micro_batches: int = 1
-    chunks: int = 1
     schedule: str = "1F1B"
-    recompute: str = "none"
-    seq: int | None = None
-    attention: Attention = "flash"
-    dropout: bool = False
     keep_gathered: bool = False
     tp_overlap: bool = False
     early_stop: bool = False
     recipe: str | Recipe = "18-byte"
 
     def __post_init__(self) -> None:
-        whole("cp", self.cp, 1)
         if self.schedule not in SCHEDULES:
             raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}, not {self.schedule!r}")
         if (self.schedule == "interleaved") != (self.chunks > 1):
             raise ValueError(f"chunks must be above 1 where the schedule is interleaved alone, not {self.chunks}")
-        Setup(dp=self.dp, tp=self.tp, pp=self.pp, zero=self.zero, chunks=self.chunks, micro_batches=self.micro_batches)
-
-    @property
-    def world_size(self) -> int:
-        """Cards in all."""
-        return self.dp * self.tp * self.pp * self.cp
+        super().__post_init__()
 
     @property
     def sequences(self) -> int:
         """Sequences of a step, over all ranks."""
         return self.dp * self.micro_batch * self.micro_batches
-
-    def seq_of(self, model: Architecture) -> int:
-        """Tokens of a sequence."""
-        return model.seq if self.seq is None else self.seq
-
-    def setup(self, model: Architecture) -> Setup:
-        """The same for `footprint`: a rank of a context group sees s/cp tokens, and the group shares the states."""
-        seq = self.seq_of(model)
-        if seq % (self.cp * (2 if self.cp > 1 else 1)):
-            raise ValueError(f"seq must be a multiple of 2·cp={2 * self.cp} (zig-zag), not {seq}")
-        if self.cp > 1 and self.sequence_parallel and seq % (self.cp * self.tp):
-            parts = self.cp * self.tp
-            raise ValueError(f"seq must be a multiple of cp·tp={parts} with sequence_parallel, not {seq}")
-        made = Setup(
-            dp=self.dp * self.cp, tp=self.tp, pp=self.pp, zero=self.zero, recipe=self.recipe,
-            micro_batch=self.micro_batch, micro_batches=self.micro_batches, seq=seq // self.cp, chunks=self.chunks,
-            sequence_parallel=self.sequence_parallel, recompute=self.recompute, attention=self.attention,
-            dropout=self.dropout,
-        )  # fmt: skip
-        made.check(model)
-        if model.learned_positions and seq > model.seq:
-            raise ValueError(f"seq of {model.name} must be at most {model.seq}, its learned positions, not {seq}")
-        return made
 
     def changed(self, **changes: object) -> Plan:
         """The plan with some of its fields changed."""

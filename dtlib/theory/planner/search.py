@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dtlib.theory.footprint import stage_parameters
+from dtlib.theory.footprint import AXES, stage_parameters
 from dtlib.theory.models import Architecture, checked_model, tp_degrees
 from dtlib.theory.units import format_bytes
 from dtlib.theory.valid import whole
@@ -109,7 +109,7 @@ def every_plan(
 ) -> list[Timed]:
     """All plans that `search` looks at, timed, mesh by mesh, whether they fit or not; ``ValueError`` for none."""
     model, fixed = checked_model(model), {name: whole(name, size, 1) for name, size in (degrees or {}).items()}
-    if set(fixed) - {"dp", "tp", "pp", "cp"}:
+    if set(fixed) - {*AXES}:
         raise ValueError(f"degrees must be some of dp, tp, pp and cp, not {', '.join(fixed)}")
     meshes = list(_meshes(model, machine, seq, sequences, recipe))
     if not meshes:
@@ -163,18 +163,18 @@ def _choices(
     The bound: the first stage's states, the layers that are surely in flight, the one computed again; or the last
     stage's states and the logits.
     """
-    per_rank, pp, seq = sequences // mesh.dp, mesh.pp, mesh.seq_of(model) // mesh.cp
+    per_rank, pp, seq = sequences // mesh.dp, mesh.pp, mesh.tokens_of(model)
     batches = [b for b in _divisors(per_rank) if b == 1 or b * seq <= MOST_TOKENS]
     pieces = [(b, v, name) for b in batches for v, name in _schedules(model.num_layers, pp, per_rank // b)]
     tokens = [(False, False)] + [(True, False), (True, True)] * (mesh.tp > 1 and seq % mesh.tp == 0)
-    stages = (0, 1, 2, 3) if mesh.dp * mesh.cp > 1 else (0,)
+    stages = (0, 1, 2, 3) if mesh.size("dp", "cp") > 1 else (0,)
     rows = [(*piece, *how, *rest) for piece, how, *rest in product(pieces, tokens, stages, ("none", "full"))]
     b, v, name, split, keeps, zero, recompute = (np.array(column) for column in zip(*rows, strict=True))
     choices = dict(zip(CHOICES, (zero, split, keeps, b, per_rank // b, v, name, recompute), strict=True))
     layers, last, _ = stage_sizes(model, mesh.tp, pp)
     sizes = [stage_parameters(model, mesh.tp, pp, stage).total for stage in (0, pp - 1)]
     first, end = (
-        np.array([states(size, mesh.dp * mesh.cp, each, mesh.recipe).total for each in range(4)]) for size in sizes
+        np.array([states(size, mesh.size("dp", "cp"), each, mesh.recipe).total for each in range(4)]) for size in sizes
     )
     kept = {(each, word): kept_bytes(model, seq, mesh.tp, each, "flash", False, word)
             for each in {split for split, _ in tokens} for word in ("none", "full")}  # fmt: skip

@@ -72,7 +72,7 @@ def step_time(model: Architecture | str, plan: Plan, machine: Machine, constants
     together.
     """
     model = checked_model(model)
-    plan.setup(model)
+    plan.check(model)
     if plan.world_size != machine.gpus:
         raise ValueError(f"dp·tp·pp·cp must be gpus={machine.gpus}, not {plan.world_size}")
     found = step_terms(model, plan, {each: np.array([getattr(plan, each)]) for each in CHOICES}, machine, constants)
@@ -163,7 +163,7 @@ def _layer(
     """Seconds of one layer's forward pass on a rank."""
     rate, memory = _rates(machine, k)
     operands = memory / k.operand_passes
-    s, t, h = mesh.seq_of(model) // mesh.cp, mesh.tp, model.hidden
+    s, t, h = mesh.tokens_of(model), mesh.tp, model.hidden
     tokens = b * s
     q, kv, f = model.query_width / t, max(model.kv_width / t, model.head_dim), model.ffn_hidden / t
     shapes = [(h, q + 2 * kv), (q, h), (h, f * (2 if model.gated else 1)), (f, h)]
@@ -183,7 +183,7 @@ def _layer(
 def _head(model: Architecture, mesh: Plan, b: Column, machine: Machine, k: Constants) -> Column:
     """Seconds of the head and the loss, forward: the logits are written and read in fp32 as well."""
     rate, memory = _rates(machine, k)
-    tokens, columns = b * (mesh.seq_of(model) // mesh.cp), model.vocab / mesh.tp
+    tokens, columns = b * mesh.tokens_of(model), model.vocab / mesh.tp
     product = product_seconds(tokens, model.hidden, columns, rate, memory / k.operand_passes)
     return np.asarray(product + 8 * tokens * columns * k.kept_passes / memory)
 
@@ -192,21 +192,21 @@ def _shares(k: Constants) -> tuple[float, float, float]:
     return k.inside_share, k.across_share, k.across_alpha_seconds
 
 
-def _half(machine: Machine, size: int, stride: int, full_bytes: Any, k: Constants, messages: int = 1) -> Any:
-    """Seconds of half an all-reduce of `full_bytes` in so many equal messages, over an axis of ranks."""
-    if size == 1:
+def _half(machine: Machine, mesh: Plan, axes: tuple[str, ...], full_bytes: Any, k: Constants, messages: int = 1) -> Any:
+    """Seconds of half an all-reduce of `full_bytes` in so many equal messages, over a group of ranks."""
+    if mesh.size(*axes) == 1:
         return 0 * full_bytes
-    return messages * cluster.two_level(machine.axis(size, stride, _shares(k)), full_bytes / messages, 1)
+    return messages * cluster.two_level(machine.group(mesh, axes, _shares(k)), full_bytes / messages, 1)
 
 
 def _tensor_seconds(model: Architecture, mesh: Plan, c: Any, full: Column, machine: Machine, k: Constants) -> Column:
     """Seconds of a layer's messages between tensor ranks for a micro-batch, forward and backward."""
     if mesh.tp == 1:
         return 0.0 * c.micro_batch
-    elements = c.micro_batch * tp.layer_elements(1, mesh.seq_of(model) // mesh.cp, model.hidden) / 4
+    elements = c.micro_batch * tp.layer_elements(1, mesh.tokens_of(model), model.hidden) / 4
     split = np.where(c.keep_gathered, sp.phases("keep"), sp.phases("again"))
     phases = np.where(c.sequence_parallel, split, sp.phases("none")) + np.where(full, 4, 0)
-    return np.asarray(phases * _half(machine, mesh.tp, 1, 2 * elements, k))
+    return np.asarray(phases * _half(machine, mesh, ("tp",), 2 * elements, k))
 
 
 def _context_seconds(
@@ -216,7 +216,7 @@ def _context_seconds(
     if mesh.cp == 1:
         return 0.0 * b
     sent = 2 * cp.ring_elements(1, mesh.seq_of(model), max(model.num_kv_heads // mesh.tp, 1), model.head_dim, mesh.cp)
-    axis = machine.axis(mesh.cp, mesh.tp, _shares(k))
+    axis = machine.group(mesh, ("cp",), _shares(k))
     rate = axis.inside_bytes_per_s if axis.num_nodes == 1 else axis.across_bytes_per_s
     travel = b * sent / rate + 3 * (mesh.cp - 1) * axis.slowest_alpha_seconds
     return _seen(travel, 3.5 * attention, 0, k)
@@ -224,8 +224,8 @@ def _context_seconds(
 
 def _pipeline_seconds(model: Architecture, mesh: Plan, c: Any, machine: Machine, k: Constants) -> Column:
     """Seconds of a micro-batch's messages between stages on one rank: each tensor rank sends its part."""
-    entries = c.micro_batch * mesh.seq_of(model) / mesh.cp * model.hidden / mesh.tp
-    near = mesh.tp * mesh.cp * mesh.dp * mesh.pp <= machine.node
+    entries = c.micro_batch * mesh.tokens_of(model) * model.hidden / mesh.tp
+    near = mesh.world_size <= machine.node
     link = machine.accelerator.link if near else machine.network
     rate = link.link_bytes_per_s * (k.inside_share if near else k.across_share)
     return np.asarray(2 * c.chunks * (2 * entries / rate + k.across_alpha_seconds))
@@ -241,17 +241,17 @@ def _data_seconds(
     the weights of stages 1 and 2 behind the forward pass of the first; a layer's worth is seen. Stage 3: each layer
     behind its neighbours, in every micro-batch.
     """
-    n, per_param = mesh.dp * mesh.cp, recipe(mesh.recipe).per_param
-    if n == 1:
+    group, per_param = ("dp", "cp"), recipe(mesh.recipe).per_param
+    if mesh.size(*group) == 1:
         return 0.0 * micro
     units = -(-model.num_layers // mesh.pp)
-    gather = {u: _half(machine, n, mesh.tp, parameters * per_param.weights, k, u) for u in (1, units)}
-    scatter = {u: _half(machine, n, mesh.tp, parameters * per_param.gradients, k, u) for u in (1, units)}
+    gather = {u: _half(machine, mesh, group, parameters * per_param.weights, k, u) for u in (1, units)}
+    scatter = {u: _half(machine, mesh, group, parameters * per_param.gradients, k, u) for u in (1, units)}
     reduce = np.where(zero == 0, 2 * scatter[1], scatter[1])
     seen = np.where(zero == 2, m, 1) * _seen(reduce, 2 / 3 * micro, scatter[1] / units, k)
     seen = seen + np.where(zero > 0, _seen(gather[1], micro / 3, gather[1] / units, k), 0)
     streamed = _seen(2 * gather[units] + scatter[units], micro, 0, k)
-    first = _half(machine, n, mesh.tp, layer_of_rank(model, mesh.tp).total * per_param.weights, k)
+    first = _half(machine, mesh, group, layer_of_rank(model, mesh.tp).total * per_param.weights, k)
     return np.where(zero == 3, m * streamed + 2 * first, seen)
 
 

@@ -20,7 +20,6 @@ def activation_bytes(
     model: Architecture | str,
     setup: Setup,
     *,
-    cp: int = 1,
     stage: int = 0,
     schedule: str = "1F1B",
     gather_again: bool = True,
@@ -29,26 +28,23 @@ def activation_bytes(
     """Activations that a rank keeps of its layers at its fullest, bytes.
 
     Of pipeline stage `stage`, r: its layers, l/p in equal pieces, times the micro-batches in flight, the k of
-    `pp.most_in_flight` (of `schedule`, or of the interleaved one where there are `setup.chunks`), times M, what a rank
-    of tp keeps of a layer for b sequences (`setup.micro_batch`) of s/c tokens, as the `cp` ranks of a ring share them:
-    `activations.layer_activations` in the entries of `widths`. dp does not occur: it shares sequences, not a sequence.
-    Sequence parallelism divides all of M by t, but for the gathered inputs of matrices where they stay (`gather_again`
-    False; `sp.kept_bytes`). Left out are embedding, head and loss, and what a backward pass needs while it runs or, if
-    it is split, until the weights have had their turn. ``ValueError`` where the model cannot be cut like that.
+    `pp.most_in_flight` (of `schedule`, or of the interleaved one where there are `setup.chunks`), times M, what a
+    rank of tp keeps of a layer for b sequences (`setup.micro_batch`) of s/c tokens, as the `setup.cp` ranks of a
+    ring share them: `activations.layer_activations` in the entries of `widths`. dp does not occur: it shares
+    sequences, not a sequence. Sequence parallelism divides all of M by t, but for the gathered inputs of matrices
+    where they stay (`gather_again` False; `sp.kept_bytes`). Left out are embedding, head and loss, and what a
+    backward pass needs while it runs or, if it is split, until the weights have had their turn. ``ValueError``
+    where the model cannot be cut like that.
     """
     model = checked_model(model)
     setup.check(model)
-    s, c, b, t = setup.seq_of(model), whole("cp", cp, 1), setup.micro_batch, setup.tp
-    ways = c * t if setup.sequence_parallel else c
-    if s % ways:
-        parts = f"into parts that tp={t} divides, and" if ways > c else "of a sequence, and"
-        raise ValueError(f"cp must divide the {s} tokens {parts} {c} does not")
+    tokens, b, t = setup.tokens_of(model), setup.micro_batch, setup.tp
     a_layer = layer_activations(
-        model, b, seq=s // c, tp=t, sequence_parallel=setup.sequence_parallel, recompute=setup.recompute,
+        model, b, seq=tokens, tp=t, sequence_parallel=setup.sequence_parallel, recompute=setup.recompute,
         attention=setup.attention, dropout=setup.dropout, widths=widths,
     ).total  # fmt: skip
     if setup.sequence_parallel and not gather_again and setup.recompute != "full":
-        sizes = s // c, b, model.hidden, model.num_heads, t
+        sizes = tokens, b, model.hidden, model.num_heads, t
         a_layer += (sp.kept_bytes(*sizes, "keep") - sp.kept_bytes(*sizes, "again")) * widths.element / 2
     if whole("stage", stage, 0) >= setup.pp:
         raise ValueError(f"stage must be from 0 to {setup.pp - 1}, not {stage}")

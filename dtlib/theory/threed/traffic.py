@@ -10,7 +10,7 @@ from dtlib.theory.cp import ring_elements
 from dtlib.theory.footprint import Setup, piece_layers, stage_parameters
 from dtlib.theory.formula import formula
 from dtlib.theory.models import Architecture, checked_model, kv_width_of_rank
-from dtlib.theory.valid import amount, flag, whole
+from dtlib.theory.valid import amount, flag
 
 
 @dataclass(frozen=True)
@@ -37,19 +37,19 @@ def sent_bytes(
     model: Architecture | str,
     setup: Setup,
     *,
-    cp: int = 1,
     stage: int = 0,
     element_bytes: float = 2,
     gather_again: bool = False,
 ) -> AxisBytes:
     """Bytes that a rank sends in a step, by axis.
 
-    Of a rank of pipeline stage `stage`, where `cp` ranks share each sequence and `setup.dp` groups of them the batch.
-    The equation is that of an inner stage under ZeRO 0; the first and the last stage also add up embedding, loss and
-    the head's gradient over tp, and exchange the gradient of a tied embedding; with `setup.sequence_parallel` a message
-    between stages is cut into t, and norms, positions and biases behind a sum have their gradients summed over tp once
-    a micro-batch; with `gather_again` the gathered inputs are not kept, and gathered once more (`activation_bytes`
-    takes the same word). Under ZeRO 2 and 3 each micro-batch reduces, under 3 it gathers twice.
+    Of a rank of pipeline stage `stage`, where `setup.cp` ranks share each sequence and `setup.dp` groups of them
+    the batch. The equation is that of an inner stage under ZeRO 0; the first and the last stage also add up
+    embedding, loss and the head's gradient over tp, and exchange the gradient of a tied embedding; with
+    `setup.sequence_parallel` a message between stages is cut into t, and norms, positions and biases behind a sum
+    have their gradients summed over tp once a micro-batch; with `gather_again` the gathered inputs are not kept,
+    and gathered once more (`activation_bytes` takes the same word). Under ZeRO 2 and 3 each micro-batch reduces,
+    under 3 it gathers twice.
 
     What `setup.recompute` repeats, layer by layer, sends again what its forward pass sent: a full one 2 of tp's
     all-reduces a layer, and it and a selective one cp's ring of keys and values. ZeRO 3 gathers no third time: a layer
@@ -58,10 +58,8 @@ def sent_bytes(
     """
     model = checked_model(model)
     setup.check(model)
-    w, c = amount("element_bytes", element_bytes, positive=True), whole("cp", cp, 1)
+    w, c = amount("element_bytes", element_bytes, positive=True), setup.cp
     b, s, h, t, p, m = setup.micro_batch, setup.seq_of(model), model.hidden, setup.tp, setup.pp, setup.num_micro_batches
-    if s % c:
-        raise ValueError(f"cp must divide the {s} tokens of a sequence, and {c} does not")
     first, last, v = stage == 0, stage == p - 1, setup.chunks
     mine = stage_parameters(model, t, p, stage, v)
     l = sum(piece_layers(model.num_layers, p, v)[stage])
@@ -77,8 +75,7 @@ def sent_bytes(
     cuts = (v - last) + (v - first) if p > 1 else 0
     boundary = m * cuts * b * s // c * h / (t if setup.sequence_parallel else 1)
     tied = mine.head if last else mine.embedding if first else 0
-    n = setup.dp * c
-    once = zero.traffic(mine.total * w, n, setup.zero)
+    once = zero.traffic(mine.total * w, setup.size("dp", "cp"), setup.zero)
     repeated = (m - 1) * (once.reduce_scatter * (setup.zero > 1) + once.gather_forward + once.gather_backward)
     return AxisBytes(
         tp=2 * (t - 1) / t * m * reduced * w,

@@ -60,8 +60,8 @@ def sent(case):
 def expected(case, place):
     """Theory's bytes of a step of float64."""
     axes, options = dict(case.axes), dict(case.options)
-    sizes = {name: size for name, size in axes.items() if name != "cp"} | options
-    where = {"cp": axes.get("cp", 1), "stage": place["pp"], "gather_again": sizes.pop("gather_again", False)}
+    sizes = axes | options
+    where = {"stage": place["pp"], "gather_again": sizes.pop("gather_again", False)}
     setup = Setup(**sizes, micro_batch=ROWS // case.m // axes.get("dp", 1), micro_batches=case.m)
     return threed.sent_bytes(replace(PAPER, tied=case.config.tied), setup, **where, element_bytes=8)
 

@@ -44,10 +44,10 @@ def expected(case, place):
     bytes) and whether this rank has it (1), and the numbers of the positions."""
     axes, options = dict(case.axes), dict(case.options)
     schedule, b, cp = case.made(), ROWS // case.m, axes.get("cp", 1)
-    sizes = {name: size for name, size in axes.items() if name != "cp"} | {"chunks": schedule.chunks}
+    sizes = axes | {"chunks": schedule.chunks}
     if "dp" in sizes:
         b //= sizes["dp"]
-    where = {"cp": cp, "stage": place["pp"], "gather_again": options.pop("gather_again", False)}
+    where = {"stage": place["pp"], "gather_again": options.pop("gather_again", False)}
     where |= {"schedule": case.schedule} if schedule.chunks == 1 else {}
     written_out = case.config.written_out
     setup = Setup(
