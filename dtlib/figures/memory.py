@@ -1,4 +1,4 @@
-"""The memory of a rank through a step: what it holds at each moment, in theory or as measured."""
+"""The memory of a rank through a step: what it holds at each moment."""
 
 from __future__ import annotations
 
@@ -31,30 +31,24 @@ class _At:
 def memory_timeline(
     rows: Mapping[str, Sequence[Any]],
     *,
-    measured: Mapping[str, Sequence[Any]] | None = None,
     peaks: Mapping[str, float] | None = None,
     unit: str | None = None,
     legend: bool = True,
 ) -> Any:
     """Draw the memory of a step, moment by moment, a panel for each of `rows`; returns the matplotlib figure.
 
-    `rows` maps a label to moments, the same ones in all rows: spans of ``lab.memory_spans``, each at its `fullest`, or
-    the moments of ``theory.zero.step_timeline``. The parts are stacked in the looks of `breakdown_bars`, their total is
-    a line; under the panels stand the phases, and the numbers of the modules at work. `measured` maps labels to what
-    was measured at those moments, a marker each: spans, or bytes (not a number: no marker). `peaks` are bytes by label
-    that theory has for the fullest moment, a dashed line. `unit` as in `breakdown_bars`.
+    `rows` maps a label to spans of ``lab.memory_spans``, at the same events in all rows; each is drawn at its
+    `fullest`. The parts are stacked in the looks of `breakdown_bars`, their total is a line; under the panels stand the
+    phases, and the numbers of the modules at work. `peaks` are bytes by label that theory has for the fullest moment, a
+    dashed line. `unit` as in `breakdown_bars`.
 
-    Raises ``ValueError`` for no moments, rows with different moments, or `measured` or `peaks` of another number or
-    label.
+    Raises ``ValueError`` for no spans, rows with different events, or `peaks` of another label.
     """
     played = {str(label): _moments(str(label), own) for label, own in rows.items()}
-    seen = {str(label): [_bytes(each) for each in own] for label, own in (measured or {}).items()}
     peaks = {str(label): float(peak) for label, peak in (peaks or {}).items()}
-    _check(played, seen, peaks)
+    _check(played, peaks)
     totals = {label: [moment.total for moment in own] for label, own in played.items()}
-    highest = max(
-        value for own in (*totals.values(), *seen.values(), peaks.values()) for value in own if math.isfinite(value)
-    )
+    highest = max(value for own in (*totals.values(), peaks.values()) for value in own)
     name, scale = _unit(unit, highest)
     looks = _looks(part for own in played.values() for moment in own for part in moment.parts)
     with style.context():
@@ -62,8 +56,6 @@ def memory_timeline(
         for (label, own), axes in zip(played.items(), panels, strict=True):
             _stack(axes, [moment.parts for moment in own], looks, scale)
             _total(axes, totals[label], scale)
-            if label in seen:
-                _markers(axes, seen[label], scale)
             if label in peaks:
                 axes.axhline(peaks[label] / scale, color=style.INK, linestyle="--", linewidth=1.2)
             axes.set_ylim(0, highest / scale * 1.08)
@@ -71,22 +63,17 @@ def memory_timeline(
             axes.grid(False, axis="x")
         _phases(panels[-1], next(iter(played.values())))
         if legend:
-            _legend(figure, looks, bool(seen), bool(peaks))
-    figure.set_label(_caption(played, totals, seen, peaks, name, scale))
+            _legend(figure, looks, bool(peaks))
+    figure.set_label(_caption(played, totals, peaks, name, scale))
     return figure
 
 
-def _moments(label: str, given: Sequence[Any]) -> list[_At]:
-    units = [each.name for each in given if hasattr(each, "fullest") and each.event == "forward" and each.name]
+def _moments(label: str, spans: Sequence[Any]) -> list[_At]:
+    units = [each.name for each in spans if each.event == "forward" and each.name]
     found: list[_At] = []
-    for i, each in enumerate(given):
-        where = f"{label}, moment {i}"
-        if hasattr(each, "fullest"):
-            phase, module = _where(each, units, found[-1].module if found else "")
-            found.append(_At(phase, module, _parts(where, each.fullest)))
-        else:
-            module = str(each.module) if each.module >= 0 else ""
-            found.append(_At(each.phase, module, _parts(where, each.held)))
+    for i, each in enumerate(spans):
+        phase, module = _where(each, units, found[-1].module if found else "")
+        found.append(_At(phase, module, _parts(f"{label}, moment {i}", each.fullest)))
     return found
 
 
@@ -102,23 +89,16 @@ def _where(span: Any, units: Sequence[str], before: str) -> tuple[str, str]:
     return phase, span.name if span.event in ("forward", "backward") else ""
 
 
-def _bytes(measured: Any) -> float:
-    return float(measured.fullest.total if hasattr(measured, "fullest") else measured)
-
-
-def _check(played: Mapping[str, list[_At]], seen: Mapping[str, list[float]], peaks: Mapping[str, float]) -> None:
+def _check(played: Mapping[str, list[_At]], peaks: Mapping[str, float]) -> None:
     if not played or not all(played.values()):
         raise ValueError("rows must hold one moment at least in each row")
     first = [(moment.phase, moment.module) for moment in next(iter(played.values()))]
     for label, own in played.items():
         if [(moment.phase, moment.module) for moment in own] != first:
             raise ValueError(f"rows must have the same moments, and rows[{label!r}] has others than the first")
-    for name, label in [("measured", each) for each in seen] + [("peaks", each) for each in peaks]:
+    for label in peaks:
         if label not in played:
-            raise ValueError(f"{name} must name rows ({', '.join(played)}), not {label!r}")
-    for label, values in seen.items():
-        if len(values) != len(first):
-            raise ValueError(f"measured[{label!r}] must hold one number for each of {len(first)} moments")
+            raise ValueError(f"peaks must name rows ({', '.join(played)}), not {label!r}")
 
 
 def _panels(num_rows: int, num_parts: int) -> tuple[Any, Sequence[Any]]:
@@ -154,14 +134,6 @@ def _long_steps(steps: Sequence[Any]) -> tuple[list[float], list[Any]]:
     return [start - 0.5 for start, _, _ in runs] + [len(steps) - 0.5], [steps[start] for start, _, _ in runs]
 
 
-def _markers(axes: Any, values: Sequence[float], scale: float) -> None:
-    size, edge = (6, 1.6) if len(values) < 20 else (3.5, 0.9)
-    axes.plot(
-        range(len(values)), [value / scale for value in values], linestyle="none", marker="D", markersize=size,
-        markerfacecolor="none", markeredgewidth=edge, color=style.INK,
-    )  # fmt: skip
-
-
 def _phases(axes: Any, moments: Sequence[_At]) -> None:
     """Numbers of the modules as ticks, and under them a band for each phase."""
     ticks, names = [], []
@@ -187,15 +159,12 @@ def _runs(keys: Sequence[Any]) -> list[tuple[int, int, Any]]:
     return [(start, stop, keys[start]) for start, stop in zip(starts, [*starts[1:], len(keys)], strict=True)]
 
 
-def _legend(figure: Any, looks: Mapping[str, Any], measured: bool, peaks: bool) -> None:
+def _legend(figure: Any, looks: Mapping[str, Any], peaks: bool) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     handles: list[Any] = [Patch(label=name, **_bar(look)) for name, look in looks.items()]
     handles.append(Line2D([], [], label="total", color=style.INK, linewidth=1.8))
-    if measured:
-        handles.append(Line2D([], [], label="measured", linestyle="none", marker="D", markerfacecolor="none",
-                              color=style.INK))  # fmt: skip
     if peaks:
         handles.append(Line2D([], [], label="peak in theory", color=style.INK, linestyle="--", linewidth=1.2))
     figure.legend(handles=handles, loc="outside lower center", ncols=3, handlelength=2.2, handleheight=1.1)
@@ -204,7 +173,6 @@ def _legend(figure: Any, looks: Mapping[str, Any], measured: bool, peaks: bool) 
 def _caption(
     played: Mapping[str, list[_At]],
     totals: Mapping[str, list[float]],
-    seen: Mapping[str, list[float]],
     peaks: Mapping[str, float],
     unit: str,
     scale: float,
@@ -215,8 +183,6 @@ def _caption(
         moment = played[label][at]
         module = f" of {moment.module}" if moment.module else ""
         text = f"{label}: at most {own[at] / scale:.4g} {unit} ({moment.phase}{module})"
-        if label in seen:
-            text += f", measured {max(value for value in seen[label] if math.isfinite(value)) / scale:.4g}"
         if label in peaks:
             text += f", in theory {peaks[label] / scale:.4g}"
         said.append(text)

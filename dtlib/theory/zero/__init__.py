@@ -34,14 +34,11 @@ from .step import (
     sent_bytes,
     traffic,
 )
-from .timeline import Held, Moment, peak, step_timeline
 
 __all__ = [
     "STAGES",
     "CrossNodeVolume",
-    "Held",
     "Layout",
-    "Moment",
     "NodeTraffic",
     "ZeroTraffic",
     "bytes_per_param",
@@ -51,7 +48,6 @@ __all__ = [
     "gathered_bytes",
     "hybrid_traffic",
     "limit_bytes_per_param",
-    "peak",
     "peak_bytes",
     "quantised_error",
     "quantised_gather_bytes",
@@ -60,7 +56,6 @@ __all__ = [
     "split_parts",
     "states",
     "states_of_rank",
-    "step_timeline",
     "traffic",
     "zero_plus_plus_volume",
 ]

@@ -9,6 +9,7 @@ from itertools import pairwise, takewhile
 from typing import Any
 
 from dtlib.theory import zero
+from dtlib.theory.breakdown import Breakdown
 from dtlib.theory.collectives.chunks import chunk_bounds
 from dtlib.theory.valid import rank_of, ranks, whole
 
@@ -18,10 +19,17 @@ _WORK = ("activations", "buffers", "temporary")
 
 
 @dataclass(frozen=True)
-class Held(zero.Held):
-    """What a rank holds, and besides: room for what arrives in an `exchange`, a module's `buffers`, and what is
-    `temporary` otherwise."""
+class Held(Breakdown):
+    """Bytes that a rank holds at one moment: its share of `weights`, `gradients` and `optimizer` states, the
+    `activations` kept for backward, the modules that are whole only now (`gathered_weights`, `unsharded_gradients`),
+    room for what arrives in an `exchange`, a module's `buffers`, and what is `temporary` otherwise."""
 
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    gathered_weights: float
+    unsharded_gradients: float
     exchange: float = 0
     buffers: float = 0
     temporary: float = 0
