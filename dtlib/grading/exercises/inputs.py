@@ -6,7 +6,7 @@ a case's ``seed`` comes what nobody is told beforehand, and what is the same on 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -25,6 +25,15 @@ Pieces = list[tuple[str, Any]]
 def call(words: str, arguments: Sequence[Any], **properties: bool) -> dict[str, Any]:
     """A case on paper: a call in words, its arguments, and the properties that it has."""
     return {"arguments": list(arguments), "words": words, "is": properties}
+
+
+def in_any_order(kinds: Sequence[tuple[Any, ...]], case: Callable[..., dict[str, Any]]) -> Callable[[Rng], Cases]:
+    """How to draw a case of each kind: ``case(rng, number, *kind)``, numbered from 1 in the order that is drawn."""
+
+    def draw(rng: Rng) -> Cases:
+        return [case(rng, number, *kinds[place]) for number, place in enumerate(rng.permutation(len(kinds)), 1)]
+
+    return draw
 
 
 def in_words(run: Mapping[str, Any]) -> str:

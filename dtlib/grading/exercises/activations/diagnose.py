@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from dtlib.grading.exercises.inputs import Case, Cases, Rng, call, in_words
+from dtlib.grading.exercises.inputs import Case, Rng, call, in_any_order, in_words
 from dtlib.grading.exercises.kinds import on_paper, values
 from dtlib.theory import activations, models
 
@@ -27,11 +27,7 @@ KINDS = (
     (GELU, 2, 1, True, 80, 2, (512, 1024)), (GELU, 4, 4, False, 64, 1, (256, 2048)),
     (NORMS, 2, 1, False, 128, 1, (512, 1024, 4096)), (NORMS, 2, 1, True, 64, 3, (2048, 8192)),
 )  # fmt: skip
-
-
-def draw(rng: Rng) -> Cases:
-    """Each fault with and without flash attention where it has both, and layers without a fault, in any order."""
-    return [case(rng, number, *KINDS[kind]) for number, kind in enumerate(rng.permutation(len(KINDS)), 1)]
+"""Each fault with and without flash attention where it has both, and layers without a fault, in any order."""
 
 
 def case(
@@ -77,7 +73,7 @@ def of(*kinds: str) -> Any:
 
 
 EXERCISE = on_paper(
-    "activations.1", "diagnose_layer", "What does this layer keep too much?", draw,
+    "activations.1", "diagnose_layer", "What does this layer keep too much?", in_any_order(KINDS, case),
     of(FLASH, SCORES)(2, "matrices", "s×s entries a head that are too many"),
     of(MASKS, INPUT, GELU, NORMS)(3, "tensors", "tensors that are too wide, or too many"),
     of(NOTHING)(2, "nothing", "nothing is found where nothing is wrong"),

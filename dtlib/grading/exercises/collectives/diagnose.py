@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading.exercises.inputs import Case, Cases, Rng, call
+from dtlib.grading.exercises.inputs import Case, Cases, Rng, call, in_any_order
 from dtlib.grading.exercises.kinds import on_paper, values
 
 MISSING, TWICE, GROUPS, MEAN, OWN, LAST, HALF, GATHERED, ROOT, NOTHING = (
@@ -23,7 +23,7 @@ def draw(rng: Rng) -> Cases:
         sizes = [int(n) for n in rng.choice(RANKS, 3, replace=False)]
         ranks = (int(kind == GROUPS), sizes[1] - 1, int(rng.integers(1, sizes[2])))
         cases += [(kind, n, rank) for n, rank in zip(sizes, ranks, strict=True)]
-    return [case(rng, number, *cases[place]) for number, place in enumerate(rng.permutation(len(cases)), 1)]
+    return in_any_order(cases, case)(rng)
 
 
 def case(rng: Rng, number: int, kind: str, n: int, rank: int) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading.exercises.inputs import Case, Cases, Rng, call, in_words
+from dtlib.grading.exercises.inputs import Case, Rng, call, in_any_order, in_words
 from dtlib.grading.exercises.kinds import on_paper, values
 from dtlib.theory import cp
 
@@ -24,6 +24,7 @@ KINDS = (
     (PASSED, 2, "contiguous"), (PASSED, 3, "zigzag"), (PASSED, 4, "contiguous"),
     (GATHERED, 4, "zigzag"), (GATHERED, 5, "contiguous"), (GATHERED, 8, "zigzag"),
 )  # fmt: skip
+"""Each mistake with several numbers of ranks, in both orders where it can be; runs in which nothing is wrong."""
 
 
 #: Tokens of a chunk, and widths in 128: no one width, and no one number of bytes, tells all of these.
@@ -31,11 +32,6 @@ SIZES = {
     (HOME, 3): ((50, 300), (1, 4)), (HOME, 4): ((200, 300), (9, 17)),
     (PASSED, 2): ((50, 100), (1, 3)), (PASSED, 3): ((50, 300), (9, 17)),
 }  # fmt: skip
-
-
-def draw(rng: Rng) -> Cases:
-    """Each mistake with several numbers of ranks, in both orders where it can be; runs in which nothing is wrong."""
-    return [case(rng, number, *KINDS[kind]) for number, kind in enumerate(rng.permutation(len(KINDS)), 1)]
 
 
 def case(rng: Rng, number: int, kind: str, ranks: int, order: str) -> dict[str, Any]:
@@ -97,7 +93,7 @@ def of(*kinds: str) -> Any:
 
 
 EXERCISE = on_paper(
-    "cp.5", "find_flaw", "What is wrong with this attention?", draw,
+    "cp.5", "find_flaw", "What is wrong with this attention?", in_any_order(KINDS, case),
     of(MASK, AVERAGED)(2, "values", "a mask that begins anew, rounds that are averaged"),
     of(CONTIGUOUS, HIDDEN)(2, "work", "another order, scores that do not count"),
     of(HOME, PASSED)(2, "gradients", "gradients that do not come home, or do not leave"),

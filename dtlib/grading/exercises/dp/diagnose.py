@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading.exercises.inputs import Case, Cases, Rng, call
+from dtlib.grading.exercises.inputs import Case, Rng, call, in_any_order
 from dtlib.grading.exercises.kinds import on_paper, values
 
 NOTHING, AFTER, ONE, WAITS, EACH, LATE, SLOW = (
@@ -31,11 +31,7 @@ KINDS = (
     (SLOW, 0, 2, 1, (2, 2, 2), 0.4, False), (SLOW, 2, 4, 3, (3, 2, 2), 0.3, True), (SLOW, 1, 2, 4, (2, 2), 1.6, True),
     (SLOW, 3, 4, 1, (1, 3, 3), 0.5, True), (SLOW, 1, 3, 2, (2, 2, 2), 2.2, False),
 )  # fmt: skip
-
-
-def draw(rng: Rng) -> Cases:
-    """Each kind once, in any order."""
-    return [case(rng, number, *KINDS[kind]) for number, kind in enumerate(rng.permutation(len(KINDS)), 1)]
+"""Each kind once, in any order."""
 
 
 def case(
@@ -110,7 +106,7 @@ def of(*kinds: str) -> Any:
 
 
 EXERCISE = on_paper(
-    "dp.1", "diagnose_backward", "Why does this backward pass take so long?", draw,
+    "dp.1", "diagnose_backward", "Why does this backward pass take so long?", in_any_order(KINDS, case),
     of(AFTER, ONE, WAITS)(3, "overlap", "nothing is hidden, and why"),
     of(LATE)(2, "late", "the bucket that leaves late"),
     of(EACH, SLOW)(2, "elsewhere", "an all-reduce for each micro-batch, and the rank that is slow"),

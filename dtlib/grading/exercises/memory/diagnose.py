@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading.exercises.inputs import Case, Cases, Rng, call, in_words
+from dtlib.grading.exercises.inputs import Case, Rng, call, in_any_order, in_words
 from dtlib.grading.exercises.kinds import on_paper, values
 from dtlib.theory import memory
 
@@ -29,11 +29,7 @@ KINDS = (
     (GRAPH, (2, 2, 4, 4), 1), (GRAPH, (2, 4, 4, 4), 0.2),
     (OUTPUTS, (2, 2, 4, 4), 1), (OUTPUTS, (4, 4, 0, 4), 0.5),
 )  # fmt: skip
-
-
-def draw(rng: Rng) -> Cases:
-    """Each fault with several recipes, and runs without one, in any order; batches of any length."""
-    return [case(rng, number, *KINDS[kind]) for number, kind in enumerate(rng.permutation(len(KINDS)), 1)]
+"""Each fault with several recipes, and runs without one, in any order; batches of any length."""
 
 
 def case(rng: Rng, number: int, kind: str, widths: tuple[int, ...], share: float) -> dict[str, Any]:
@@ -93,7 +89,7 @@ def of(*kinds: str) -> Any:
 
 PARTS = "what, how many bytes"
 EXERCISE = on_paper(
-    "memory.7", "diagnose_held", "What does this rank hold?", draw,
+    "memory.7", "diagnose_held", "What does this rank hold?", in_any_order(KINDS, case),
     of(NO_MASTER, NARROW, WIDE, UNFROZEN)(3, "states", "states that are missing, or too wide, or too many"),
     of(KEPT, GRAPH, OUTPUTS)(3, "kept", "what is kept too long"),
     of(NOTHING)(1, "nothing", "nothing is found where nothing is wrong"),

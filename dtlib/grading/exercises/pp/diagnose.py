@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from dtlib.grading.exercises.inputs import Case, Cases, Rng, call
+from dtlib.grading.exercises.inputs import Case, Rng, call, in_any_order
 from dtlib.grading.exercises.kinds import on_paper, values
 from dtlib.theory import pp
 
@@ -21,11 +21,7 @@ KINDS = (
     ("ZB-H1", 4, 8, "", None, True), ("ZB-H1", 3, 8, "stage", None, False), ("ZB-H1", 4, 9, "link", None, False),
     ("ZB-H2", 3, 8, "", None, False), ("ZB-H2", 4, 9, "stage", None, True), ("ZB-H2", 3, 7, "link", None, False),
 )  # fmt: skip
-
-
-def draw(rng: Rng) -> Cases:
-    """Each kind once, in any order."""
-    return [case(rng, number, *KINDS[kind]) for number, kind in enumerate(rng.permutation(len(KINDS)), 1)]
+"""Each kind once, in any order."""
 
 
 def case(
@@ -109,7 +105,7 @@ def right(case: Case) -> list[Any]:
 
 PARTS = "schedule, slow, limit"
 EXERCISE = on_paper(
-    "pp.7", "read_timeline", "What does this timeline show?", draw,
+    "pp.7", "read_timeline", "What does this timeline show?", in_any_order(KINDS, case),
     values(3, "schedule", "the schedule", right, part=0, parts=PARTS, kind="schedule"),
     values(4, "slow", "the stage or the link that is slow", right, part=1, parts=PARTS, kind="schedule"),
     values(2, "limit", "the limit that was hit", right, part=2, parts=PARTS, kind="schedule"),

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading.exercises.inputs import Case, Cases, Rng, call, in_words
+from dtlib.grading.exercises.inputs import Case, Rng, call, in_any_order, in_words
 from dtlib.grading.exercises.kinds import on_paper, values
 from dtlib.theory import sp
 
@@ -31,6 +31,7 @@ KINDS = (
     (TWICE, "mlp", 2, "again", 0.1),
     (DICE, "mlp", 2, "keep", 0.02), (DICE, "attention", 3, "again", 0.5), (DICE, "mlp", 4, "keep", 0.1),
 )  # fmt: skip
+"""Each mistake in both halves, with 2, 3 and 4 ranks, and runs in which nothing is wrong, in any order."""
 
 
 #: Of some runs which part of all sizes they have: no bytes, and no size, tells the small ones and the large.
@@ -39,11 +40,6 @@ SIZES = {
     (TWICE, "attention", 2, "keep"): (0.8, 1.0), (TWICE, "attention", 4, "again"): (0.0, 0.2),
     (TWICE, "mlp", 3, "keep"): (0.8, 1.0), (TWICE, "mlp", 2, "again"): (0.0, 0.2),
 }  # fmt: skip
-
-
-def draw(rng: Rng) -> Cases:
-    """Each mistake in both halves, with 2, 3 and 4 ranks, and runs in which nothing is wrong, in any order."""
-    return [case(rng, number, *KINDS[kind]) for number, kind in enumerate(rng.permutation(len(KINDS)), 1)]
 
 
 def case(rng: Rng, number: int, kind: str, where: str | None, t: int, plan: str, dropout: float) -> dict[str, Any]:
@@ -96,7 +92,7 @@ def of(*kinds: str) -> Any:
 
 
 EXERCISE = on_paper(
-    "sp.3", "find_fault", "What is wrong with this layer?", draw,
+    "sp.3", "find_fault", "What is wrong with this layer?", in_any_order(KINDS, case),
     of(NORM, ORDER)(2, "values", "a sum that is missing, tokens in another order"),
     of(INPUT, WHOLE)(2, "memory", "inputs that are kept, tokens that are not split"),
     of(TWICE)(1, "bytes", "an all-reduce for a reduce-scatter"),

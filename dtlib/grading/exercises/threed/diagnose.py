@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading.exercises.inputs import Array, Case, Cases, Rng, call
+from dtlib.grading.exercises.inputs import Array, Case, Cases, Rng, call, in_any_order
 from dtlib.grading.exercises.kinds import on_paper, values
 
 from .groups import place
@@ -34,7 +34,7 @@ KINDS = (
 def draw(rng: Rng) -> Cases:
     """Each kind once, and each fault on a mesh that is drawn, in any order, with sizes of its own."""
     kinds = [*KINDS, *(drawn(rng, fault) for fault in (NOTHING, PLACED, EACH, AGAIN, WHOLE))]
-    return [case(rng, number, *kinds[place]) for number, place in enumerate(rng.permutation(len(kinds)), 1)]
+    return in_any_order(kinds, case)(rng)
 
 
 def drawn(rng: Rng, fault: str) -> tuple[str, tuple[int, ...], tuple[str, ...], int, int]:

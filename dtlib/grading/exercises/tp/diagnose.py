@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading.exercises.inputs import Case, Cases, Rng, call, in_words
+from dtlib.grading.exercises.inputs import Case, Rng, call, in_any_order, in_words
 from dtlib.grading.exercises.kinds import on_paper, values
 from dtlib.theory import collectives, tp
 
@@ -27,15 +27,11 @@ KINDS = (
     (LOGITS, 2, 4, 0.1, 4, False, False), (LOGITS, 3, 3, 0.0, 2, True, True), (LOGITS, 4, 2, 0.02, 2, False, False),
     (LOGITS, 2, 2, 0.1, 2, False, True),
 )  # fmt: skip
+"""Each mistake with 2, 3 and 4 ranks, and runs in which nothing is wrong, in any order."""
 
 
 #: Small runs, the others are large: a size, or bytes, that are taken for a constant are wrong in one of them.
 SMALL = {(NOTHING, 2, 1), (NOTHING, 4, 2), (LOGITS, 2, 2), (LOGITS, 3, 3)}
-
-
-def draw(rng: Rng) -> Cases:
-    """Each mistake with 2, 3 and 4 ranks, and runs in which nothing is wrong, in any order."""
-    return [case(rng, number, *KINDS[kind]) for number, kind in enumerate(rng.permutation(len(KINDS)), 1)]
 
 
 def case(
@@ -96,7 +92,7 @@ def of(*kinds: str) -> Any:
 
 
 EXERCISE = on_paper(
-    "tp.4", "find_mistake", "What is wrong with this run?", draw,
+    "tp.4", "find_mistake", "What is wrong with this run?", in_any_order(KINDS, case),
     of(BACKWARD, KEYS, BIAS)(3, "sums", "a sum that is missing, a bias in each part"),
     of(ONE, OWN)(2, "dice", "random numbers that are the same, or others, where they should not be"),
     of(LOGITS)(1, "logits", "logits that are gathered"),

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from dtlib.grading.exercises.inputs import Case, Cases, Rng, call, in_words
+from dtlib.grading.exercises.inputs import Case, Rng, call, in_any_order, in_words
 from dtlib.grading.exercises.kinds import on_paper, values
 from dtlib.theory import collectives, zero
 
@@ -30,11 +30,7 @@ KINDS = (
     (OFTEN, 3, 1, (2, 2, 12), (4, 8)), (OFTEN, 3, 4, (2, 4, 8), (2, 16)), (OFTEN, 2, 4, (4, 4, 8), (2, 4, 6)),
     (OFTEN, 1, 3, (2, 2, 12), (8, 12)),
 )  # fmt: skip
-
-
-def draw(rng: Rng) -> Cases:
-    """Each fault at each stage that can have it, and each stage without a fault, in any order."""
-    return [case(rng, number, *KINDS[kind]) for number, kind in enumerate(rng.permutation(len(KINDS)), 1)]
+"""Each fault at each stage that can have it, and each stage without a fault, in any order."""
 
 
 def case(
@@ -93,7 +89,7 @@ def of(*kinds: str) -> Any:
 
 
 EXERCISE = on_paper(
-    "zero.1", "diagnose_stage", "Which part is not shared out?", draw,
+    "zero.1", "diagnose_stage", "Which part is not shared out?", in_any_order(KINDS, case),
     of(OPTIMIZER, GRADIENTS, WEIGHTS)(3, "held", "a part that is whole on every rank"),
     of(ALL_REDUCED, EACH, OFTEN)(3, "sent", "more sent than the stage needs"),
     of(NOTHING)(2, "nothing", "nothing is found where nothing is wrong"),
