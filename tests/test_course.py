@@ -131,3 +131,33 @@ def test_make_chapter_lays_out_the_rooms_and_what_is_empty_is_named(copy):
     for wrong in ("Bread", "two words", ""):
         with pytest.raises(ValueError, match="STEM must be one word in lower case"):
             tool["lay_out"](wrong, "baking", copy)
+
+
+LONG = {"collectives": 2050, "pp": 2050, "zero": 2100, "planner": 1700}  # stems that take more than an evening
+
+
+def lines(*patterns: str, root: Path = ROOT) -> int:
+    """Lines of all Python files that the patterns find."""
+    return sum(len(_text(path).splitlines()) for pattern in patterns for path in root.glob(pattern))
+
+
+def rooms_of(stem: str) -> list[str]:
+    return [f"dtlib/{room}/{stem}{end}" for room in ("theory", "ranks") for end in (".py", "/**/*.py")]
+
+
+@pytest.mark.parametrize("stem", course.stems("theory"))
+def test_theory_and_ranks_of_a_stem_are_read_in_an_evening(stem):
+    assert 0 < lines(*rooms_of(stem)) <= LONG.get(stem, 1500)
+
+
+def test_an_exercise_is_a_page_or_two_of_checks():
+    stems = course.stems("exercises")
+    each = [lines(str(path.relative_to(ROOT))) for stem in stems
+            for path in (ROOT / "dtlib/grading/exercises" / stem).glob("[!_]*.py")]  # fmt: skip
+    assert max(each) <= 270
+    assert sum(each) / len(each) <= 120
+
+
+def test_lines_are_counted_where_they_are(tmp_path):
+    (tmp_path / "one.py").write_text("a\nb\n")
+    assert lines("*.py", "two/*.py", root=tmp_path) == 2
