@@ -20,7 +20,7 @@ from torch.testing import assert_close
 
 from dtlib import lab, theory
 from dtlib.ranks import dp
-from dtlib.ranks.dp import base
+from dtlib.ranks.shared import replicas
 
 # float64 throughout: sums over ranks and over rows come in another order, an error of a few 2⁻⁵³ relative to the
 # largest term, and AdamW divides by its own estimate of the gradient, so that small gradients inherit the relative
@@ -173,7 +173,7 @@ def sum_for_mean(model: nn.Module) -> nn.Module:
 
 
 def no_broadcast(model: nn.Module) -> nn.Module:
-    base.broadcast = lambda tensors, group: None
+    replicas.broadcast = lambda tensors, group: None
     return dp.BucketedDataParallel(model)
 
 

@@ -17,7 +17,7 @@ from dtlib.ranks import model as whole_model
 from dtlib.ranks.mesh import Group
 from dtlib.ranks.model import GPT, IGNORED, Attention, refuse_positions
 from dtlib.ranks.shared.alike import described, refuse_unlike_calls, size_of
-from dtlib.ranks.shared.replicas import broadcast, refuse_unlike_ranks, split_modules
+from dtlib.ranks.shared.replicas import begin_alike, split_modules
 from dtlib.ranks.tp import sum_over_ranks
 from dtlib.theory.cp import ORDERS
 from dtlib.theory.cp.traffic import refuse_heads
@@ -118,10 +118,7 @@ def parallelize(
     ranks where their models are not alike.
     """
     n = _refuse(model, group, order, way)
-    parameters = list(model.parameters())
-    if n > 1 and not parameters[0].is_meta:
-        refuse_unlike_ranks(model, parameters[0].device, group)
-        broadcast([parameter.detach() for parameter in parameters], group)
+    begin_alike(model, group)
     context = Context(group, order, way)
     for block in model.blocks:
         block.attention = ContextAttention(block.attention, way)

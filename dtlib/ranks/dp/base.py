@@ -14,10 +14,10 @@ from torch.autograd import Variable
 from torch.utils._pytree import tree_leaves
 
 from dtlib.ranks.shared.replicas import (
+    begin_alike,
     broadcast,
     gradient_hooks,
     refuse_gradient,
-    refuse_unlike_ranks,
     signature,
     split_modules,
     weakly,
@@ -69,8 +69,7 @@ class DataParallel(nn.Module, ABC):
         self._arrived: dict[int, None] = {}  # in the order of arrival
         if self.world_size == 1:
             return
-        refuse_unlike_ranks(module, self._params[0].device, group)
-        broadcast([tensor.detach() for tensor in (*module.parameters(), *module.buffers())], group)
+        begin_alike(module, group)
         self._listen()
 
     def _listen(self) -> None:

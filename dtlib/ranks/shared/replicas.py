@@ -60,6 +60,17 @@ def signature(module: nn.Module) -> list[tuple[Any, ...]]:
     return [(n, tuple(p.shape), p.dtype, p.requires_grad, id(p)) for n, p in module.named_parameters()]
 
 
+def begin_alike(module: nn.Module, group: dist.ProcessGroup | None) -> None:
+    """Let all ranks of `group` begin with the weights and buffers of its rank 0.
+
+    ``ValueError`` as `refuse_unlike_ranks`. Sends nothing where there is one rank, or no values (the meta device).
+    """
+    device = next(module.parameters()).device
+    if dist.get_world_size(group) > 1 and device.type != "meta":
+        refuse_unlike_ranks(module, device, group)
+        broadcast([tensor.detach() for tensor in (*module.parameters(), *module.buffers())], group)
+
+
 def refuse_unlike_ranks(module: nn.Module, device: torch.device, group: dist.ProcessGroup | None) -> None:
     """``ValueError``, on every rank, unless the `module` of each rank of `group` has the same names, shapes and dtypes,
     and the same of it is frozen. Takes one all-reduce of 16 bytes, on `device`, where all is well."""

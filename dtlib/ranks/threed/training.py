@@ -21,7 +21,7 @@ from dtlib.ranks.model import GPT, IGNORED
 from dtlib.ranks.shared.alike import described, refuse_unlike
 from dtlib.ranks.shared.clipping import clip_grad_norm
 from dtlib.ranks.shared.parts import on_one_stage
-from dtlib.ranks.shared.replicas import broadcast, refuse_unlike_ranks
+from dtlib.ranks.shared.replicas import begin_alike
 from dtlib.ranks.zero import Zero
 from dtlib.theory.footprint import AXES
 from dtlib.theory.memory import checked_recompute
@@ -83,9 +83,7 @@ weight meets a part of the tokens, in the backward pass |
         self.mesh, self.config = mesh, model.config
         self.batch_group, tensor_group = mesh.group("dp", "cp"), mesh.group("tp")
         tied = model.head.weight is model.token_embedding.weight
-        everything = list(model.parameters())
-        refuse_unlike_ranks(model, everything[0].device, None)
-        broadcast([each.detach() for each in everything], None)
+        begin_alike(model, None)
 
         if sequence_parallel:
             sp.parallelize(model, tensor_group, gather_again=gather_again)

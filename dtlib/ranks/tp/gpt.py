@@ -8,7 +8,7 @@ import torch.distributed as dist
 from dtlib.ranks.mesh import Group
 from dtlib.ranks.model import GPT
 from dtlib.ranks.shared.alike import size_of
-from dtlib.ranks.shared.replicas import broadcast, refuse_unlike_ranks, split_modules
+from dtlib.ranks.shared.replicas import begin_alike, broadcast, split_modules
 from dtlib.ranks.shared.split import SplitModule
 from dtlib.theory.valid import whole
 
@@ -38,11 +38,10 @@ def parallelize(model: GPT, group: Group = None, *, chunks: int = 1) -> GPT:
     """
     _refuse(model, group)
     whole("chunks", chunks, 1)
-    config, parameters = model.config, list(model.parameters())
-    if dist.get_world_size(group) > 1 and not parameters[0].is_meta:
-        refuse_unlike_ranks(model, parameters[0].device, group)
-        broadcast([parameter.detach() for parameter in parameters], group)
-        _throw_the_same_dice(parameters[0].device, group)
+    config, device = model.config, next(model.parameters()).device
+    begin_alike(model, group)
+    if dist.get_world_size(group) > 1 and device.type != "meta":
+        _throw_the_same_dice(device, group)
     sharers, tied = sharers_of(config.kv_heads, group), model.head.weight is model.token_embedding.weight
     for block in model.blocks:
         block.attention = ParallelAttention(block.attention, group, sharers=sharers, chunks=chunks)

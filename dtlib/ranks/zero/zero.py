@@ -19,11 +19,11 @@ from dtlib.ranks.dp import DataParallel
 from dtlib.ranks.shared.clipping import clip_grad_norm
 from dtlib.ranks.shared.peers import Peers
 from dtlib.ranks.shared.replicas import (
+    begin_alike,
     broadcast,
     gradient_hooks,
     raw_grad,
     refuse_gradient,
-    refuse_unlike_ranks,
     split_modules,
     weakly,
 )
@@ -117,8 +117,7 @@ class Zero(DataParallel):
             module, group=group, broadcast_buffers=broadcast_buffers, find_unused_parameters=find_unused_parameters
         )
         if replicas is not None:
-            refuse_unlike_ranks(module, self._params[0].device, replicas)
-            broadcast([tensor.detach() for tensor in (*module.parameters(), *module.buffers())], replicas)
+            begin_alike(module, replicas)
         for parameter in self._params:
             if parameter in gradient_hooks:  # wrapped anew: the last wrapper has it
                 gradient_hooks[parameter].remove()

@@ -17,6 +17,7 @@ from dtlib import lab
 from dtlib.ranks import activations, dp, tp
 from dtlib.ranks.mesh import Mesh
 from dtlib.ranks.model import GPT, MLP, next_token_loss
+from dtlib.ranks.shared import replicas
 from dtlib.ranks.tp import blocks, gpt, linear, vocabulary
 
 from .judge import CASES, CLOSE, GPT_CONFIG, Parted, data, fits, judge, one_process, patched, right, train
@@ -184,7 +185,7 @@ def no_group():
 
 
 def no_broadcast():
-    return patched(gpt, "broadcast", lambda tensors, group: None)
+    return patched(replicas, "broadcast", lambda tensors, group: None)
 
 
 def what_all_have_counted_by_all():

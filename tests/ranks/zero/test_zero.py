@@ -13,7 +13,7 @@ import pytest
 import torch.distributed as dist
 
 from dtlib.ranks import zero
-from dtlib.ranks.dp import base
+from dtlib.ranks.shared import replicas
 from dtlib.ranks.zero import shard as implementation
 from dtlib.theory.collectives import chunk_bounds
 
@@ -188,7 +188,7 @@ def sum_for_mean(make):
 
 def no_broadcast(make):
     def wrap(model, *args, **kwargs):
-        base.broadcast = lambda tensors, group: None
+        replicas.broadcast = lambda tensors, group: None
         return make(model, *args, **kwargs)
 
     return wrap
