@@ -105,7 +105,7 @@ def test_in_jupyterlab_a_chapter_reads_as_in_the_book(browser, jupyterlab):
     chapter = page.locator(".jp-NotebookPanel-notebook")
     theorem = chapter.locator("aside, div", has_text="The conjugate pair").locator("visible=true").first
     theorem.wait_for()
-    assert chapter.locator(".katex").count() > 10
+    chapter.locator(".katex").nth(10).wait_for(state="attached")  # formulas come one by one
     text = chapter.inner_text()
     for raw in ("```", "{prf:", ":label:", "$b", r"\frac"):
         assert raw not in text, f"{raw} is shown as it is written"
