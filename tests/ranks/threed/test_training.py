@@ -149,7 +149,7 @@ def build(axes, schedule, config=TIED, **options):
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: build({"dp": 1, "ep": 2}, theory.one_f_one_b(1, 2)), "axes among dp, pp, cp, tp, and has 'ep'"),
+        (lambda: build({"dp": 1, "ep": 2}, theory.one_f_one_b(1, 2)), "axes among pp, dp, cp, tp, and has 'ep'"),
         (lambda: build({"pp": 2}, theory.one_f_one_b(4, 2)), "schedule must be for 2 ranks"),
         (lambda: built(case("dp 2", frozen=("",))), "model must have a parameter that requires a gradient"),
         (lambda: build({"dp": 2}, theory.one_f_one_b(1, 2), zero=4), "zero must be 0, 1, 2 or 3, not 4"),
