@@ -114,6 +114,13 @@ WRONG = {
     "one rank left out": Theory(can=lambda job, way, c: way != "none" and can(job, way, c)),
     "chunks cut": Theory(can=lambda job, way, c: can(job, "contiguous" if way == "zigzag" else way, c)),
     "room forgotten": Theory(can=lambda job, way, c: can(job._replace(most_tokens=job.seq), way, c)),
+    "room not used up": Theory(can=lambda job, way, c: can(job._replace(most_tokens=job.most_tokens - 1), way, c)),
+    "first round whole": Theory(contiguous=lambda w, x, c: (c - 1) * max(2 * w, x) + 2 * w),
+    "own part exchanged": Theory(exchanged=lambda job, c: c / (c - 1) * exchanged(job, c)),
+    "heads of queries cut": Theory(
+        exchanged=lambda job, c: traded(job, c, max(job.num_kv_heads, c)),
+        can=lambda job, way, c: ulysses_by(job, way, c, job.num_kv_heads % c * (c % job.num_kv_heads) == 0),
+    ),
 }
 ALIKE = (
     ("not causal", "keys alone"), ("nothing hidden", "one product"), ("nothing hidden", "keys as wide as queries"),
@@ -151,7 +158,8 @@ def drawn(rng: Rng) -> Job:
         1.0,
     )
     link = send(job, degrees[-1]) / work(job, degrees[-1]) / np.exp(rng.uniform(-1.5, 2.8))
-    most_tokens = int(seq / rng.choice(degrees) * rng.uniform(1.01, 1.5))
+    room = rng.uniform(1.01, 1.5) if rng.integers(4) else 1  # or all of it is needed
+    most_tokens = int(seq / rng.choice(degrees) * room)
     return job._replace(most_tokens=most_tokens, link_bytes_per_s=float(f"{link:.3g}"))
 
 

@@ -1,5 +1,7 @@
 """planner.3: the fastest degrees that fit, for three clusters; on paper."""
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 from dtlib.grading.exercises import choice
@@ -9,6 +11,7 @@ from dtlib.grading.exercises.kinds import on_paper
 from .exposed import phase, seen
 
 Plan = tuple[int, int, int]
+Cost = Callable[[dict[str, Any], int, int, int], float]
 GB = 1e9
 
 #: Cards, ranks of a node, GB of a card, rates inside and across in GB/s; layers, hidden, sequences, tokens of each.
@@ -49,14 +52,28 @@ WIDE = 1_000_000
 
 def draw(rng: Rng) -> Cases:
     """Each kind with its memory and rates a little changed, and clusters and models that nobody has seen before."""
-    drawn = [
-        (
-            int(rng.choice([16, 24, 32, 40, 48, 64, 96])), int(rng.choice([4, 8])), int(rng.choice([24, 40, 64, 80])),
-            int(rng.integers(100, 500)), int(rng.integers(2, 60)), int(rng.choice([12, 24, 36, 48])),
-            1024 * int(rng.integers(2, 9)), 96 * int(rng.integers(1, 9)), 1024 * int(rng.integers(2, 9)),
-        ) for _ in range(6)
-    ]  # fmt: skip
-    return [case(rng, *kind) for kind in [*KINDS.items(), *(("drawn", sizes) for sizes in drawn)]]
+    cases = [case(rng, *kind) for kind in KINDS.items()]
+    cases += [case(rng, "drawn", drawn(rng, 96)) for _ in range(6)]
+    return cases + [told_apart(rng, wrong) for wrong in (as_many_as_stages, behind_all_of_it, over_parts_of_nodes)]
+
+
+def drawn(rng: Rng, sequences: int) -> tuple[int, ...]:
+    """A cluster and a model like those of `KINDS`, with a multiple of so many sequences."""
+    return (
+        int(rng.choice([16, 24, 32, 40, 48, 64, 96])), int(rng.choice([4, 8])), int(rng.choice([24, 40, 64, 80])),
+        int(rng.integers(100, 500)), int(rng.integers(2, 60)), int(rng.choice([12, 24, 36, 48])),
+        1024 * int(rng.integers(2, 9)), sequences * int(rng.integers(1, 9)), 1024 * int(rng.integers(2, 9)),
+    )  # fmt: skip
+
+
+def told_apart(rng: Rng, wrong: Callable[[dict[str, Any]], dict[Plan, float]]) -> dict[str, Any]:
+    """A case with few sequences, where the best plan of a wrong theory is not possible or at least 5 % slower."""
+    while True:
+        told = case(rng, "drawn", drawn(rng, int(rng.choice([4, 6, 96]))))
+        job, right = told["arguments"][0], {tuple(plan): seconds for *plan, seconds in told["plans"]}
+        by_wrong = wrong(job) if right else {}
+        if by_wrong and right.get(min(by_wrong, key=by_wrong.__getitem__), math.inf) > 1.05 * min(right.values()):
+            return told
 
 
 def case(rng: Rng, kind: str, sizes: tuple[float, ...]) -> dict[str, Any]:
@@ -82,21 +99,6 @@ def case(rng: Rng, kind: str, sizes: tuple[float, ...]) -> dict[str, Any]:
     return call(words, [job], some=bool(found)) | {"plans": [[*plan, t] for plan, t in found.items()]}
 
 
-def possible(job: dict[str, Any]) -> dict[Plan, float]:
-    """The seconds of every (dp, tp, pp) that is possible and fits with a margin of a fifth."""
-    found: dict[Plan, float] = {}
-    for tp in (t for t in range(1, job["heads"] + 1) if job["heads"] % t == 0):
-        for pp in (p for p in range(1, job["layers"] + 1) if job["layers"] % p == 0):
-            dp = job["cards"] // (tp * pp)
-            if dp * tp * pp != job["cards"] or job["sequences"] % dp:
-                continue
-            if any(job["node"] % span and span % job["node"] for span in (tp, tp * dp)):
-                continue  # a group in one node, and another in two
-            if 1.2 * needed(job, dp, tp, pp) <= job["room"]:
-                found[dp, tp, pp] = seconds(job, dp, tp, pp)
-    return found
-
-
 def stage_params(job: dict[str, Any], tp: int, pp: int) -> float:
     """Parameters of a rank: a stage's layers, and the table of one end."""
     return float((job["layers"] // pp * 12 * job["hidden"] ** 2 + job["vocab"] * job["hidden"]) / tp)
@@ -108,16 +110,59 @@ def needed(job: dict[str, Any], dp: int, tp: int, pp: int) -> float:
     return stage_params(job, tp, pp) * (6 + 12 / dp) + kept
 
 
+def of_rank(job: dict[str, Any], dp: int, tp: int, pp: int) -> dict[str, Any]:
+    """What `seen` is called with: the job, and a rank's layers, micro-batches and bytes."""
+    own = stage_params(job, tp, pp)
+    return job | {
+        "dp": dp, "tp": tp, "pp": pp, "micro_batches": job["sequences"] // dp, "layers": job["layers"] // pp,
+        "micro_seconds": 6 * own * job["seq"] / job["rate"], "activation_bytes": 2 * job["seq"] * job["hidden"],
+        "weight_bytes": 2 * own, "gradient_bytes": 4 * own,
+    }  # fmt: skip
+
+
 def seconds(job: dict[str, Any], dp: int, tp: int, pp: int) -> float:
     """(m + p − 1) micro-batches with their messages of tp, then what pp and dp wait for."""
-    m, own = job["sequences"] // dp, stage_params(job, tp, pp)
-    work = 6 * own * job["seq"] / job["rate"]
-    here = job | {
-        "dp": dp, "tp": tp, "pp": pp, "micro_batches": m, "layers": job["layers"] // pp, "micro_seconds": work,
-        "activation_bytes": 2 * job["seq"] * job["hidden"], "weight_bytes": 2 * own, "gradient_bytes": 4 * own,
-    }  # fmt: skip
+    here = of_rank(job, dp, tp, pp)
     waits = 8 * here["layers"] * phase(here, "tp", here["activation_bytes"])
-    return (m + pp - 1) * (work + waits) + sum(seen(here)[1:])
+    return (here["micro_batches"] + pp - 1) * (here["micro_seconds"] + waits) + sum(seen(here)[1:])
+
+
+def possible(
+    job: dict[str, Any], needed: Cost = needed, seconds: Cost = seconds, *, fill_nodes: bool = True
+) -> dict[Plan, float]:
+    """The seconds of every (dp, tp, pp) that is possible and fits with a margin of a fifth."""
+    found: dict[Plan, float] = {}
+    for tp in (t for t in range(1, job["heads"] + 1) if job["heads"] % t == 0):
+        for pp in (p for p in range(1, job["layers"] + 1) if job["layers"] % p == 0):
+            dp = job["cards"] // (tp * pp)
+            if dp * tp * pp != job["cards"] or job["sequences"] % dp:
+                continue
+            if fill_nodes and any(job["node"] % span and span % job["node"] for span in (tp, tp * dp)):
+                continue  # a group in one node, and another in two
+            if 1.2 * needed(job, dp, tp, pp) <= job["room"]:
+                found[dp, tp, pp] = seconds(job, dp, tp, pp)
+    return found
+
+
+def as_many_as_stages(job: dict[str, Any]) -> dict[Plan, float]:
+    """With as many micro-batches in flight as there are stages, also where there are not so many."""
+    return possible(job, needed=lambda job, dp, tp, pp: needed(job | {"sequences": dp * pp}, dp, tp, pp))
+
+
+def over_parts_of_nodes(job: dict[str, Any]) -> dict[Plan, float]:
+    """With groups of which one lies in a node and another in two."""
+    return possible(job, fill_nodes=False)
+
+
+def behind_all_of_it(job: dict[str, Any]) -> dict[Plan, float]:
+    """With the gradients sent behind all of a micro-batch, and not behind its backward pass."""
+
+    def wrong(job: dict[str, Any], dp: int, tp: int, pp: int) -> float:
+        here = of_rank(job, dp, tp, pp)
+        gradients, c = phase(here, "dp", here["gradient_bytes"]), here["micro_seconds"]
+        return seconds(job, dp, tp, pp) - max(0.0, gradients - 2 * c / 3) + max(0.0, gradients - c)
+
+    return possible(job, seconds=wrong)
 
 
 EXERCISE = on_paper(
