@@ -477,10 +477,18 @@ def test_buckets_follow_the_order_in_which_gradients_really_come():
 
 def test_overlap_starts_buckets_before_the_backward_pass_ends_and_blocking_does_not():
     def started(overlap):
-        model = dp.BucketedDataParallel(network(), bucket_bytes=1, first_bucket_bytes=1, overlap=overlap)
+        sent, seen = [], []
+
+        def exchange(bucket, group):
+            sent.append(bucket)
+            return dp.all_reduce(bucket, group)
+
+        model = dp.BucketedDataParallel(
+            network(), exchange=exchange, bucket_bytes=1, first_bucket_bytes=1, overlap=overlap
+        )
         model(torch.ones(1, 8)).sum().backward()  # settles the order
-        seen = []
-        model.module[0].weight.register_hook(lambda grad: seen.append(sum(b.work is not None for b in model._buckets)))
+        sent.clear()
+        model.module[0].weight.register_hook(lambda grad: seen.append(len(sent)))
         model(torch.ones(1, 8)).sum().backward()
         return seen, len(model.buckets)
 

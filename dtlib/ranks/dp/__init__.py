@@ -5,17 +5,20 @@ ranks. Three ways to send the same bytes:
 
 - `NaiveDataParallel`: one all-reduce a parameter, after the backward pass;
 - `FlatDataParallel`: one all-reduce of everything, after the backward pass;
-- `BucketedDataParallel`: one all-reduce a bucket, while the backward pass is still running.
+- `BucketedDataParallel`: one all-reduce a bucket, or another `Exchange`, while the backward pass is still running.
 """
 
 from .base import DataParallel, global_mean_loss
-from .bucketed import BucketedDataParallel
+from .bucketed import Bucket, BucketedDataParallel, Exchange, all_reduce
 from .simple import FlatDataParallel, NaiveDataParallel
 
 __all__ = [
+    "Bucket",
     "BucketedDataParallel",
     "DataParallel",
+    "Exchange",
     "FlatDataParallel",
     "NaiveDataParallel",
+    "all_reduce",
     "global_mean_loss",
 ]

@@ -2,31 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from dtlib.ranks.mesh import Group
 from dtlib.theory.dp import plan_buckets
 from dtlib.theory.units import MiB
 
 from .base import DataParallel
 
 
-@dataclass
-class _Bucket:
-    """Neighbouring gradients, the flat buffer they travel in, and how many of them are still to come."""
+class Started(Protocol):
+    """What is under way, such as a ``dist.Work``."""
 
-    indices: list[int]
+    def wait(self) -> Any:
+        """Return once it is finished."""
+
+
+@dataclass
+class Bucket:
+    """Neighbouring gradients in the buffer `flat`, in which they travel: a rank's, divided by the number of ranks.
+
+    `views` are the parts of the buffer by the parameters' names, in their shapes. Buckets are filled anew after the
+    first backward pass: what an exchange remembers, it remembers by these names.
+    """
+
     flat: Tensor
-    views: dict[int, Tensor]
-    missing: int = field(init=False)
-    work: dist.Work | None = None
+    views: dict[str, Tensor]
+    missing: int = field(init=False)  # gradients that are still to come
+    started: Started | None = None
 
     def __post_init__(self) -> None:
-        self.missing = len(self.indices)
+        self.missing = len(self.views)
+
+
+Exchange: TypeAlias = Callable[[Bucket, Group], Started | None]
+"""What is done with a full bucket; see `BucketedDataParallel`."""
+
+
+def all_reduce(bucket: Bucket, group: Group) -> Started | None:
+    """The sum over the ranks: the mean gradient."""
+    return dist.all_reduce(bucket.flat, group=group, async_op=True)
 
 
 class BucketedDataParallel(DataParallel):
@@ -37,15 +58,20 @@ class BucketedDataParallel(DataParallel):
     after the first backward pass the order in which gradients really became ready on rank 0. All ranks start
     their buckets in one order, whatever the order of readiness: collectives must match.
 
+    `exchange` is what a bucket goes through: it is called once for each, in the same order on all ranks, and returns
+    what to wait for (None: it is done). What it leaves in ``bucket.flat`` the gradients are; `all_reduce` their mean.
+
     `overlap=False` keeps everything but the time: all buckets start after the backward pass (a blocking variant to
     measure against). With `gradient_as_bucket_view` the gradients are views of the buffers, which saves one copy of
-    them; without, each parameter keeps a gradient of its own. ``ValueError`` for a size below 1.
+    them; without, each parameter keeps a gradient of its own. ``ValueError`` for a size below 1, or an `exchange` that
+    cannot be called.
     """
 
     def __init__(
         self,
         module: nn.Module,
         *,
+        exchange: Exchange = all_reduce,
         bucket_bytes: int = 25 * MiB,
         first_bucket_bytes: int | None = MiB,
         overlap: bool = True,
@@ -55,24 +81,27 @@ class BucketedDataParallel(DataParallel):
         find_unused_parameters: bool = False,
     ) -> None:
         plan_buckets([], bucket_bytes, first_bucket_bytes=first_bucket_bytes)  # refuse bad sizes before sending
+        if not callable(exchange):
+            raise ValueError(f"exchange must be a function of a bucket and a group, not {exchange!r}")
         super().__init__(
             module,
             group=group,
             broadcast_buffers=broadcast_buffers,
             find_unused_parameters=find_unused_parameters,
         )
-        self.bucket_bytes, self.first_bucket_bytes = bucket_bytes, first_bucket_bytes
+        self.exchange, self.bucket_bytes, self.first_bucket_bytes = exchange, bucket_bytes, first_bucket_bytes
         self.overlap, self.gradient_as_bucket_view = overlap, gradient_as_bucket_view
         self._next = 0  # the bucket that starts next
         self._order_is_observed = find_unused_parameters
-        self._buckets: list[_Bucket] = []
+        self._numbers = {name: index for index, name in enumerate(self._names)}
+        self._buckets: list[Bucket] = []
         if self.world_size > 1:
             self._fill_buckets(list(reversed(range(len(self._params)))))
 
     @property
     def buckets(self) -> list[list[str]]:
         """The names of the parameters in each bucket, in the order in which buckets are sent."""
-        return [[self._names[i] for i in bucket.indices] for bucket in self._buckets]
+        return [list(bucket.views) for bucket in self._buckets]
 
     def _fill_buckets(self, order: Sequence[int]) -> None:
         params = [self._params[i] for i in order]
@@ -83,15 +112,13 @@ class BucketedDataParallel(DataParallel):
             kinds=[(_dtype(p), p.device) for p in params],
         )
         self._buckets = [self._bucket([order[i] for i in indices]) for indices in plan]
-        self._where = {index: bucket for bucket in self._buckets for index in bucket.indices}
+        self._where = {name: bucket for bucket in self._buckets for name in bucket.views}
 
-    def _bucket(self, indices: list[int]) -> _Bucket:
+    def _bucket(self, indices: list[int]) -> Bucket:
         params = [self._params[i] for i in indices]
         flat = torch.empty(sum(p.numel() for p in params), dtype=_dtype(params[0]), device=params[0].device)
-        parts = flat.split([p.numel() for p in params])
-        return _Bucket(
-            indices, flat, {i: part.view(self._params[i].shape) for i, part in zip(indices, parts, strict=True)}
-        )
+        each = zip(indices, flat.split([p.numel() for p in params]), strict=True)
+        return Bucket(flat, {self._names[i]: part.view(self._params[i].shape) for i, part in each})
 
     def _ready(self, index: int) -> None:
         self._pack(index)
@@ -101,13 +128,14 @@ class BucketedDataParallel(DataParallel):
     @torch.no_grad()
     def _pack(self, index: int) -> None:
         """Put a gradient, already divided by N, where it travels."""
-        bucket, parameter = self._where[index], self._params[index]
-        view, grad = bucket.views[index], parameter.grad
+        name, parameter = self._names[index], self._params[index]
+        bucket, grad = self._where[name], parameter.grad
+        view = bucket.views[name]
         if grad is None:
             view.zero_()
         elif grad.dtype != view.dtype:
             raise RuntimeError(
-                f"the gradient of {self._names[index]!r} is {grad.dtype}, and was to be {view.dtype} when the module "
+                f"the gradient of {name!r} is {grad.dtype}, and was to be {view.dtype} when the module "
                 "was wrapped: set grad_dtype, or make the optimizer that does, before"
             )
         elif grad is view:  # it was accumulated in its place
@@ -118,10 +146,11 @@ class BucketedDataParallel(DataParallel):
             parameter.grad = view if self.gradient_as_bucket_view else view.clone()
         bucket.missing -= 1
 
+    @torch.no_grad()
     def _start_full_buckets(self) -> None:
         while self._next < len(self._buckets) and self._buckets[self._next].missing == 0:
             bucket = self._buckets[self._next]
-            bucket.work = dist.all_reduce(bucket.flat, group=self.group, async_op=True)
+            bucket.started = self.exchange(bucket, self.group)
             self._next += 1
 
     @torch.no_grad()
@@ -133,8 +162,8 @@ class BucketedDataParallel(DataParallel):
         self._wait()
         if not self.gradient_as_bucket_view:
             for bucket in self._buckets:
-                for index, view in bucket.views.items():
-                    self._params[index].grad.copy_(view)
+                for name, view in bucket.views.items():
+                    self._params[self._numbers[name]].grad.copy_(view)
         if not self._order_is_observed:
             self._order_is_observed = True
             self._follow_rank_0()
@@ -144,9 +173,9 @@ class BucketedDataParallel(DataParallel):
 
     def _wait(self) -> None:
         for bucket in self._buckets:
-            if bucket.work is not None:
-                bucket.work.wait()
-            bucket.work, bucket.missing = None, len(bucket.indices)
+            if bucket.started is not None:
+                bucket.started.wait()
+            bucket.started, bucket.missing = None, len(bucket.views)
         self._next = 0
 
     def _follow_rank_0(self) -> None:
@@ -154,7 +183,7 @@ class BucketedDataParallel(DataParallel):
         order = [*self._arrived, *(i for i in range(len(self._params)) if i not in self._arrived)]
         observed = torch.tensor(order, dtype=torch.int32, device=self._params[0].device)
         dist.broadcast(observed, src=0 if self.group is None else dist.get_global_rank(self.group, 0), group=self.group)
-        if observed.tolist() != [i for bucket in self._buckets for i in bucket.indices]:
+        if observed.tolist() != [self._numbers[name] for names in self.buckets for name in names]:
             self._fill_buckets(observed.tolist())
 
 
