@@ -20,15 +20,14 @@ from dtlib.ranks.mesh import Mesh
 from dtlib.ranks.model import GPT, IGNORED
 from dtlib.ranks.shared.alike import described, refuse_unlike
 from dtlib.ranks.shared.clipping import clip_grad_norm
+from dtlib.ranks.shared.held import Held, Place, places
 from dtlib.ranks.shared.parts import on_one_stage
 from dtlib.ranks.shared.replicas import begin_alike
-from dtlib.ranks.zero import Zero
+from dtlib.ranks.zero import Zero, held
 from dtlib.theory.footprint import AXES
 from dtlib.theory.memory import checked_recompute
 from dtlib.theory.pp import Action, Schedule
 from dtlib.theory.valid import flag
-
-from .pieces import Place, cut, pieces, places
 
 
 class Training:
@@ -109,12 +108,12 @@ weight meets a part of the tokens, in the backward pass |
         self.alike = mesh.ranks("pp", "cp", "tp")  # called with the same sequences
         self.places = dict[int, Place]()  # now, as a stage 3 will take the shapes away
         for number, stage in own.items():
-            first_layer = sum(len(each.blocks) for each in stages[:number])
-            self.places = places(stage, first_layer, is_first=mesh.coordinates()["tp"] == 0) | self.places
+            before = sum(len(each.blocks) for each in stages[:number])
+            own_places = places(stage, is_first=mesh.coordinates()["tp"] == 0)
+            self.places = {key: _in_the_model(each, before) for key, each in own_places.items()} | self.places
         if self.tied is not None and place == ends[1] != ends[0]:  # it counts at the other end
-            counts = ((slice(0, self.tied.numel()), False),)
-            tied_to = self.places[id(self.tied)]
-            self.places[id(self.tied)] = replace(tied_to, name="token_embedding.weight", counts=counts)
+            tied_to, nowhere = self.places[id(self.tied)], ((slice(None), False),)
+            self.places[id(self.tied)] = replace(tied_to, name="token_embedding.weight", counts=nowhere)
         self.sends_once = zero < 2
         together = [nn.ModuleList(own.values())] if self.sends_once else own.values()
         self.optimizers: list[Optimizer] = []
@@ -182,14 +181,17 @@ weight meets a part of the tokens, in the backward pass |
         it. As ``torch.nn.utils.clip_grad_norm_`` in one process: each element counts once. All ranks must call it."""
         mine: list[Tensor] = []
         copies: list[Tensor] = []
-        for part in self.parts:
-            for piece in pieces(part):
-                if piece.gradient is not None:
-                    is_here = self.is_first or not piece.is_everywhere
-                    for view, _, counts in cut(piece.gradient, piece.start, self.places[piece.parameter]):
-                        (mine if counts and is_here else copies).append(view)
+        for each in self.held():
+            gradient = None if each.stepped is None else each.stepped.grad
+            for view, _, counts in () if gradient is None else each.slices(gradient):
+                (mine if counts else copies).append(view)
         device = next(self.parts[0].parameters()).device
         return clip_grad_norm(mine, max_norm, norm_type, error_if_nonfinite, copies=copies, device=device)
+
+    def held(self) -> Iterator[Held]:
+        """What this rank has of the parameters, and of their states."""
+        for part, optimizer in zip(self.parts, self.optimizers, strict=True):
+            yield from held(part, self.places, optimizer, is_first=self.is_first)
 
     def evaluate(self, tokens_bs: Tensor, targets_bs: Tensor) -> Tensor:
         """The mean loss over all tokens of all ranks, without gradients."""
@@ -243,6 +245,14 @@ class Rests(nn.Module):
 
     def sync(self) -> None:
         """There is nothing to reduce."""
+
+
+def _in_the_model(place: Place, before: int) -> Place:
+    """`place`, with the name that a layer has where others come `before` it."""
+    if not place.name.startswith("blocks."):
+        return place
+    _, layer, rest = place.name.split(".", 2)
+    return replace(place, name=f"blocks.{int(layer) + before}.{rest}")
 
 
 def _splits_backward(schedule: Schedule) -> bool:

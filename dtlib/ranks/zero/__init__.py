@@ -14,7 +14,8 @@ without any ranks at all.
 """
 
 from .checkpoint import load, merge, save
+from .pieces import held
 from .shard import Shard
 from .zero import Zero
 
-__all__ = ["Shard", "Zero", "load", "merge", "save"]
+__all__ = ["Shard", "Zero", "held", "load", "merge", "save"]

@@ -15,8 +15,7 @@ from dtlib import lab
 from dtlib.ranks import threed
 from dtlib.ranks.model import GPT as Model
 from dtlib.ranks.model import next_token_loss
-from dtlib.ranks.threed.boxes import boxes
-from dtlib.ranks.threed.pieces import Place
+from dtlib.ranks.shared.held import Place, boxes
 
 from .judge import CLOSE, GPT, LLAMA, ONE_KEY, ROWS, built, case, data
 
@@ -121,7 +120,7 @@ def test_a_folder_without_a_finished_checkpoint_and_another_model_are_refused(tm
         threed.save(built(small), tmp_path)
         training = built(large)
         before = [each.clone() for part in training.parts for each in part.parameters()]
-        with pytest.raises(ValueError, match=r"must hold the tensors of the model: .* and should be"):
+        with pytest.raises(ValueError, match=r"must hold the same tensors as model; .* is "):
             threed.load(training, tmp_path)
         after = [each for part in training.parts for each in part.parameters()]
         return all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
@@ -134,7 +133,7 @@ def test_boxes_of_a_flat_piece():
     for start in range(12):
         for stop in range(start + 1, 13):
             flat = whole.reshape(-1)[start:stop]
-            found = list(boxes(flat, start, Place("a", (3, 4), None, 0, ((slice(0, 12), True),))))
+            found = list(boxes(flat, start, Place("a", (3, 4))))
             assert len(found) <= 3
             for ((row, column), (height, width)), view in found:
                 assert torch.equal(whole[row : row + height, column : column + width], view)

@@ -13,6 +13,7 @@ from dtlib.ranks import pp, sp, tp
 from dtlib.ranks.mesh import Mesh
 from dtlib.ranks.model import GPT
 from dtlib.ranks.shared import clipping
+from dtlib.ranks.shared.held import Held
 from dtlib.ranks.threed import training
 from dtlib.theory import pp as theory
 
@@ -73,8 +74,8 @@ def along_dp_alone(mesh, *axes):
     return group_of(mesh, *(axis for axis in axes if axis != "cp" or len(axes) == 1))
 
 
-def everything_counts(flat, start, place):
-    yield flat, start, True
+def everything_counts(self, tensor):
+    yield tensor, self.start, True
 
 
 def own_tokens(self, targets_bs):
@@ -109,7 +110,7 @@ MUTANTS = {
     "split tokens: positions, not summed over tp": ("pp 2, tp 2", sp.SplitTokens, "share", no_positions),
     "split tokens: nothing summed over tp": ("cp 2, tp 2", sp.SplitTokens, "share", nothing),
     "a mean of the ranks' means": ("dp 2, cp 2", training.Training, "_tokens", own_tokens),
-    "a norm that counts copies": ("dp 2, tp 2", training, "cut", everything_counts),
+    "a norm that counts copies": ("dp 2, tp 2", Held, "slices", everything_counts),
     "a norm of one stage": ("dp 2, pp 2", training, "clip_grad_norm", of_a_stage),
 }
 

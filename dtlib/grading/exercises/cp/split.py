@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dtlib.grading.exercises import choice
-from dtlib.grading.exercises.inputs import Cases, Rng, call
+from dtlib.grading.exercises.inputs import Cases, Rng, call, in_words
 from dtlib.grading.exercises.kinds import on_paper
 from dtlib.theory import cp
 
@@ -81,9 +81,13 @@ def traded(job: Job, c: int, num_kv_heads: int, times: int = 2) -> float:
     return (c - 1) / c * job.seq / c * (times * job.num_heads + 2 * num_kv_heads) * job.head_width
 
 
-def ulysses_by(job: Job, way: str, c: int, shared: bool) -> bool:
-    """`can`, with another rule for Ulysses."""
-    return can(job, "contiguous", c) and shared if way == "ulysses" else can(job, way, c)
+def ulysses_where(rule: Callable[[Job, int], bool]) -> Theory:
+    """With another rule for the ranks of Ulysses."""
+
+    def possible(job: Job, way: str, c: int) -> bool:
+        return can(job, "contiguous", c) and rule(job, c) if way == "ulysses" else can(job, way, c)
+
+    return Theory(exchanged=lambda job, c: traded(job, c, max(job.num_kv_heads, c)), can=possible)
 
 
 RIGHT = Theory()
@@ -102,25 +106,17 @@ WRONG = {
     "one product": Theory(work=lambda job, c: work(job, c) / 2),
     "way back of Ulysses forgotten": Theory(exchanged=lambda job, c: traded(job, c, max(job.num_kv_heads, c), times=1)),
     "heads of keys not sent twice": Theory(exchanged=lambda job, c: traded(job, c, job.num_kv_heads)),
-    "heads of keys cut": Theory(
-        exchanged=lambda job, c: traded(job, c, max(job.num_kv_heads, c)),
-        can=lambda job, way, c: ulysses_by(job, way, c, job.num_heads % c == 0),
-    ),
+    "heads of keys cut": ulysses_where(lambda job, c: job.num_heads % c == 0),
+    "heads of queries cut": ulysses_where(lambda job, c: job.num_kv_heads % c * (c % job.num_kv_heads) == 0),
+    "no more ranks than heads of keys": ulysses_where(lambda job, c: job.num_kv_heads % c == 0),
     "Ulysses hidden": Theory(exchanged=lambda job, c: 0.0),
     "whole sequence exchanged": Theory(exchanged=lambda job, c: c * exchanged(job, c)),
-    "no more ranks than heads of keys": Theory(
-        can=lambda job, way, c: ulysses_by(job, way, c, job.num_kv_heads % c == 0)
-    ),
     "one rank left out": Theory(can=lambda job, way, c: way != "none" and can(job, way, c)),
     "chunks cut": Theory(can=lambda job, way, c: can(job, "contiguous" if way == "zigzag" else way, c)),
     "room forgotten": Theory(can=lambda job, way, c: can(job._replace(most_tokens=job.seq), way, c)),
     "room not used up": Theory(can=lambda job, way, c: can(job._replace(most_tokens=job.most_tokens - 1), way, c)),
     "first round whole": Theory(contiguous=lambda w, x, c: (c - 1) * max(2 * w, x) + 2 * w),
     "own part exchanged": Theory(exchanged=lambda job, c: c / (c - 1) * exchanged(job, c)),
-    "heads of queries cut": Theory(
-        exchanged=lambda job, c: traded(job, c, max(job.num_kv_heads, c)),
-        can=lambda job, way, c: ulysses_by(job, way, c, job.num_kv_heads % c * (c % job.num_kv_heads) == 0),
-    ),
 }
 ALIKE = (
     ("not causal", "keys alone"), ("nothing hidden", "one product"), ("nothing hidden", "keys as wide as queries"),
@@ -147,16 +143,8 @@ def drawn(rng: Rng) -> Job:
     degrees = [[1, 2, 4], [2, 4, 8], [4, 8, 16], [1, 3, 6], [2, 3, 6, 12], [4, 5, 10]][rng.integers(6)]
     num_heads, num_kv_heads = [(32, 8), (64, 8), (16, 16), (12, 6), (12, 4), (32, 2), (24, 2)][rng.integers(7)]
     seq = int(rng.integers(1000, 9000)) * int(rng.choice([1, 4, 6, 12, 48]))
-    job = Job(
-        seq,
-        num_heads,
-        num_kv_heads,
-        int(rng.choice([64, 80, 128])),
-        degrees,
-        seq,
-        1e12 * float(rng.integers(60, 2000)),
-        1.0,
-    )
+    rate, width = 1e12 * float(rng.integers(60, 2000)), int(rng.choice([64, 80, 128]))
+    job = Job(seq, num_heads, num_kv_heads, width, degrees, seq, rate, 1.0)
     link = send(job, degrees[-1]) / work(job, degrees[-1]) / np.exp(rng.uniform(-1.5, 2.8))
     room = rng.uniform(1.01, 1.5) if rng.integers(4) else 1  # or all of it is needed
     most_tokens = int(seq / rng.choice(degrees) * room)
@@ -164,8 +152,7 @@ def drawn(rng: Rng) -> Job:
 
 
 def case(kind: str, job: Job) -> dict[str, Any]:
-    words = "{}: s={}, {} heads, {} of keys, d={}, {} ranks with {} tokens at most, {:.3g} operations/s, {:.3g} B/s"
-    return call(words.format(kind, *job), list(job), some=bool(possible(job)))
+    return call(f"{kind}: {in_words(job._asdict())}", list(job), some=bool(possible(job)))
 
 
 def possible(job: Job, by: Theory = RIGHT) -> choice.Possible:

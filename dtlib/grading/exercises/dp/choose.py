@@ -3,7 +3,7 @@
 from typing import Any
 
 from dtlib.grading.exercises import choice
-from dtlib.grading.exercises.inputs import Cases, Rng, call
+from dtlib.grading.exercises.inputs import Cases, Rng, call, in_words
 from dtlib.grading.exercises.kinds import on_paper
 from dtlib.theory import collectives, dp
 
@@ -44,13 +44,8 @@ def case(
     job["inside"] = job["gradient_bytes"] / (sync * sample)
     job["across"] = job["inside"] / faster
     job["deadline"] = seconds(job, (*plan, batch // plan[0] // plan[1])) * times * (1 + 1e-9)
-    words = (
-        f"{batch} samples, {nodes} × {node} ranks, room for {room} samples, {job['pass_seconds']:.4g} s a pass and "
-        f"{sample:.4g} s a sample, {job['gradient_bytes']:.4g} B of gradients at {job['inside']:.4g} and "
-        f"{job['across']:.4g} B/s, deadline {job['deadline']:.6g} s"
-    )
     found = possible(job)
-    return call(words, [job], some=bool(found)) | {"plans": [[*each, cost] for each, cost in found.items()]}
+    return call(in_words(job), [job], some=bool(found)) | {"plans": [[*each, cost] for each, cost in found.items()]}
 
 
 def seconds(job: dict[str, Any], plan: Plan) -> float:

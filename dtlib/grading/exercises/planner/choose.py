@@ -5,13 +5,15 @@ from collections.abc import Callable
 from typing import Any
 
 from dtlib.grading.exercises import choice
-from dtlib.grading.exercises.inputs import Cases, Rng, call
+from dtlib.grading.exercises.inputs import Cases, Rng, call, in_words
 from dtlib.grading.exercises.kinds import on_paper
 
 from .exposed import phase, seen
 
+Job = dict[str, Any]
 Plan = tuple[int, int, int]
-Cost = Callable[[dict[str, Any], int, int, int], float]
+Cost = Callable[[Job, int, int, int], float]
+Seconds = dict[Plan, float]
 GB = 1e9
 
 #: Cards, ranks of a node, GB of a card, rates inside and across in GB/s; layers, hidden, sequences, tokens of each.
@@ -66,7 +68,7 @@ def drawn(rng: Rng, sequences: int) -> tuple[int, ...]:
     )  # fmt: skip
 
 
-def told_apart(rng: Rng, wrong: Callable[[dict[str, Any]], dict[Plan, float]]) -> dict[str, Any]:
+def told_apart(rng: Rng, wrong: Callable[[Job], Seconds]) -> Job:
     """A case with few sequences, where the best plan of a wrong theory is not possible or at least 5 % slower."""
     while True:
         told = case(rng, "drawn", drawn(rng, int(rng.choice([4, 6, 96]))))
@@ -76,10 +78,10 @@ def told_apart(rng: Rng, wrong: Callable[[dict[str, Any]], dict[Plan, float]]) -
             return told
 
 
-def case(rng: Rng, kind: str, sizes: tuple[float, ...]) -> dict[str, Any]:
+def case(rng: Rng, kind: str, sizes: tuple[float, ...]) -> Job:
     cards, node, room, inside, across, layers, hidden, batch, seq = sizes
     near = [float(rng.uniform(0.97, 1.03)) for _ in range(3)]
-    job: dict[str, Any] = {
+    job: Job = {
         "cards": cards, "node": node, "room": room * GB * near[0], "layers": layers, "hidden": hidden,
         "rate": RATES.get(kind, 400e12) if kind in KINDS else float(rng.uniform(150, 900)) * 1e12,
         "inside": [5e-6, inside * GB * near[1]],
@@ -91,26 +93,22 @@ def case(rng: Rng, kind: str, sizes: tuple[float, ...]) -> dict[str, Any]:
     if kind.endswith("enough room"):  # of the fastest: a little more than it needs, or a little less
         job["room"] = (1.19 if "not quite" in kind else 1.22) * needed(job, *min(found, key=lambda plan: found[plan]))
         found = possible(job)
-    words = (
-        f"{kind}: {cards} cards in nodes of {node}, {job['room'] / GB:.4g} GB and {job['rate']:.4g} FLOP/s each, "
-        f"inside {job['inside']}, across {job['across']}, {layers} layers of {hidden}, {job['heads']} heads, vocab "
-        f"{job['vocab']}, {batch} sequences of {seq}"
-    )
+    words = f"{kind}: {in_words(job)}"
     return call(words, [job], some=bool(found)) | {"plans": [[*plan, t] for plan, t in found.items()]}
 
 
-def stage_params(job: dict[str, Any], tp: int, pp: int) -> float:
+def stage_params(job: Job, tp: int, pp: int) -> float:
     """Parameters of a rank: a stage's layers, and the table of one end."""
     return float((job["layers"] // pp * 12 * job["hidden"] ** 2 + job["vocab"] * job["hidden"]) / tp)
 
 
-def needed(job: dict[str, Any], dp: int, tp: int, pp: int) -> float:
+def needed(job: Job, dp: int, tp: int, pp: int) -> float:
     """Bytes of the first stage: states of 18 bytes under ZeRO 1, and what its layers keep."""
     kept = 34 * job["seq"] * job["hidden"] / tp * (job["layers"] // pp) * min(pp, job["sequences"] // dp)
     return stage_params(job, tp, pp) * (6 + 12 / dp) + kept
 
 
-def of_rank(job: dict[str, Any], dp: int, tp: int, pp: int) -> dict[str, Any]:
+def of_rank(job: Job, dp: int, tp: int, pp: int) -> Job:
     """What `seen` is called with: the job, and a rank's layers, micro-batches and bytes."""
     own = stage_params(job, tp, pp)
     return job | {
@@ -120,18 +118,16 @@ def of_rank(job: dict[str, Any], dp: int, tp: int, pp: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def seconds(job: dict[str, Any], dp: int, tp: int, pp: int) -> float:
+def seconds(job: Job, dp: int, tp: int, pp: int) -> float:
     """(m + p − 1) micro-batches with their messages of tp, then what pp and dp wait for."""
     here = of_rank(job, dp, tp, pp)
     waits = 8 * here["layers"] * phase(here, "tp", here["activation_bytes"])
     return (here["micro_batches"] + pp - 1) * (here["micro_seconds"] + waits) + sum(seen(here)[1:])
 
 
-def possible(
-    job: dict[str, Any], needed: Cost = needed, seconds: Cost = seconds, *, fill_nodes: bool = True
-) -> dict[Plan, float]:
+def possible(job: Job, needed: Cost = needed, seconds: Cost = seconds, *, fill_nodes: bool = True) -> Seconds:
     """The seconds of every (dp, tp, pp) that is possible and fits with a margin of a fifth."""
-    found: dict[Plan, float] = {}
+    found: Seconds = {}
     for tp in (t for t in range(1, job["heads"] + 1) if job["heads"] % t == 0):
         for pp in (p for p in range(1, job["layers"] + 1) if job["layers"] % p == 0):
             dp = job["cards"] // (tp * pp)
@@ -144,20 +140,20 @@ def possible(
     return found
 
 
-def as_many_as_stages(job: dict[str, Any]) -> dict[Plan, float]:
+def as_many_as_stages(job: Job) -> Seconds:
     """With as many micro-batches in flight as there are stages, also where there are not so many."""
     return possible(job, needed=lambda job, dp, tp, pp: needed(job | {"sequences": dp * pp}, dp, tp, pp))
 
 
-def over_parts_of_nodes(job: dict[str, Any]) -> dict[Plan, float]:
+def over_parts_of_nodes(job: Job) -> Seconds:
     """With groups of which one lies in a node and another in two."""
     return possible(job, fill_nodes=False)
 
 
-def behind_all_of_it(job: dict[str, Any]) -> dict[Plan, float]:
+def behind_all_of_it(job: Job) -> Seconds:
     """With the gradients sent behind all of a micro-batch, and not behind its backward pass."""
 
-    def wrong(job: dict[str, Any], dp: int, tp: int, pp: int) -> float:
+    def wrong(job: Job, dp: int, tp: int, pp: int) -> float:
         here = of_rank(job, dp, tp, pp)
         gradients, c = phase(here, "dp", here["gradient_bytes"]), here["micro_seconds"]
         return seconds(job, dp, tp, pp) - max(0.0, gradients - 2 * c / 3) + max(0.0, gradients - c)

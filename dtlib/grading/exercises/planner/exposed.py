@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from dtlib.grading.exercises.inputs import Case, Cases, Rng, call
+from dtlib.grading.exercises.inputs import Case, Cases, Rng, call, in_words
 from dtlib.grading.exercises.kinds import on_paper, values
 
 PARTS = "tp, pp, dp"
@@ -31,12 +31,7 @@ def case(rng: Rng, dp: float, tp: float, pp: float, node: float, length: float) 
     }  # fmt: skip
     job["gradient_bytes"] = (4 if length < 1.5 else 1) * job["weight_bytes"]  # one sticks out, the other does not
     job["micro_seconds"] = length * phase(job, "dp", job["gradient_bytes"]) if dp > 1 else 0.1
-    words = (
-        "dp {dp}, tp {tp}, pp {pp}, nodes of {node}, inside {inside}, across {across}, {micro_batches} micro-batches "
-        "of {micro_seconds!r} s, {layers} layers, activation {activation_bytes:,} B, gradients {gradient_bytes:,} B, "
-        "weights {weight_bytes:,} B"
-    ).format(**job)
-    return call(words, [job])
+    return call(in_words(job), [job])
 
 
 def link(job: dict[str, Any], axis: str) -> tuple[float, float]:

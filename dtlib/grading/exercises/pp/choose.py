@@ -73,9 +73,8 @@ def case(kind: str, *arguments: Any) -> dict[str, Any]:
         f"{'a' if barrier else 'no'} barrier"
     )
     found = possible(*arguments)
-    return call(words, arguments, some=bool(found), barrier=barrier) | {
-        "plans": [[*plan, t] for plan, t in found.items()]
-    }
+    plans = [[*plan, t] for plan, t in found.items()]
+    return call(words, arguments, some=bool(found), barrier=barrier) | {"plans": plans}
 
 
 def possible(

@@ -36,7 +36,7 @@ def damage(rng: Rng, kind: str, actions: Actions, m: int) -> None:
     rank, i = int(rng.integers(p)), int(rng.integers(m))
     own = actions[rank]
     if kind == "fine, both orders":  # another order of micro-batches, on all ranks
-        places = rng.permutation(m).tolist()
+        places = [*range(i or 1, m), *range(i or 1)]
         actions[:] = [[(of, places[i]) for of, i in each] for each in actions]
     elif kind == MISSING:
         own.remove(("FB"[int(rng.integers(2))], i))

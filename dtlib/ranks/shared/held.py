@@ -1,0 +1,139 @@
+"""What of a model's parameters a rank holds: how they are cut, which elements it has, and which of them count here.
+
+Whoever splits, shards or places parameters says it in these words; norms and checkpoints read them. An element that
+several ranks have counts on one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from math import prod
+from typing import TypeAlias
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from .split import Split, splits_of
+
+Box: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
+"""Offsets and sizes in a whole tensor."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank's part of a parameter lies in the whole model's: under `name`, cut as `split` says (None: whole).
+
+    `shape` is that of the part, `rank` this one's in the group of the split, and `counts` says of consecutive slices of
+    the flattened part whether they count here or on another rank of that group.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    split: Split | None = None
+    rank: int = 0
+    counts: tuple[tuple[slice, bool], ...] = ((slice(None), True),)
+
+    @property
+    def whole_shape(self) -> tuple[int, ...]:
+        """The shape in the whole model."""
+        if self.split is None:
+            return self.shape
+        return tuple(self.split.size if dim == self.split.dim else n for dim, n in enumerate(self.shape))
+
+
+def places(model: nn.Module, *, is_first: bool = True) -> dict[int, Place]:
+    """The place of each parameter of `model` by its ``id``, as long as its shape is there: `is_first` says whether the
+    rank is the first of those that split the model, on which counts what all of them have."""
+    splits, found = splits_of(model), dict[int, Place]()
+    for name, parameter in model.named_parameters():
+        shape, (how, group) = tuple(parameter.shape), splits.get(name, (None, None))
+        if how is None:
+            found[id(parameter)] = Place(name, shape, counts=((slice(None), is_first),))
+            continue
+        rank = dist.get_rank(group)
+        ends = list(accumulate(how.lengths(rank), initial=0))
+        row = parameter.numel() // (shape[0] if how.dim == 0 else ends[-1])
+        counts = tuple(
+            (slice(start * row, stop * row), not is_copy)  # copies are rows: they lie together
+            for (start, stop), is_copy in zip(pairwise(ends), how.is_copy(rank), strict=True)
+        )
+        found[id(parameter)] = Place(name, shape, how, rank, counts)
+    return found
+
+
+@dataclass(frozen=True)
+class Held:
+    """Elements of a parameter, or of a buffer, that this rank has: `weight` is all of its part, in its shape, or flat
+    those from `start` on.
+
+    `optimizer` steps them as `stepped` (None: they are frozen). `is_first` says whether the rank is the first of those
+    that have the same elements.
+    """
+
+    place: Place
+    weight: Tensor
+    start: int = 0
+    stepped: nn.Parameter | None = None
+    optimizer: Optimizer | None = None
+    is_first: bool = True
+
+    def slices(self, tensor: Tensor) -> Iterator[tuple[Tensor, int, bool]]:
+        """`tensor`, laid out as `weight`, in views with their own starts: each counts here or on another rank."""
+        if len(self.place.counts) == 1:
+            yield tensor, self.start, self.is_first and self.place.counts[0][1]
+            return
+        flat = tensor.view(-1)
+        for where, counts in self.place.counts:
+            low, high = max(where.start, self.start), min(where.stop, self.start + len(flat))
+            if low < high:
+                yield flat[low - self.start : high - self.start], low, self.is_first and counts
+
+
+def boxes(tensor: Tensor, start: int, place: Place) -> Iterator[tuple[Box, Tensor]]:
+    """The boxes of `tensor`, which is a part that lies as `place` says or flat its elements from `start` on, each with
+    a view of them."""
+    if tensor.shape == place.shape:
+        yield from _in_the_whole((0,) * tensor.dim(), tensor, place)
+        return
+    at = 0
+    for offsets, sizes in rectangles(start, start + len(tensor), place.shape):
+        yield from _in_the_whole(offsets, tensor[at : at + prod(sizes)].view(sizes), place)
+        at += prod(sizes)
+
+
+def rectangles(start: int, stop: int, shape: tuple[int, ...]) -> Iterator[Box]:
+    """Elements [start, stop) of a tensor of that shape, row after row: of a matrix the end of a row, rows, and the
+    beginning of one."""
+    if len(shape) < 2:
+        yield (start,) * len(shape), (stop - start,) * len(shape)
+        return
+    row = prod(shape[1:])
+    while start < stop:
+        number, offset = divmod(start, row)
+        if offset == 0 and stop - start >= row:
+            rows = (stop - start) // row
+            yield (number, *(0,) * (len(shape) - 1)), (rows, *shape[1:])
+            start += rows * row
+        else:
+            end = min(row, offset + stop - start)
+            for offsets, sizes in rectangles(offset, end, shape[1:]):
+                yield (number, *offsets), (1, *sizes)
+            start += end - offset
+
+
+def _in_the_whole(offsets: tuple[int, ...], view: Tensor, place: Place) -> Iterator[tuple[Box, Tensor]]:
+    """A box of a part, cut where neighbours in the part are none in the whole."""
+    if place.split is None:
+        yield (offsets, tuple(view.shape)), view
+        return
+    dim = place.split.dim
+    ends = accumulate(place.split.lengths(place.rank), initial=0)
+    for (low, high), there in zip(pairwise(ends), place.split.ranges[place.rank], strict=True):
+        first, last = max(low, offsets[dim]), min(high, offsets[dim] + view.shape[dim])
+        if first < last:
+            part = view.narrow(dim, first - offsets[dim], last - first)
+            moved = (*offsets[:dim], first - low + there.start, *offsets[dim + 1 :])
+            yield (moved, tuple(part.shape)), part
