@@ -184,17 +184,42 @@ def _turned(x_bsnd: Tensor, offset: int | Tensor, sign: int) -> Tensor:
     return torch.cat(turned, -1)
 
 
-class Attention(nn.Module):
-    """Causal self-attention. `qkv` lies group by group (g, a/g + 2, d): the heads of queries that share a head of keys
-    and values, that key, that value. Without sharing that is head by head (a, 3, d): a slice of rows is a slice of
-    heads."""
+class Core(nn.Module):
+    """All of attention that has no weights: each query's mean of the values, weighted by how its keys fit."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.num_heads, self.dropout, self.written_out = config.num_heads, config.dropout, config.written_out
-        self.num_kv_heads, self.rotary = config.kv_heads, config.rotary
+        self.p, self.written_out = config.dropout, config.written_out
+
+    def forward(self, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor) -> Tensor:
+        """Queries, keys and values to weighted values (b, a, s, d)."""
+        dropout, shared = self.p if self.training else 0.0, q_basd.shape[1] // k_bgsd.shape[1]
+        if not self.written_out:
+            return F.scaled_dot_product_attention(
+                q_basd, k_bgsd, v_bgsd, dropout_p=dropout, is_causal=True, enable_gqa=shared > 1
+            )
+        if shared == 1:
+            return attention_matrix(q_basd, k_bgsd, dropout) @ v_bgsd
+        # The queries that share a key are rows of one product; no key and no value is repeated.
+        q_bgnd = q_basd.unflatten(1, (-1, shared)).flatten(2, 3)
+        k_bgsd, v_bgsd = k_bgsd.contiguous(), v_bgsd.contiguous()
+        y_bgnd = attention_matrix(q_bgnd, k_bgsd, dropout) @ v_bgsd
+        return y_bgnd.unflatten(2, (shared, -1)).flatten(1, 2)
+
+
+class Attention(nn.Module):
+    """Causal self-attention of three parts, `qkv`, `core` and `out`.
+
+    `qkv` lies group by group (g, a/g + 2, d): the heads of queries that share a head of keys and values, that key, that
+    value. Without sharing that is head by head (a, 3, d): a slice of rows is a slice of heads.
+    """
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.num_heads, self.num_kv_heads, self.rotary = config.num_heads, config.kv_heads, config.rotary
         linear = partial(nn.Linear, bias=config.biases, dtype=config.dtype)
         self.qkv = linear(config.hidden, config.hidden + 2 * config.hidden // config.num_heads * config.kv_heads)
+        self.core = Core(config)
         self.out = linear(config.hidden, config.hidden)
 
     def forward(self, x_bsh: Tensor, offset: int | Tensor = 0, **where: Any) -> Tensor:
@@ -209,24 +234,6 @@ class Attention(nn.Module):
             v_bsgd = v_bsgd.clone(memory_format=torch.contiguous_format)  # a view would keep what was turned, too
         y_basd = self.core(q_bsad.transpose(1, 2), k_bsgd.transpose(1, 2), v_bsgd.transpose(1, 2), **where)
         return self.out(y_basd.transpose(1, 2).flatten(2))
-
-    def core(self, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor) -> Tensor:
-        """Queries, keys and values to weighted values (b, a, s, d): all of attention that has no weights."""
-        dropout, shared = self.dropout if self.training else 0.0, self.num_heads // self.num_kv_heads
-        if not self.written_out:
-            return F.scaled_dot_product_attention(
-                q_basd, k_bgsd, v_bgsd, dropout_p=dropout, is_causal=True, enable_gqa=shared > 1
-            )
-        if shared == 1:
-            return attention_matrix(q_basd, k_bgsd, dropout) @ v_bgsd
-        # The queries that share a key are rows of one product; no key and no value is repeated.
-        q_bgnd, k_bgsd, v_bgsd = (
-            q_basd.unflatten(1, (-1, shared)).flatten(2, 3),
-            k_bgsd.contiguous(),
-            v_bgsd.contiguous(),
-        )
-        y_bgnd = attention_matrix(q_bgnd, k_bgsd, dropout) @ v_bgsd
-        return y_bgnd.unflatten(2, (shared, -1)).flatten(1, 2)
 
 
 def attention_matrix(q_bgnd: Tensor, k_bgsd: Tensor, dropout: float = 0.0) -> Tensor:

@@ -132,15 +132,15 @@ def _layer_by_hand(b, s, h, a, w, *, flash, dropout):
         "mlp.down": w * 4 * sbh,  # and what comes out
     }
     if flash:  # q, k and v in one storage, the result, and one float32 a row for the softmax
-        terms["attention"] = w * 3 * sbh + w * sbh + 4 * b * a * s
+        terms["attention.core"] = w * 3 * sbh + w * sbh + 4 * b * a * s
         # The result is also what attention.out keeps: the same storage, nothing more.
     else:  # the plain form computes in float32: q and k scaled, v, and the softmax
         # A copy of v, except where one head's v is evenly spaced in qkv: then that view, and so all of qkv.
         v = 3 if w == 4 and 1 in (b, a) else 1
-        terms["attention"] = 4 * (2 + v) * sbh + 4 * bass
+        terms["attention.core"] = 4 * (2 + v) * sbh + 4 * bass
         terms["attention.out"] = w * sbh
         if dropout:
-            terms["attention"] += 4 * 2 * bass  # the mask, and the softmax after it
+            terms["attention.core"] += 4 * 2 * bass  # the mask, and the softmax after it
     if dropout:
         terms["drop"] = 2 * w * sbh  # a mask on each of the two residual branches
     return terms

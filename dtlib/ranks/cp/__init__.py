@@ -11,7 +11,7 @@ splits the tokens of a GPT:
 Sources: Liu et al. 2023, arXiv 2310.01889; Jacobs et al. 2023, arXiv 2309.14509.
 """
 
-from .gpt import Context, ContextAttention, next_token_loss, parallelize
+from .gpt import Context, ContextCore, next_token_loss, parallelize
 from .layout import Layout
 from .ring import ring_attention
 from .tiles import Mask
@@ -19,7 +19,7 @@ from .ulysses import ulysses_attention
 
 __all__ = [
     "Context",
-    "ContextAttention",
+    "ContextCore",
     "Layout",
     "Mask",
     "next_token_loss",

@@ -15,7 +15,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from dtlib.ranks import model as whole_model
 from dtlib.ranks.mesh import Group
-from dtlib.ranks.model import GPT, IGNORED, Attention, refuse_positions
+from dtlib.ranks.model import GPT, IGNORED, refuse_positions
 from dtlib.ranks.shared.alike import described, refuse_unlike_calls, size_of
 from dtlib.ranks.shared.replicas import begin_alike, split_modules
 from dtlib.ranks.tp import sum_over_ranks
@@ -78,19 +78,17 @@ class Context:
                 self.summed[parameter] = parameter.register_hook(lambda gradient: _summed(gradient, self.group))
 
 
-class ContextAttention(Attention):
-    """`attention` over the tokens of all ranks; weights, shapes and positions are those of the rank's own tokens."""
+class ContextCore(nn.Module):
+    """Attention's core over the tokens of all ranks, by a ring or all-to-alls; shapes are those of the rank's own."""
 
-    def __init__(self, attention: Attention, way: str) -> None:
-        nn.Module.__init__(self)
-        self.num_heads, self.num_kv_heads, self.rotary = attention.num_heads, attention.num_kv_heads, attention.rotary
-        self.qkv, self.out, self.way = attention.qkv, attention.out, way
-        self.train(attention.training)
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
 
-    def core(
+    def forward(
         self, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor, layout: Layout | None = None, mask: Mask | None = None
     ) -> Tensor:
-        """As in the whole attention, by a ring or all-to-alls, of tokens that lie as `layout` says."""
+        """Queries, keys and values of tokens that lie as `layout` says to weighted values."""
         if layout is None:
             raise ValueError("layout must be given: attention is reached through the model, which knows it")
         return WAYS[self.way](q_basd, k_bgsd, v_bgsd, layout, mask)
@@ -121,7 +119,7 @@ def parallelize(
     begin_alike(model, group)
     context = Context(group, order, way)
     for block in model.blocks:
-        block.attention = ContextAttention(block.attention, way)
+        block.attention.core = ContextCore(way)
     model.register_forward_pre_hook(context.before_forward, with_kwargs=True)
     model.register_forward_hook(context.after_forward)
     if n > 1 and sum_gradients:
@@ -163,7 +161,7 @@ def _refuse(model: GPT, group: Group, order: str, way: str) -> int:
     if not dist.is_initialized():
         raise ValueError("group needs torch.distributed: call this in a rank of lab.run, or after init_process_group")
     n = size_of(group)
-    if any(isinstance(each, ContextAttention) or each in split_modules for each in model.modules()):
+    if any(isinstance(each, ContextCore) or each in split_modules for each in model.modules()):
         raise ValueError("model must be whole, and is split already")
     if order not in ORDERS:
         raise ValueError(f"order must be one of {', '.join(ORDERS)}, not {order!r}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -12,6 +14,9 @@ from torch.func import functional_call
 from dtlib.ranks import tp
 from dtlib.ranks.mesh import Group
 from dtlib.ranks.model import GPT
+from dtlib.ranks.shared.alike import described, refuse_unlike_calls
+from dtlib.ranks.tp.blocks import Layers
+from dtlib.ranks.tp.gpt import split_all
 
 from .simple import all_tokens, refuse_length, scatter_sum, summed_tokens
 
@@ -45,6 +50,58 @@ class SplitTokens:
         return parameter if dist.get_world_size(self.group) == 1 else tp.copy_to_ranks(parameter, self.group)
 
 
+class GatheringLinear(tp.ColumnParallelLinear):
+    """A column-parallel layer that gathers the ranks' tokens in front and scatters the input's gradient."""
+
+    def __init__(self, *arguments: Any, tokens: SplitTokens, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.tokens = tokens
+
+    def enter(self, x_bsi: Tensor) -> tuple[Tensor, Tensor]:
+        """All tokens; kept are they or this rank's."""
+        all_bsi = self.tokens.gather(x_bsi)
+        return all_bsi, x_bsi if self.tokens.gather_again else all_bsi
+
+    def again(self, kept_bsi: Tensor) -> Tensor:
+        """All tokens."""
+        return self.tokens.gather(kept_bsi) if self.tokens.gather_again else kept_bsi
+
+    def start_sum(self, dx_bsi: Tensor) -> tuple[Tensor, list[Any]]:
+        """This rank's tokens of the sum, at once."""
+        return self.tokens.scatter(dx_bsi), []
+
+
+class ScatteringLinear(tp.RowParallelLinear):
+    """A row-parallel layer whose outputs are summed to the ranks that have their tokens."""
+
+    def __init__(self, *arguments: Any, tokens: SplitTokens, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.tokens = tokens
+
+    def forward(self, x_bsi: Tensor) -> Tensor:
+        """The outputs of this rank's tokens (b, s/t, o)."""
+        refuse_unlike_calls("x_bsi of rows", described(x_bsi, but_last=True), self.group)
+        y_bso = self.tokens.scatter_sum(F.linear(x_bsi, self.weight))
+        return y_bso if self.bias is None else y_bso + self.tokens.share(self.bias).to(y_bso.dtype)
+
+
+class ScatteringEmbedding(tp.VocabularyParallelEmbedding):
+    """An embedding that is called with all tokens and gives the rows of this rank's."""
+
+    def __init__(self, *arguments: Any, tokens: SplitTokens) -> None:
+        super().__init__(*arguments)
+        self.tokens = tokens
+
+    def forward(self, tokens_bs: Tensor) -> Tensor:
+        """The rows (b, s/t, h); ``ValueError`` for a number of tokens that the ranks do not divide."""
+        refuse_length("tokens_bs", tokens_bs, self.group)
+        return super().forward(tokens_bs)
+
+    def sum(self, part_bsh: Tensor) -> Tensor:
+        """This rank's tokens of the sum over the ranks."""
+        return self.tokens.scatter_sum(part_bsh)
+
+
 class SplitNorm(nn.Module):
     """`norm` (LayerNorm or RMSNorm) on this rank's tokens; the gradients of its weights are summed over the ranks."""
 
@@ -75,21 +132,6 @@ class SplitPositions(nn.Module):
         return F.embedding(mine, self.tokens.share(self.weight))
 
 
-class OwnDropout(nn.Module):
-    """`drop` with dice of the rank's own, as its tokens are its own; see `tp.own_dice`."""
-
-    def __init__(self, drop: nn.Module, group: Group) -> None:
-        super().__init__()
-        self.drop, self.group = drop, group
-
-    def forward(self, x_bsh: Tensor) -> Tensor:
-        """Zero with probability p, else 1/(1 − p) of the entry."""
-        if not (self.training and self.drop.p):
-            return self.drop(x_bsh)
-        with tp.own_dice(self.group, x_bsh.device):
-            return self.drop(x_bsh)
-
-
 def parallelize(model: GPT, group: Group = None, *, gather_again: bool = False) -> GPT:
     """Split `model`, which is changed and returned, over the ranks of `group` (None: all ranks), and its tokens too.
 
@@ -109,17 +151,14 @@ def parallelize(model: GPT, group: Group = None, *, gather_again: bool = False) 
 
     Source: Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2.
     """
-    tp.parallelize(model, group)
     tokens = SplitTokens(group, gather_again)
-    for module in model.modules():
-        if isinstance(module, (tp.ColumnParallelLinear, tp.RowParallelLinear, tp.VocabularyParallelEmbedding)):
-            module.tokens = tokens
+    each = (GatheringLinear, ScatteringLinear, ScatteringEmbedding)
+    split_all(model, group, 1, Layers(*(partial(layer, tokens=tokens) for layer in each)))
     for block in model.blocks:
         block.attention_norm = SplitNorm(block.attention_norm, tokens)
         block.mlp_norm = SplitNorm(block.mlp_norm, tokens)
-        block.drop = OwnDropout(block.drop, group)
+        block.drop = tp.OwnDice(block.drop, group)
     model.norm = SplitNorm(model.norm, tokens)
     if not model.config.rotary:
         model.position_embedding = SplitPositions(model.position_embedding, tokens)
-    model.token_embedding.register_forward_pre_hook(lambda _, args: refuse_length("tokens_bs", args[0], group))
     return model

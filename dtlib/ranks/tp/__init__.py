@@ -16,7 +16,7 @@ ranks. Sources: Shoeybi et al. 2019, arXiv 1909.08053, section 3; Korthikanti et
 
 from dtlib.ranks.shared.split import clip_grad_norm, load_state_dict, split, state_dict, unsplit
 
-from .blocks import ParallelAttention, ParallelMLP, own_dice, sharers_of
+from .blocks import OwnDice, sharers_of, split_attention, split_mlp
 from .conjugate import copy_to_ranks, sum_over_ranks
 from .gpt import parallelize
 from .linear import ColumnParallelLinear, RowParallelLinear
@@ -24,18 +24,18 @@ from .vocabulary import VocabularyParallelEmbedding, next_token_loss, vocabulary
 
 __all__ = [
     "ColumnParallelLinear",
-    "ParallelAttention",
-    "ParallelMLP",
+    "OwnDice",
     "RowParallelLinear",
     "VocabularyParallelEmbedding",
     "clip_grad_norm",
     "copy_to_ranks",
     "load_state_dict",
     "next_token_loss",
-    "own_dice",
     "parallelize",
     "sharers_of",
     "split",
+    "split_attention",
+    "split_mlp",
     "state_dict",
     "sum_over_ranks",
     "unsplit",

@@ -6,8 +6,8 @@ f width of the MLP, t ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -19,10 +19,26 @@ from dtlib.ranks.shared.alike import size_of
 from dtlib.ranks.shared.split import Ranges, evenly
 
 from .linear import ColumnParallelLinear, RowParallelLinear
+from .vocabulary import VocabularyParallelEmbedding
 
 
-class ParallelAttention(Attention):
-    """This rank's heads of `attention`, which must be the same on all ranks of `group`.
+@dataclass(frozen=True)
+class Layers:
+    """What a whole layer becomes where its weights are split."""
+
+    column: Callable[..., nn.Module] = ColumnParallelLinear
+    row: Callable[..., nn.Module] = RowParallelLinear
+    embedding: Callable[..., nn.Module] = VocabularyParallelEmbedding
+
+
+ALL_TOKENS = Layers()
+"""Of ranks that have all tokens each."""
+
+
+def split_attention(
+    attention: Attention, group: Group = None, *, sharers: Group = None, chunks: int = 1, layers: Layers = ALL_TOKENS
+) -> Attention:
+    """Leave this rank's heads of `attention`, which is changed and returned; it is the same on all ranks of `group`.
 
     | | whole | this rank |
     |---|---|---|
@@ -37,39 +53,29 @@ class ParallelAttention(Attention):
     - weight gradient: nothing sent, unless t > g: then t/g ranks have a key and value head each alike, which gets the
       sum of its gradients over them, `sharers` (made by `sharers_of` if not given).
 
-    A mask of dropout on the attention matrix differs from rank to rank, see `own_dice`. ``ValueError`` unless t is at
+    A mask of dropout on the attention matrix differs from rank to rank, see `OwnDice`. ``ValueError`` unless t is at
     most g, or a multiple of it up to a; ranks may have one group of heads more than others. Source: Shoeybi et al.
     2019, arXiv 1909.08053, section 3.
     """
-
-    def __init__(self, attention: Attention, group: Group = None, *, sharers: Group = None, chunks: int = 1) -> None:
-        nn.Module.__init__(self)
-        t, rank = size_of(group), dist.get_rank(group)
-        a, g = attention.num_heads, attention.num_kv_heads
-        refuse_degree(a, g, t)
-        sharers = sharers_of(g, group) if sharers is None else sharers
-        d = attention.out.in_features // a
-        queries, rows = queries_of(a, g, t), rows_of(a, g, d, t)
-        self.group, self.dropout, self.written_out = group, attention.dropout, attention.written_out
-        self.rotary, self.num_heads = attention.rotary, len(queries[rank])
-        self.num_kv_heads = len(evenly("num_kv_heads", g, t)[rank][0]) if t <= g else 1
-        self.qkv = ColumnParallelLinear(
-            attention.qkv, group, rows=rows, shared_rows=2 * d if t > g else 0, sharers=sharers
-        )
-        columns = tuple((range(each.start * d, each.stop * d),) for each in queries)
-        self.out = RowParallelLinear(attention.out, group, columns=columns, chunks=chunks)
-        self.train(attention.training)
-
-    def core(self, q_basd: Tensor, k_bgsd: Tensor, v_bgsd: Tensor) -> Tensor:
-        """As in the whole attention, with dice of the rank's own."""
-        if not (self.dropout and self.training):
-            return super().core(q_basd, k_bgsd, v_bgsd)
-        with own_dice(self.group, q_basd.device):
-            return super().core(q_basd, k_bgsd, v_bgsd)
+    t, rank = size_of(group), dist.get_rank(group)
+    a, g, d = attention.num_heads, attention.num_kv_heads, attention.out.in_features // attention.num_heads
+    refuse_degree(a, g, t)
+    sharers = sharers_of(g, group) if sharers is None else sharers
+    queries, shared_rows = queries_of(a, g, t), 2 * d if t > g else 0
+    columns = tuple((range(each.start * d, each.stop * d),) for each in queries)
+    attention.qkv = layers.column(
+        attention.qkv, group, rows=rows_of(a, g, d, t), shared_rows=shared_rows, sharers=sharers
+    )
+    attention.core = OwnDice(attention.core, group)
+    attention.out = layers.row(attention.out, group, columns=columns, chunks=chunks)
+    attention.num_heads = len(queries[rank])
+    attention.num_kv_heads = len(evenly("num_kv_heads", g, t)[rank][0]) if t <= g else 1
+    return attention
 
 
-class ParallelMLP(MLP):
-    """This rank's part of the width of `mlp`, which must be the same on all ranks of `group`; GELU or SwiGLU.
+def split_mlp(mlp: MLP, group: Group = None, *, chunks: int = 1, layers: Layers = ALL_TOKENS) -> MLP:
+    """Leave this rank's part of the width of `mlp`, GELU or SwiGLU, which is changed and returned; it is the same on
+    all ranks of `group`.
 
     | | whole | this rank |
     |---|---|---|
@@ -83,16 +89,13 @@ class ParallelMLP(MLP):
 
     ``ValueError`` where f is below t. Source: Shoeybi et al. 2019, arXiv 1909.08053, section 3.
     """
-
-    def __init__(self, mlp: MLP, group: Group = None, *, chunks: int = 1) -> None:
-        nn.Module.__init__(self)
-        self.swiglu, f = mlp.swiglu, mlp.down.in_features
-        rows = evenly("down.in_features", f, size_of(group))
-        if mlp.swiglu:
-            rows = tuple((*each, range(each[0].start + f, each[0].stop + f)) for each in rows)
-        self.up = ColumnParallelLinear(mlp.up, group, rows=rows)
-        self.down = RowParallelLinear(mlp.down, group, chunks=chunks)
-        self.train(mlp.training)
+    f = mlp.down.in_features
+    rows = evenly("down.in_features", f, size_of(group))
+    if mlp.swiglu:
+        rows = tuple((*each, range(each[0].start + f, each[0].stop + f)) for each in rows)
+    mlp.up = layers.column(mlp.up, group, rows=rows)
+    mlp.down = layers.row(mlp.down, group, chunks=chunks)
+    return mlp
 
 
 def queries_of(num_heads: int, num_kv_heads: int, t: int) -> list[range]:
@@ -133,22 +136,28 @@ def sharers_of(num_kv_heads: int, group: Group) -> Group:
     return dist.new_group(ranks[first : first + size], use_local_synchronization=True)
 
 
-@contextmanager
-def own_dice(group: Group, device: torch.device) -> Iterator[None]:
-    """Throw other dice on each rank of `group` inside the block.
+class OwnDice(nn.Module):
+    """`module`, which drops entries with probability p, throwing other dice on each rank of `group`.
 
     Where all ranks hold the same tensor they must drop the same of it, from one stream; where each holds a part, other
-    entries. The rank's own stream begins in each block with a number that the common one draws, and with the rank: so
+    entries. The rank's own stream begins in each call with a number that the common one draws, and with the rank: so
     whoever restores the common stream, as a checkpoint of activations does, restores both. The common stream moves on
     by one draw.
     """
-    if dist.get_backend(group) == "fake":  # without values there are no dice
-        yield
-        return
-    drawn = int(torch.randint(2**62, ()))
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(drawn + dist.get_rank(group) + 1)
-        yield
+
+    def __init__(self, module: nn.Module, group: Group) -> None:
+        super().__init__()
+        self.module, self.group = module, group
+
+    def forward(self, x: Tensor, *others: Tensor) -> Tensor:
+        """The module's own."""
+        is_fake = dist.get_backend(self.group) == "fake"  # without values there are no dice
+        if is_fake or not (self.training and self.module.p):
+            return self.module(x, *others)
+        drawn = int(torch.randint(2**62, ()))
+        with torch.random.fork_rng(devices=[x.device] if x.device.type == "cuda" else []):
+            torch.manual_seed(drawn + dist.get_rank(self.group) + 1)
+            return self.module(x, *others)
 
 
 def refuse_degree(num_heads: int, num_kv_heads: int, t: int) -> None:

@@ -12,9 +12,8 @@ from dtlib.ranks.shared.replicas import begin_alike, broadcast, split_modules
 from dtlib.ranks.shared.split import SplitModule
 from dtlib.theory.valid import whole
 
-from .blocks import ParallelAttention, ParallelMLP, refuse_degree, sharers_of
-from .linear import ColumnParallelLinear
-from .vocabulary import VocabularyParallelEmbedding, vocabulary_of
+from .blocks import ALL_TOKENS, Layers, refuse_degree, sharers_of, split_attention, split_mlp
+from .vocabulary import vocabulary_of
 
 
 def parallelize(model: GPT, group: Group = None, *, chunks: int = 1) -> GPT:
@@ -36,6 +35,11 @@ def parallelize(model: GPT, group: Group = None, *, chunks: int = 1) -> GPT:
     ``ValueError`` before anything is sent for another model, one that is split already, heads or a vocabulary that
     do not go round, `chunks` below 1, or a group without this rank; on all ranks where their models are not alike.
     """
+    return split_all(model, group, chunks, ALL_TOKENS)
+
+
+def split_all(model: GPT, group: Group, chunks: int, layers: Layers) -> GPT:
+    """`parallelize`, with these layers."""
     _refuse(model, group)
     whole("chunks", chunks, 1)
     config, device = model.config, next(model.parameters()).device
@@ -44,10 +48,10 @@ def parallelize(model: GPT, group: Group = None, *, chunks: int = 1) -> GPT:
         _throw_the_same_dice(device, group)
     sharers, tied = sharers_of(config.kv_heads, group), model.head.weight is model.token_embedding.weight
     for block in model.blocks:
-        block.attention = ParallelAttention(block.attention, group, sharers=sharers, chunks=chunks)
-        block.mlp = ParallelMLP(block.mlp, group, chunks=chunks)
-    model.token_embedding = VocabularyParallelEmbedding(model.token_embedding, group)
-    model.head = ColumnParallelLinear(model.head, group)
+        split_attention(block.attention, group, sharers=sharers, chunks=chunks, layers=layers)
+        split_mlp(block.mlp, group, chunks=chunks, layers=layers)
+    model.token_embedding = layers.embedding(model.token_embedding, group)
+    model.head = layers.column(model.head, group)
     if tied:
         model.head.weight = model.token_embedding.weight
     return model

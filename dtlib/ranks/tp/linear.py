@@ -6,7 +6,7 @@ it is written as if t divided it; it need not.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,27 +18,6 @@ from dtlib.ranks.mesh import Group
 from dtlib.ranks.shared.alike import described, refuse_unlike_calls, size_of
 from dtlib.ranks.shared.split import Ranges, Split, SplitModule, evenly
 from dtlib.theory.valid import whole
-
-
-class Tokens(Protocol):
-    """How activations lie between the layers where not every rank has all tokens: `ranks.sp` has one. A layer whose
-    `tokens` is None sums where others scatter, and gathers nothing."""
-
-    @property
-    def gather_again(self) -> bool:
-        """Whether a layer keeps its part of the input alone, and gathers it again for the gradient of its weights."""
-
-    def gather(self, x_bsi: Tensor) -> Tensor:
-        """All tokens (b, s, i) from the ranks' parts; no gradient."""
-
-    def scatter(self, part_bsi: Tensor) -> Tensor:
-        """This rank's tokens (b, s/t, i) of the sum of the ranks' parts; no gradient."""
-
-    def scatter_sum(self, part_bsi: Tensor) -> Tensor:
-        """As `scatter`, with a gradient."""
-
-    def share(self, parameter: Tensor) -> Tensor:
-        """`parameter`, whose gradient is summed over the ranks."""
 
 
 class ColumnParallelLinear(SplitModule):
@@ -72,7 +51,6 @@ class ColumnParallelLinear(SplitModule):
         self.group, self.splits = group, {}
         self.shared_rows, self.sharers = shared_rows, sharers
         rows = evenly("out_features", linear.out_features, size_of(group)) if rows is None else rows
-        self.tokens: Tokens | None = None
         self.take("weight", linear.weight, Split(0, rows))
         self.take("bias", linear.bias, Split(0, rows))
 
@@ -82,6 +60,18 @@ class ColumnParallelLinear(SplitModule):
         inputs = _as_autocast(x_bsi, self.weight, self.bias)
         with torch.autocast(x_bsi.device.type, enabled=False):
             return _Column.apply(*inputs, self)
+
+    def enter(self, x_bsi: Tensor) -> tuple[Tensor, Tensor]:
+        """What is multiplied, and what of it is kept for `again`: both the input."""
+        return x_bsi, x_bsi
+
+    def again(self, kept_bsi: Tensor) -> Tensor:
+        """What was multiplied, for the gradient of the weights."""
+        return kept_bsi
+
+    def start_sum(self, dx_bsi: Tensor) -> tuple[Tensor, list[Any]]:
+        """Begin to sum the input's gradient over the ranks: where it will be, and what to wait for."""
+        return dx_bsi, _start_sum(dx_bsi, self.group)
 
 
 class RowParallelLinear(SplitModule):
@@ -109,16 +99,12 @@ class RowParallelLinear(SplitModule):
         t = size_of(group)
         columns = evenly("in_features", linear.in_features, t) if columns is None else columns
         self.group, self.splits, self.chunks = group, {}, whole("chunks", chunks, 1)
-        self.tokens: Tokens | None = None
         self.take("weight", linear.weight, Split(1, columns))
         self.bias = linear.bias
 
     def forward(self, x_bsi: Tensor) -> Tensor:
-        """All outputs (b, s, o), on every rank; with split `tokens` those of this rank's (b, s/t, o)."""
+        """All outputs (b, s, o), on every rank."""
         refuse_unlike_calls("x_bsi of rows", described(x_bsi, but_last=True), self.group)
-        if self.tokens is not None:
-            y_bso = self.tokens.scatter_sum(F.linear(x_bsi, self.weight))
-            return y_bso if self.bias is None else y_bso + self.tokens.share(self.bias).to(y_bso.dtype)
         inputs = _as_autocast(x_bsi, self.weight, self.bias)
         with torch.autocast(x_bsi.device.type, enabled=False):
             return _Row.apply(*inputs, self)
@@ -133,8 +119,7 @@ def _as_autocast(*tensors: Tensor | None) -> list[Tensor | None]:
 
 
 def _start_sum(tensor: Tensor, group: Group) -> list[Any]:
-    """Begin to sum `tensor` over the ranks of `group`, in place, and say what to wait for: all that the layers send,
-    unless they have `Tokens`."""
+    """Begin to sum `tensor` over the ranks of `group`, in place, and say what to wait for: all that the layers send."""
     return [] if dist.get_world_size(group) == 1 else [dist.all_reduce(tensor, group=group, async_op=True)]
 
 
@@ -144,9 +129,8 @@ class _Column(torch.autograd.Function):
         context: Any, x_bsi: Tensor, w_oi: Tensor, bias_o: Tensor | None, layer: ColumnParallelLinear
     ) -> Tensor:
         needs_x, needs_w, *_ = context.needs_input_grad
-        context.layer, tokens = layer, layer.tokens
-        all_bsi = x_bsi if tokens is None else tokens.gather(x_bsi)
-        kept_bsi = x_bsi if tokens is not None and tokens.gather_again else all_bsi
+        context.layer = layer
+        all_bsi, kept_bsi = layer.enter(x_bsi)
         context.save_for_backward(kept_bsi if needs_w else None, w_oi if needs_x else None)
         return F.linear(all_bsi, w_oi, bias_o)
 
@@ -154,15 +138,10 @@ class _Column(torch.autograd.Function):
     @once_differentiable
     def backward(context: Any, dy_bso: Tensor) -> Any:
         (x_bsi, w_oi), layer, dx_bsi, sums = context.saved_tensors, context.layer, None, []
-        dy_no, tokens, (needs_x, needs_w, needs_bias) = dy_bso.flatten(0, -2), layer.tokens, _asked_for(context)
+        dy_no, (needs_x, needs_w, needs_bias) = dy_bso.flatten(0, -2), _asked_for(context)
         if needs_x:
-            dx_ni = dy_no @ w_oi
-            sums += _start_sum(dx_ni, layer.group) if tokens is None else []
-            dx_bsi = dx_ni.unflatten(0, dy_bso.shape[:-1])
-            dx_bsi = dx_bsi if tokens is None else tokens.scatter(dx_bsi)
-        if needs_w and tokens is not None and tokens.gather_again:
-            x_bsi = tokens.gather(x_bsi)
-        dw_oi, dbias_o = _weight_gradients(dy_no, x_bsi if needs_w else None, needs_bias)
+            dx_bsi, sums = layer.start_sum((dy_no @ w_oi).unflatten(0, dy_bso.shape[:-1]))
+        dw_oi, dbias_o = _weight_gradients(dy_no, layer.again(x_bsi) if needs_w else None, needs_bias)
         if layer.shared_rows:
             for each in (dw_oi, dbias_o):
                 sums += [] if each is None else _start_sum(each[-layer.shared_rows :], layer.sharers)

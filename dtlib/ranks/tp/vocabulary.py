@@ -20,7 +20,6 @@ from dtlib.ranks.shared.alike import described, refuse_unlike_calls, size_of
 from dtlib.ranks.shared.split import Split, SplitModule, evenly
 
 from .conjugate import sum_over_ranks
-from .linear import Tokens
 
 
 class VocabularyParallelEmbedding(SplitModule):
@@ -44,17 +43,21 @@ class VocabularyParallelEmbedding(SplitModule):
         super().__init__()
         self.group, self.splits, self.vocab = group, {}, embedding.num_embeddings
         self.mine = vocabulary_of(self.vocab, group)
-        self.tokens: Tokens | None = None
         self.take("weight", embedding.weight, Split(0, evenly("vocab", self.vocab, dist.get_world_size(group))))
 
     def forward(self, tokens_bs: Tensor) -> Tensor:
         """The rows of `tokens_bs`, on all ranks; ``ValueError`` for a token outside of the vocabulary (on a CPU)."""
+        return self.sum(self.own_rows(tokens_bs))
+
+    def own_rows(self, tokens_bs: Tensor) -> Tensor:
+        """The rows that this rank has, and zeros for other tokens."""
         _refuse_others("tokens_bs", tokens_bs, self.vocab, self.group)
         refuse_unlike_calls("tokens_bs", described(tokens_bs), self.group)
         local_bs, here_bs = _local(tokens_bs, self.mine)
-        part_bsh = F.embedding(local_bs, self.weight).masked_fill(~here_bs[..., None], 0)
-        if self.tokens is not None:
-            return self.tokens.scatter_sum(part_bsh)
+        return F.embedding(local_bs, self.weight).masked_fill(~here_bs[..., None], 0)
+
+    def sum(self, part_bsh: Tensor) -> Tensor:
+        """Over the ranks, with a gradient."""
         return sum_over_ranks(part_bsh, self.group) if dist.get_world_size(self.group) > 1 else part_bsh
 
 

@@ -211,15 +211,15 @@ def two_forward_passes(what, way, split):
 
 
 def a_layout_of_the_last_call():
-    """What `ContextAttention` is told is forgotten for what came last."""
-    attention, last = gpt.ContextAttention.core, {}
+    """What `ContextCore` is told is forgotten for what came last."""
+    attention, last = gpt.ContextCore.forward, {}
 
     def wrong(self, q, k, v, layout=None, mask=None):
         if torch._C._current_graph_task_id() == -1:
             last.update(layout=layout, mask=mask)
         return attention(self, q, k, v, **last)
 
-    return patched(gpt.ContextAttention, "core", wrong)
+    return patched(gpt.ContextCore, "forward", wrong)
 
 
 def test_what_is_computed_again_is_computed_of_its_own_documents():

@@ -181,7 +181,7 @@ def test_dice_are_the_ranks_own_and_thrown_again_alike():
             tokens, targets = (each[0] for each in data(BASE["gpt"], 0, 0))
             sp.next_token_loss(model(tokens), targets, vocab=config.vocab).backward()
             gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
-        drop = sp.OwnDropout(torch.nn.Dropout(0.5), None)
+        drop = tp.OwnDice(torch.nn.Dropout(0.5), None)
         torch.manual_seed(1)
         return [torch.equal(gradients[0], each) for each in gradients], drop(torch.ones(64)), torch.rand(1)
 

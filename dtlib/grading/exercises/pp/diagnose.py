@@ -27,8 +27,7 @@ KINDS = (
 def case(
     rng: Rng, number: int, schedule: str, p: int, m: int, slow: str, limit: int | None, hiccup: bool
 ) -> dict[str, Any]:
-    # Slow links of quick ranks are quicker than healthy ones of slow ranks, and some far quicker than a forward pass:
-    # what a message should take is told.
+    # Slow links of quick ranks are quicker than healthy ones of slow ranks: what a message should take is told.
     unit = float({"link": rng.uniform(5, 15), "": rng.uniform(60, 150)}.get(slow, rng.uniform(5, 150)))  # milliseconds
     healthy = unit * float(
         {"link": rng.uniform(0.005, 0.01 if limit else 0.03), "": rng.uniform(0.1, 0.15)}.get(slow, 0.04)
