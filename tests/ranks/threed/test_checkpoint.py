@@ -15,7 +15,6 @@ from dtlib import lab
 from dtlib.ranks import threed
 from dtlib.ranks.model import GPT as Model
 from dtlib.ranks.model import next_token_loss
-from dtlib.ranks.shared.held import Place, boxes
 
 from .judge import CLOSE, GPT, LLAMA, ONE_KEY, ROWS, built, case, data
 
@@ -126,15 +125,3 @@ def test_a_folder_without_a_finished_checkpoint_and_another_model_are_refused(tm
         return all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
     assert lab.run(save_and_load, 2) == [True, True]
-
-
-def test_boxes_of_a_flat_piece():
-    whole = torch.arange(12).view(3, 4)
-    for start in range(12):
-        for stop in range(start + 1, 13):
-            flat = whole.reshape(-1)[start:stop]
-            found = list(boxes(flat, start, Place("a", (3, 4))))
-            assert len(found) <= 3
-            for ((row, column), (height, width)), view in found:
-                assert torch.equal(whole[row : row + height, column : column + width], view)
-            assert sum(view.numel() for _, view in found) == stop - start

@@ -173,3 +173,83 @@ def test_only_stages_have_checkpoints(tmp_path):
     for call in (zero.save, zero.load):
         with pytest.raises(TypeError, match="model must be a Zero, not Linear"):
             call(nn.Linear(1, 1), tmp_path)
+
+
+class Counting(torch.optim.Optimizer):
+    """Keeps a plain number, a tensor with one number, nothing, and a tensor like the parameter."""
+
+    def __init__(self, params, odd=False):
+        super().__init__(params, {"lr": 0.1})
+        self.odd = odd
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in (each for each in group["params"] if each.grad is not None):
+                state = self.state[p]
+                state["times"], state["none"] = state.get("times", 0) + 1, None
+                state["time"] = state.get("time", torch.zeros(())) + 0.5
+                state["sum"] = state.get("sum", torch.zeros_like(p)) + p.grad
+                if self.odd:
+                    state["odd"] = torch.zeros(7)
+                p.add_(state["sum"], alpha=-group["lr"])
+
+
+def a_network(seed):
+    torch.manual_seed(seed)
+    layers = nn.Conv2d(2, 3, 2, dtype=torch.float64), nn.Flatten(), nn.Linear(12, 1, dtype=torch.float64)
+    return nn.Sequential(*layers)
+
+
+def one_step(optimizer, model):
+    model(torch.arange(18, dtype=torch.float64).view(1, 2, 3, 3)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def test_whatever_an_optimizer_keeps_comes_back_as_it_was(tmp_path):
+    def write():
+        model = a_network(0)
+        wrapped = zero.Zero(model, Counting, stage=3, units=[model[0], model[2]])
+        for _ in range(3):
+            one_step(wrapped.optimizer, wrapped)
+        zero.save(wrapped, tmp_path)
+
+    def read():
+        wrapped = zero.Zero(a_network(1), Counting, stage=1)
+        zero.load(wrapped, tmp_path)
+        kinds = [{k: (type(v), getattr(v, "dtype", v)) for k, v in each.items()}
+                 for each in wrapped.optimizer.state.values()]  # fmt: skip
+        one_step(wrapped.optimizer, wrapped)
+        return wrapped.state_dict(), kinds
+
+    lab.run(write, 3)
+    alone = a_network(0)
+    optimizer = Counting(alone.parameters())
+    for _ in range(3):
+        one_step(optimizer, alone)
+    merged = zero.merge(tmp_path)
+    assert_close(merged["module"], dict(alone.state_dict()), **CLOSE)
+    for kept, wanted in zip(merged["optimizer"]["state"].values(), optimizer.state.values(), strict=True):
+        assert kept.keys() | {"none"} == wanted.keys()
+        assert (kept["times"], kept["time"].item()) == (3, 1.5)
+        assert_close(kept["sum"], wanted["sum"], **CLOSE)
+    one_step(optimizer, alone)
+    for weights, kinds in lab.run(read, 2):
+        assert_close(weights, dict(alone.state_dict()), **CLOSE)
+        for each in kinds:
+            assert each["times"] == (int, 3)
+            assert each["time"] == (torch.Tensor, torch.float32)
+
+
+def test_what_is_no_state_of_elements_is_refused_before_anything_is_written(tmp_path):
+    def write():
+        model = a_network(0)
+        wrapped = zero.Zero(model, Counting, stage=2)
+        wrapped.optimizer.odd = True
+        one_step(wrapped.optimizer, wrapped)
+        with pytest.raises(ValueError, match=r"the optimizer must keep numbers, or a tensor like '.*', under 'odd'"):
+            zero.save(wrapped, tmp_path)
+
+    lab.run(write, 2)
+    assert not list(tmp_path.iterdir())
