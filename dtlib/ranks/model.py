@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dtlib.theory.models import Architecture, model_parameters
 from dtlib.theory.valid import whole
 
 
@@ -74,15 +75,19 @@ class GPTConfig:
         return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
 
     @property
+    def architecture(self) -> Architecture:
+        """These sizes as `dtlib.theory` knows a model."""
+        return Architecture(
+            name="", num_layers=self.num_layers, hidden=self.hidden, num_heads=self.num_heads,
+            num_kv_heads=self.kv_heads, head_dim=self.hidden // self.num_heads, ffn_hidden=self.mlp_ratio * self.hidden,
+            vocab=self.vocab, seq=self.seq, tied=self.tied, biases=self.biases,
+            norm="rms" if self.rms_norm else "layer", gated=self.swiglu, learned_positions=not self.rotary,
+        )  # fmt: skip
+
+    @property
     def num_params(self) -> int:
         """Ψ, counted from the sizes: 12 l h² + 13 l h + 2 h + (V + s) h for a tied head, `mlp_ratio` 4 and a GPT."""
-        h, f, firsts = self.hidden, self.mlp_ratio * self.hidden, 2 if self.swiglu else 1
-        qkv, norm = h + 2 * h // self.num_heads * self.kv_heads, h if self.rms_norm else 2 * h
-        block = (qkv + h + (firsts + 1) * f) * h + 2 * norm
-        if self.biases:
-            block += qkv + h + firsts * f + h
-        embeddings = ((1 if self.tied else 2) * self.vocab + (0 if self.rotary else self.seq)) * h
-        return self.num_layers * block + norm + embeddings
+        return model_parameters(self.architecture).total
 
 
 #: `tiny` trains in seconds on one core; `25m` (25.3 million parameters) is what the benchmarks time.

@@ -15,15 +15,6 @@ from dtlib.theory import activations as theory
 from dtlib.theory import models
 
 
-def architecture(config):
-    """`config` as theory knows it."""
-    sizes = {"num_layers": 1, "hidden": config.hidden, "num_heads": config.num_heads, "vocab": 64, "seq": config.seq}
-    if not config.swiglu:
-        return models.gpt("any", **sizes)
-    width = config.mlp_ratio * config.hidden
-    return models.llama("any", num_kv_heads=config.kv_heads, ffn_hidden=width, **sizes)
-
-
 def kept(cases):
     """In a rank: what autograd keeps of the layers of each case."""
     results = []
@@ -64,7 +55,7 @@ def test_any_split_layer_keeps_what_theory_says_to_the_byte(t):
             width = config.dtype.itemsize
             widths = theory.written_out_widths(width) if config.written_out else theory.torch_cpu_widths(width)
             predicted = theory.layer_activations(
-                architecture(config), batch, tp=t, recompute=recompute, dropout=config.dropout > 0, widths=widths,
+                config.architecture, batch, tp=t, recompute=recompute, dropout=config.dropout > 0, widths=widths,
                 attention="matrix" if config.written_out else "flash",
             )  # fmt: skip
             assert measured == predicted.total, (config, batch, recompute)
