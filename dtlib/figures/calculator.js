@@ -1,8 +1,3 @@
-(function () {
-  const root = document.getElementById("@ID@");
-  if (!root || root.dataset.ready) return;
-  root.dataset.ready = "yes";
-  const data = JSON.parse(root.querySelector("script[type='application/json']").textContent);
   const selects = [...root.querySelectorAll("select")], rows = [...root.querySelectorAll("tbody tr")];
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   // As units.format_bytes writes it: a tie goes to the even digit, and no digit before the point is lost.
@@ -31,4 +26,3 @@
   }
   selects.forEach((each) => { each.disabled = false; each.addEventListener("input", show); });
   show();
-})();

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
-import itertools
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
-from importlib.resources import files
 from typing import Any
 
 import numpy as np
 
 from dtlib.theory.units import format_bytes
 
+from . import control
 from .breakdown import part_look
 
 _MAX_NUMBERS = 20_000  # in a page's JSON: some 200 kB
 _LABELS = {"zero": "ZeRO stage", "device": "card"}
 """What stands beside a control, where the argument's name does not say it."""
-_serial = itertools.count(1)
 
 
 def calculator(
@@ -102,18 +98,10 @@ class Calculator:
             "parts": [[list(table.shape), [int(each) for each in table.flat]] for table in self.tables.values()],
             "limits": list(self.limits.values()), "free": self.kept_free,
         }  # fmt: skip
-        told = json.dumps(data, separators=(",", ":"))
-        identity = f"dtlib-calculator-{hashlib.sha1(told.encode()).hexdigest()[:8]}-{next(_serial)}"
         named = {**self.choices, "device": list(self.limits)}
         first = {**self.start, "device": self.limit}
         controls = "".join(
-            f'<label>{escape(_LABELS.get(name, name))} <select name="{escape(name)}" autocomplete="off" disabled>'
-            + "".join(
-                f"<option{' selected' if value == first[name] else ''}>{escape(str(value))}</option>"
-                for value in values
-            )
-            + "</select></label>"
-            for name, values in named.items()
+            control.select(name, _LABELS.get(name, name), values, first[name]) for name, values in named.items()
         )
         parts = self.parts(**self.start)
         total = sum(parts.values())
@@ -123,16 +111,12 @@ class Calculator:
             f'<td>{format_bytes(value)}</td><td class="bar"><span style="background:{colors[part]}"></span></td></tr>'
             for part, value in parts.items()
         )
-        script = files("dtlib.figures").joinpath("calculator.js").read_text("utf-8").replace("@ID@", identity)
-        style = files("dtlib.figures").joinpath("calculator.css").read_text("utf-8")
-        caption = f"<figcaption><p>{escape(self.caption)}</p></figcaption>" if self.caption else ""
-        return (
-            f'<figure class="dtlib-calculator" id="{identity}"><style>{style}</style><form>{controls}</form>'
+        body = (
+            f"<form>{controls}</form>"
             f'<table><tbody>{rows}</tbody><tfoot><tr><th scope="row">in all</th><td>{format_bytes(total)}</td>'
             f'<td></td></tr></tfoot></table><p class="verdict" aria-live="polite">{self.verdict(total)}</p>'
-            f"<noscript><p>The choices need JavaScript; without it this is the first of them.</p></noscript>{caption}"
-            f'<script type="application/json">{told}</script><script>{script}</script></figure>'
         )
+        return control.figure("calculator", body + control.NO_SCRIPT, data, caption=self.caption)
 
     def verdict(self, total: float) -> str:
         """Whether it fits into the first device, in words."""

@@ -1,8 +1,3 @@
-(function () {
-  const root = document.getElementById("@ID@");
-  if (!root || root.dataset.ready) return;
-  root.dataset.ready = "yes";
-  const data = JSON.parse(root.querySelector("script[type='application/json']").textContent);
   const control = (name) => root.querySelector(`[name=${name}]`);
   const controls = ["schedule", "p", "m", "v", "input", "weight", "message"].map(control);
   const [schedule, p, m, v, ...prices] = controls;
@@ -101,4 +96,3 @@
   }
   controls.forEach((each) => { each.disabled = false; each.addEventListener("input", show); });
   show();
-})();

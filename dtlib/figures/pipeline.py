@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import itertools
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
-from importlib.resources import files
 from typing import Any
 
 from dtlib.theory.pp import Schedule
+
+from . import control
 
 _LEFT, _WIDTH, _ROW = 50, 586, 28  # of a picture 640 wide
 _PRICES = {
@@ -22,7 +19,6 @@ _PRICES = {
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _KEY = {"F": "forward", "B": "backward, both gradients", "I": "gradient of the input", "W": "gradient of the weights"}
 _CHUNKS = "3 is micro-batch 3 in a rank's first chunk, 3′ in its second, 3″ in its third"
-_serial = itertools.count(1)
 
 Generator = Callable[[int, int], Schedule]
 """Gives the schedule of p ranks and m micro-batches; a ``ValueError`` says why there is none."""
@@ -66,26 +62,21 @@ class Pipeline:
 
     def html(self) -> str:
         """The fragment of a page: controls, picture, readings and all orders; it needs nothing else."""
-        data = json.dumps({"schedules": self.schedules}, ensure_ascii=False, separators=(",", ":")).replace(
-            "</", "<\\/"
-        )
-        identity = f"dtlib-pipeline-{hashlib.sha1(data.encode()).hexdigest()[:8]}-{next(_serial)}"
         chunks = sorted({v for by_v in self.schedules.values() for v in by_v})
         choices = (("schedule", "schedule", list(self.schedules), 0), ("p", "ranks p", self.ranks, 1),
                    ("m", "micro-batches m", self.micro_batches, 1), ("v", "chunks v", chunks, 0))  # fmt: skip
-        selects = "".join(_select(*each) for each in choices)
+        selects = "".join(
+            control.select(name, label, options, options[min(first, len(options) - 1)])
+            for name, label, options, first in choices
+        )
         prices = "".join(_price(name, *each) for name, each in _PRICES.items())
-        script = _asset("pipeline.js").replace("@ID@", identity)
-        for place, number in (("@WIDTH@", _WIDTH), ("@LEFT@", _LEFT), ("@ROW@", _ROW)):
-            script = script.replace(place, str(number))
         key = " ".join(
             f'<span data-kind="{kind}"><svg viewBox="0 0 16 12"><rect class="{kind}" width="16" height="12"/></svg> '
             f"{text}</span>"
             for kind, text in _KEY.items()
         )
         key += f'<span data-kind="chunk"> {_CHUNKS}</span>'
-        return (
-            f'<figure class="dtlib-pipeline" id="{identity}"><style>{_asset("pipeline.css")}</style>'
+        body = (
             f'<div class="controls">{selects}</div><div class="controls">{prices}</div>'
             f'<noscript><p>The controls need JavaScript.</p></noscript><p class="refused" aria-live="polite"></p>'
             '<div class="shown"><div class="scroll">'
@@ -96,8 +87,8 @@ class Pipeline:
             'action to its own last, the longest rank: <b class="own"></b>, idle <b class="waits"></b>. A rank holds '
             'at most, in activations of its layers for a micro-batch: <b class="held"></b>.</p>'
             "</div>"
-            f'<script type="application/json">{data}</script><script>{script}</script></figure>'
         )
+        return control.figure("pipeline", body, {"schedules": self.schedules}, width=_WIDTH, left=_LEFT, row=_ROW)
 
     def _repr_html_(self) -> str:
         return self.html()
@@ -122,22 +113,8 @@ def _orders(generate: Generator, p: int, m: int) -> dict[str, Any] | str:
     }
 
 
-def _select(name: str, label: str, options: Sequence[Any], first: int) -> str:
-    """A control that begins with option number `first`, or with the last."""
-    chosen = min(first, len(options) - 1)
-    marks = (" selected" if k == chosen else "" for k in range(len(options)))
-    choices = "".join(
-        f"<option{mark}>{escape(str(option))}</option>" for mark, option in zip(marks, options, strict=True)
-    )
-    return f'<label>{label} <select name="{name}" disabled autocomplete="off">{choices}</select></label>'
-
-
 def _price(name: str, label: str, most: float, start: float) -> str:
     return (
         f'<label>{label} <input type="range" name="{name}" min="0" max="{most}" step="0.05" value="{start}" '
         f'autocomplete="off" disabled><output>{start:.2f}</output></label>'
     )
-
-
-def _asset(name: str) -> str:
-    return files("dtlib.figures").joinpath(name).read_text("utf-8")

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from html import escape
-from importlib.resources import files
 
 from dtlib.theory.planner import Answer, PlanMemory, StepTime, told
 
+from . import control
 from .breakdown import part_look
 
 Choice = tuple[str, str, int]
 _CONTROLS = ("model", "card", "cards")
-_serial = itertools.count(1)
 
 
 def planner(answers: Mapping[Choice, Answer | str], *, start: Choice, caption: str = "") -> Planner:
@@ -50,27 +47,13 @@ class Planner:
         """The fragment of a page: controls, the first answer, the others as data, and the script."""
         answers = (self.answers[choice] for choice in itertools.product(*self.options))  # type: ignore[index]
         shown = [answer_html(answer).replace('"', "'") for answer in answers]  # JSON would escape double quotes
-        data = json.dumps(shown, separators=(",", ":"), ensure_ascii=False).replace("</script", "<\\/script")
-        identity = f"dtlib-planner-{hashlib.sha1(data.encode()).hexdigest()[:8]}-{next(_serial)}"
         controls = "".join(
-            f'<label>{name} <select name="{name}" autocomplete="off" disabled>'
-            + "".join(
-                f'<option value="{each}"{" selected" * (each == first)}>{_words(each)}</option>' for each in values
-            )
-            + "</select></label>"
+            control.select(name, name, values, first)
             for name, values, first in zip(_CONTROLS, self.options, self.start, strict=True)
         )
-        style, script = (
-            files("dtlib.figures").joinpath(f"planner.{kind}").read_text("utf-8") for kind in ("css", "js")
-        )
-        caption = f"<figcaption><p>{escape(self.caption)}</p></figcaption>" if self.caption else ""
-        return (
-            f'<figure class="dtlib-planner" id="{identity}"><style>{style}</style><form>{controls}</form>'
-            f'<div class="answer" aria-live="polite">{answer_html(self.answers[self.start])}</div>'
-            f"<noscript><p>The choices need JavaScript; without it this is the first of them.</p></noscript>{caption}"
-            f'<script type="application/json">{data}</script>'
-            f"<script>{script.replace('@ID@', identity)}</script></figure>"
-        )
+        answer = f'<div class="answer" aria-live="polite">{answer_html(self.answers[self.start])}</div>'
+        body = f"<form>{controls}</form>{answer}{control.NO_SCRIPT}"
+        return control.figure("planner", body, shown, caption=self.caption)
 
     def _repr_html_(self) -> str:
         return self.html()
@@ -108,7 +91,3 @@ def _terms(title: str, parts: Sequence[tuple[str, str, float]], kind: type[StepT
         for name, amount, share in parts
     )
     return f"<table><caption>{title}</caption><tbody>{rows}</tbody></table>"
-
-
-def _words(value: str | int) -> str:
-    return f"{value:,}" if isinstance(value, int) else escape(value)

@@ -1,8 +1,3 @@
-(function () {
-  const root = document.getElementById("@ID@");
-  if (!root || root.dataset.ready) return;
-  root.dataset.ready = "yes";
-  const data = JSON.parse(root.querySelector("script[type='application/json']").textContent);
   const input = root.querySelector("input"), output = root.querySelector("output");
   const note = root.querySelector(".note"), probe = root.querySelector(".probe");
   const curves = root.querySelectorAll("[role=img] .curve"), dots = root.querySelectorAll(".dot");
@@ -42,4 +37,3 @@
   input.addEventListener("input", show);
   root.querySelector("details").open = false;
   show();
-})();

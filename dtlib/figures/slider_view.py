@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
-import itertools
-import json
 from html import escape
-from importlib.resources import files
 from typing import Any
 
-from . import chart
+from . import chart, control
 from .slider import Slider, Step
 from .style import looks
-
-_serial = itertools.count(1)
 
 
 def page(slider: Slider) -> str:
     """HTML of `slider` with every position inside: range input, chart, readings, table, and the script."""
     steps = [slider.step(index) for index in range(len(slider.values))]
     now = steps[slider.first]
-    token = hashlib.sha1(f"{slider.name}{slider.grid!r}".encode()).hexdigest()[:8]
-    identity = f"dtlib-slider-{token}-{next(_serial)}"
+    identity = control.identity_of("slider", f"{slider.name}{slider.grid!r}")
     text = escape(now.text)
-    control = (
+    moved = (
         f'<div class="control"><label for="{identity}-input">{escape(slider.name)}</label>'
         f'<input type="range" id="{identity}-input" min="0" max="{len(steps) - 1}" step="1" '
         f'value="{slider.first}" aria-valuetext="{text}" autocomplete="off" disabled>'
         f'<output for="{identity}-input">{text}</output></div>'
     )
-    script = _asset("slider.js").replace("@ID@", identity)
-    return (
-        f'<figure class="dtlib-slider" id="{identity}"><style>{_asset("slider.css")}</style>'
-        f"{_chart(slider, now)}{control}{_readings(slider, now)}{_table(slider, steps)}{_caption(slider)}"
-        f'<script type="application/json">{_data(slider, steps)}</script><script>{script}</script></figure>'
-    )
+    body = f"{_chart(slider, now)}{moved}{_readings(slider, now)}{_table(slider, steps)}"
+    return control.figure("slider", body, _data(slider, steps), caption=slider.caption, identity=identity)
 
 
 def widget(slider: Slider) -> Any:
@@ -47,24 +36,20 @@ def widget(slider: Slider) -> Any:
     if getattr(get_ipython(), "kernel", None) is None:
         return None
     options = [(slider.format_value(value), index) for index, value in enumerate(slider.values)]
-    control = ipywidgets.SelectionSlider(
+    moved = ipywidgets.SelectionSlider(
         options=options, value=slider.first, description=slider.name, continuous_update=True,
         style={"description_width": "initial"}, layout={"width": "100%", "max_width": "40em"},
     )  # fmt: skip
     picture = ipywidgets.HTML()
 
     def redraw(change: Any = None) -> None:
-        step = slider.step(control.value, slider.ask(control.value))
+        step = slider.step(moved.value, slider.ask(moved.value))
         body = f"{_chart(slider, step)}{_readings(slider, step)}{_caption(slider)}"
-        picture.value = f'<figure class="dtlib-slider"><style>{_asset("slider.css")}</style>{body}</figure>'
+        picture.value = f'<figure class="dtlib-slider"><style>{control.asset("slider.css")}</style>{body}</figure>'
 
-    control.observe(redraw, names="value")
+    moved.observe(redraw, names="value")
     redraw()
-    return ipywidgets.VBox([picture, control])
-
-
-def _asset(name: str) -> str:
-    return files("dtlib.figures").joinpath(name).read_text("utf-8")
+    return ipywidgets.VBox([picture, moved])
 
 
 def _chart(slider: Slider, step: Step) -> str:
@@ -105,13 +90,12 @@ def _caption(slider: Slider) -> str:
     return f"<figcaption><p>{escape(slider.caption)}</p></figcaption>" if slider.caption else ""
 
 
-def _data(slider: Slider, steps: list[Step]) -> str:
+def _data(slider: Slider, steps: list[Step]) -> dict[str, Any]:
     x, y = slider.axes
     moving = slider.x is not None
-    data = {
+    return {
         "x": {"scale": x.scale, "limits": [x.low, x.high], "from": x.start, "to": x.end},
         "y": {"scale": y.scale, "limits": [y.low, y.high], "from": y.start, "to": y.end},
         "xs": slider.xs,
         "steps": [vars(step) | {"curves": step.curves if moving else None} for step in steps],
     }
-    return json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/")
