@@ -218,6 +218,7 @@ def test_the_list_has_every_model_and_its_source():
     ("arguments", "message"),
     [
         ((), "--model is missing; --list shows the 66 that there are"),
+        (("abacus",), "MODEL 'abacus' is unknown; there are tiny, 25m, gpt2-124m"),
         (("--model", "abacus"), "--model 'abacus' is unknown; there are tiny, 25m, gpt2-124m"),
         (("--model", "70b"), "--model '70b' fits llama2-70b, llama3-70b, mpt-70b"),
         (("--model", "lama3"), "--model 'lama3' is unknown; did you mean llama2-13b or llama3-8b or llama3-70b?"),

@@ -146,6 +146,7 @@ def test_a_file_that_cannot_be_counted_is_named(tmp_path):
     [
         (["llama3-71b", "--gpus", 8], "did you mean"),
         (["llama3-8b", "--gpus", 0], "--gpus must be at least 1, not 0"),
+        (["lama3", "--gpus", 8], "MODEL 'lama3' is unknown; did you mean llama2-13b"),
         (["llama3-8b", "--gpus", 12], "--gpus must be a multiple of --node=8, not 12: 8 or 16, or 12 with --node=6"),
         (["llama3-8b", "--gpus", 101], "--gpus must be a multiple of --node=8, not 101: 96 or 104"),
         (["llama3-8b", "--gpus", 8, "--card-memory", 2], "--card must have room beside the runtime's 2 GiB"),
@@ -153,7 +154,7 @@ def test_a_file_that_cannot_be_counted_is_named(tmp_path):
         (["llama3-70b", "--gpus", 8], "; 24 do (dp"),
         (["llama3-8b", "--gpus", 8, "--card", "H1000"], "--card 'H1000' is unknown"),
         (["llama3-8b", "--gpus", 8, "--network", "string"], "--network 'string' is unknown"),
-        (["llama3-8b", "--gpus", 8, "--recipe", "13"], "recipe '13' is unknown"),
+        (["llama3-8b", "--gpus", 8, "--recipe", "13"], "--recipe '13' is unknown"),
         (["llama3-8b", "--gpus", 8, "--batch", 0], "--batch must be at least 1, not 0"),
         (["llama3-8b", "--gpus", 8, "--price", 2], "--tokens must be given where --price or --watts is"),
         (["llama3-8b", "--gpus", 8, "--tokens", 0], "--tokens must be finite and positive, not 0"),

@@ -121,8 +121,8 @@ def memory(
             raise ValueError(f"pipeline_stage must be from 0 to {plan.pp - 1}, not {pipeline_stage}")
         planned = plan_memory(architecture, plan)
     except ValueError as error:
-        named = "card" if gpu is None else "gpu"
-        raise click.UsageError(with_flags(str(error), memory, card=named)) from error
+        named = "card" if gpu is None else "gpu", "MODEL" if model is None else "--model"
+        raise click.UsageError(with_flags(str(error), memory, card=named[0], model=named[1])) from error
     job = _Job(architecture, plan, stages, pipeline_stage, device, margin, planned)
     if as_json:
         click.echo(json.dumps(_as_dict(job), indent=2, ensure_ascii=False))

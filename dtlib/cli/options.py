@@ -138,12 +138,14 @@ def _rate(flag: str, value: float) -> float:
     return value
 
 
-def with_flags(message: str, command: click.Command, *, card: str = "card") -> str:
-    """What the theory says about its arguments, said about the options of `command`; `card` is what names a card."""
+def with_flags(message: str, command: click.Command, *, card: str = "card", model: str = "MODEL") -> str:
+    """What the theory says about its arguments, said about the options of `command`; `card` and `model` are what names
+    these."""
     message = re.sub(r"^name (.+?) of accelerator\b", rf"--{card} \1", message)
     message = re.sub(r"^accelerator\b", card, message)
     message = re.sub(r"^name (.+?) of link\b", r"--network \1", message)
-    message = re.sub(r"^name (.+?) of (model|recipe)\b", r"\2 \1", message)
+    message = re.sub(r"^name (.+?) of model\b", rf"{model} \1", message)
+    message = re.sub(r"^name (.+?) of recipe\b", r"--recipe \1", message)
     message = re.sub(r"^sequences\b", "batch", message)
     message = re.sub(r"^price_per_card_hour\b", "price", message)
     for size, ours in _SIZES.items():

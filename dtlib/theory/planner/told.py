@@ -36,7 +36,9 @@ def row(answer: Answer, found: Found) -> tuple[str, ...]:
 def head(answer: Answer) -> str:
     """What a step is."""
     seq = answer.best.plan.seq_of(answer.model)
-    return f"a step: {answer.sequences:,} sequences of {seq:,} tokens; {answer.looked_at:,} plans timed"
+    sequences = f"{answer.sequences:,} sequence{'s' * (answer.sequences > 1)}"
+    plans = f"{answer.looked_at:,} plan{'s' * (answer.looked_at > 1)}"
+    return f"a step: {sequences} of {seq:,} tokens; {plans} timed"
 
 
 def terms(found: Found) -> tuple[list[tuple[str, str, float]], list[tuple[str, str, float]]]:
