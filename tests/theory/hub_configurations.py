@@ -232,20 +232,12 @@ WINDOWS = {
 """Windows, and the share of the layers that have one; the others have none."""
 
 REFUSED = {
-    "Mixtral 8x7B": (
-        _sizes({**_MISTRAL, "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}, 32, 4096, 32, 8,
-               14336, vocab_size=32000, max_position_embeddings=32768, sliding_window=None),
-        "num_local_experts must be absent, since no mixture of experts is counted, not 8",
+    "Llama with experts": (
+        _sizes({**_LLAMA3, "num_local_experts": 8}, 32, 4096, 32, 8, 14336),
+        "num_local_experts must be absent, since no experts of llama are counted, not 8",
     ),
-    "DeepSeek V3": (
-        _sizes({**_LLAMA, "model_type": "deepseek_v3", "n_routed_experts": 256, "kv_lora_rank": 512}, 61, 7168, 128,
-               128, 18432, vocab_size=129280, max_position_embeddings=163840),
-        "n_routed_experts must be absent, since no mixture of experts is counted, not 256",
-    ),
-    "Qwen3 30B A3B": (
-        _sizes({**_QWEN3, "model_type": "qwen3_moe", "num_experts": 128}, 48, 2048, 32, 4, 6144),
-        "num_experts must be absent",
-    ),
+    "Granite": ({"model_type": "granitemoe", "num_local_experts": 32}, "no experts of granitemoe are counted, not 32"),
+    "ERNIE": ({"model_type": "ernie4_5_moe"}, "not 'ernie4_5_moe': its experts are not counted"),
     "Gemma 3 4B": ({"model_type": "gemma3", "text_config": {}}, "not 'gemma3': give its text_config alone"),
     "Mamba": ({"model_type": "mamba"}, "not 'mamba': it has no attention"),
     "FP8 weights": (

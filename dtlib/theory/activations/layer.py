@@ -11,7 +11,7 @@ from typing import Literal
 from dtlib.theory.breakdown import Breakdown, over
 from dtlib.theory.formula import formula
 from dtlib.theory.memory.flops import checked_recompute
-from dtlib.theory.models import Architecture, checked_model, checked_tp, kv_width_of_rank
+from dtlib.theory.models import Architecture, checked_dense, checked_tp, kv_width_of_rank
 from dtlib.theory.valid import amount, whole
 
 Attention = Literal["matrix", "flash"]
@@ -148,7 +148,7 @@ def layer_activations(
 
     ``ValueError`` for sizes below 1, a `tp` that the model does not divide by, or an unknown word.
     """
-    model = checked_model(model)
+    model = checked_dense(model, "what a layer keeps")
     b, s = whole("micro_batch", micro_batch, 1), model.seq if seq is None else whole("seq", seq, 1)
     t, h, tokens = checked_tp(model, tp), model.hidden, b * s
     outside = t if sequence_parallel else 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dtlib.theory.models import Architecture, ModelParameters, checked_model, layer_of_rank, norm_parameters
+from itertools import accumulate
+
+from dtlib.theory.models import Architecture, ModelParameters, checked_model, layers_of_rank
 from dtlib.theory.valid import whole
 
 
@@ -45,28 +47,34 @@ def _even(l: int, pieces: int) -> list[int]:
     return layers
 
 
-def stage_parameters(model: Architecture | str, tp: int, pp: int, stage: int, chunks: int = 1) -> ModelParameters:
-    """Parameters on one rank of stage `stage` (0 to pp−1), of `chunks` pieces, when `tp` ranks split each matrix.
+def stage_parameters(
+    model: Architecture | str, tp: int, pp: int, stage: int, chunks: int = 1, ep: int = 1
+) -> ModelParameters:
+    """Parameters on one rank of stage `stage` (0 to pp−1), of `chunks` pieces, when `tp` ranks split each matrix and
+    `ep` share the experts.
 
     The matrices of a layer are split as `layer_of_rank` says, and the rows of embedding and head (⌈V/t⌉ each); norms
     and positions are on every rank. The first stage holds embedding and positions, the last one the norm behind the
-    layers and the head: its own copy of the embedding where the two are tied and p > 1. ``ValueError`` for degrees that
-    `model` does not divide by.
+    layers, the modules that predict further tokens, and the head: its own copy of the embedding where the two are tied
+    and p > 1. ``ValueError`` for degrees that `model` does not divide by.
     """
     model = checked_model(model)
-    layer, pieces = layer_of_rank(model, tp), piece_layers(model.num_layers, pp, chunks)
-    stage = _checked_stage(stage, len(pieces))
-    first, last, l = stage == 0, stage == len(pieces) - 1, sum(pieces[stage])
-    table = -(-model.vocab // tp) * model.hidden
-    outside = last + (first and model.embedding_norm)
-    return ModelParameters(
-        embedding=table if first else 0,
-        positions=model.seq * model.hidden if first and model.learned_positions else 0,
-        attention=l * layer.attention,
-        mlp=l * layer.mlp,
-        norms=l * layer.norms + outside * norm_parameters(model),
-        head=table if last and not (model.tied and first) else 0,
+    pieces = piece_layers(model.num_layers, pp, chunks)
+    stage, sparse = _checked_stage(stage, len(pieces)), expert_layers(model, pp, stage, chunks)
+    return layers_of_rank(
+        model, tp, ep, sum(sparse), sum(pieces[stage]) - sum(sparse), first=stage == 0, last=stage == len(pieces) - 1
     )
+
+
+def expert_layers(model: Architecture, pp: int, stage: int, chunks: int = 1) -> list[int]:
+    """Of the layers of each piece of stage `stage` (`piece_layers`), those that have experts."""
+    pieces = piece_layers(model.num_layers, pp, chunks)
+    if model.experts is None:
+        return [0] * len(pieces[stage])
+    in_order = [pieces[place % pp][place // pp] for place in range(pp * len(pieces[0]))]
+    begins = [0, *accumulate(in_order)]
+    mine = range(stage, len(in_order), pp)
+    return [model.experts.layers(begins[place], begins[place + 1]) for place in mine]
 
 
 def chunks_in_flight(stages: int, stage: int, micro_batches: int, chunks: int = 1) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 from dtlib.theory.breakdown import Breakdown
 from dtlib.theory.formula import formula
-from dtlib.theory.models import Architecture, checked_model
+from dtlib.theory.models import Architecture, checked_model, last_has_experts, layer_parameters
 from dtlib.theory.valid import amount, whole
 
 RECOMPUTE = ("none", "selective", "full")
@@ -60,6 +60,7 @@ def training_flops_per_token(
     adds a forward pass of everything (``"full"``: 2Ψ + 4 l h s, so 8Ψ in all) or of the attention between tokens
     (``"selective"``: 4 l h s).
 
+    Of a model with experts, Ψ is what is active (`models.active_parameters`).
     Ψ counts every parameter, embeddings too, as the PaLM paper and llm-foundry do; `forward_flops_per_token` counts the
     products one by one. ``ValueError`` for sizes below 1 or another `recompute`. Source: Chowdhery et al. 2022, arXiv
     2204.02311, appendix B.
@@ -96,7 +97,8 @@ def paper_flops_per_step(
 @dataclass(frozen=True)
 class ForwardFlops(Breakdown):
     """Operations of one token's forward pass, product by product: the projections of attention (queries, keys, values,
-    output), its scores and weighted values, the MLP, and the head. A look-up in the embedding costs none."""
+    output), its scores and weighted values, the MLP (of experts those that the token goes through, with their router),
+    and the head. A look-up in the embedding costs none."""
 
     projections: float
     scores: float
@@ -116,18 +118,27 @@ def forward_flops_per_token(model: Architecture | str, *, seq: int | None = None
 
     For sequences of `seq` tokens, those of `model` by default. Exact for matrix products: 2·inputs·outputs each. With
     `causal`, a token looks at itself and what came before, (s + 1)/2 tokens in the mean instead of s. A window leaves
-    the share that `Architecture.score_share` says. Times 3 for training. ``ValueError`` for a `seq` below 1.
+    the share that `Architecture.score_share` says. A module that predicts a further token costs a layer, its matrix
+    from 2h to h, and the head once more. Times 3 for training. ``ValueError`` for a `seq` below 1.
     """
     model = checked_model(model)
     s = model.seq if seq is None else whole("seq", seq, 1)
-    h, q, k, l = model.hidden, model.query_width, model.kv_width, model.num_layers
+    h, n, matrices = model.hidden, model.mtp_modules, 3 if model.gated else 2
     seen = ((s + 1) / 2 if causal else s) * model.score_share(s)
+    sparse = model.num_expert_layers + n * last_has_experts(model)
+    l, experts, width, routed = model.num_layers + n, model.experts, 0, 0
+    if experts is not None:
+        width = experts.top_k * experts.hidden + experts.shared_hidden
+        routed = h * (experts.num_experts + experts.shared_gate)
+    projected = 2 * h * model.query_width + 2 * h * model.kv_width
+    if model.latent is not None:
+        projected = layer_parameters(model, with_experts=False).attention
     return ForwardFlops(
-        projections=l * 2 * (2 * h * q + 2 * h * k),
-        scores=l * 2 * q * seen,
-        weighted_values=l * 2 * q * seen,
-        mlp=l * 2 * (3 if model.gated else 2) * h * model.ffn_hidden,
-        head=2 * model.vocab * h,
+        projections=2 * (l * projected + n * 2 * h * h),
+        scores=l * 2 * model.query_width * seen,
+        weighted_values=l * 2 * model.output_width * seen,
+        mlp=2 * ((l - sparse) * matrices * h * model.ffn_hidden + sparse * (matrices * h * width + routed)),
+        head=(1 + n) * 2 * model.vocab * h,
     )
 
 

@@ -7,38 +7,51 @@ Arguments out of range raise ``ValueError``, which names the argument, its value
 """
 
 from .architecture import Architecture, Norm, gpt, llama
+from .experts import Experts, LatentAttention
 from .hub import from_config
 from .parameters import (
     LayerParameters,
     ModelParameters,
+    active_parameters,
     gpt_num_params,
+    last_has_experts,
     layer_of_rank,
     layer_parameters,
+    layers_of_rank,
     llama_num_params,
     model_parameters,
+    mtp_parameters,
     norm_parameters,
 )
-from .presets import MODELS, checked_model, model
-from .tensor_parallel import checked_tp, kv_width_of_rank, tp_degrees
+from .presets import MODELS, checked_dense, checked_model, model
+from .tensor_parallel import checked_ep, checked_tp, kv_width_of_rank, tp_degrees
 
 __all__ = [
     "MODELS",
     "Architecture",
+    "Experts",
+    "LatentAttention",
     "LayerParameters",
     "ModelParameters",
     "Norm",
+    "active_parameters",
+    "checked_dense",
+    "checked_ep",
     "checked_model",
     "checked_tp",
     "from_config",
     "gpt",
     "gpt_num_params",
     "kv_width_of_rank",
+    "last_has_experts",
     "layer_of_rank",
     "layer_parameters",
+    "layers_of_rank",
     "llama",
     "llama_num_params",
     "model",
     "model_parameters",
+    "mtp_parameters",
     "norm_parameters",
     "tp_degrees",
 ]

@@ -12,9 +12,11 @@ from typing import Any, Literal
 
 from dtlib.theory.valid import amount, flag, whole
 
+from .experts import Experts, LatentAttention
+
 Norm = Literal["layer", "rms"]
 _NORMS = ("layer", "rms")
-_MOST = {"num_heads": 10**4, "num_kv_heads": 10**4}
+_MOST = {"num_heads": 10**4, "num_kv_heads": 10**4, "mtp_modules": 100}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,15 +27,22 @@ class Architecture:
     is `ffn_hidden` wide; `gated` means three matrices (gate, up, down) instead of two. `tied` shares one matrix
     between the embedding and the head. With `biases` every matrix of a layer has one; `qkv_biases`, `output_bias` and
     `mlp_biases` give one to those of queries, keys and values, to that of attention's output, and to those of the MLP.
-    The head never has one. A layer has `norms_per_layer` norms over its width; a ``"layer"`` norm has a weight and a
-    bias, an ``"rms"`` norm a weight. `qk_norms` adds one over the entries of each query head and one over those of each
-    key head, or with `wide_qk_norms` one over those of all query heads and one over those of all key heads;
-    `embedding_norm` adds one behind the embedding. `learned_positions` is a table of `seq` rows; without it, positions
-    cost nothing. In `windowed_share` of the layers a token sees the last `window` tokens alone, itself among them.
+    The head has one with `head_bias`. A layer has `norms_per_layer` norms over its width; a ``"layer"`` norm has a
+    weight and a bias, an ``"rms"`` norm a weight. `qk_norms` adds one over the entries of each query head and one over
+    those of each key head, or with `wide_qk_norms` one over those of all query heads and one over those of all key
+    heads; `embedding_norm` adds one behind the embedding. `learned_positions` is a table of `seq` rows; without it,
+    positions cost nothing. In `windowed_share` of the layers a token sees the last `window` tokens alone, itself among
+    them, or with `window_chunks` those of its own chunk of so many tokens. `attention_sinks` is one weight a head in
+    the softmax.
+
+    `experts` stand in place of the MLP in the layers that they name, and are gated and have biases as it. `latent`
+    attention stands in place of heads with matrices of their own: `head_dim` is then what a query has. `mtp_modules`
+    predict further tokens: each is a layer as the last one, two norms, a matrix from 2h to h, and a norm before the
+    head, which it shares like the embedding.
     `source` says where the sizes were published.
 
     ``ValueError`` for a size below 1, heads that the key and value heads do not divide, a share that is not between 0
-    and 1, or an unknown norm.
+    and 1, an unknown norm, or latent attention whose heads do not fit.
     """
 
     name: str
@@ -59,13 +68,20 @@ class Architecture:
     embedding_norm: bool = False
     window: int | None = None
     windowed_share: float = 1.0
+    window_chunks: bool = False
+    head_bias: bool = False
+    attention_sinks: bool = False
+    experts: Experts | None = None
+    latent: LatentAttention | None = None
+    mtp_modules: int = 0
     source: str = ""
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
             if field.type == "int":
-                object.__setattr__(self, field.name, _size(field.name, value))
+                least = 0 if field.name == "mtp_modules" else 1
+                object.__setattr__(self, field.name, _size(field.name, value, least))
             elif field.type == "bool":
                 flag(field.name, value)
         if self.num_heads % self.num_kv_heads:
@@ -76,11 +92,44 @@ class Architecture:
             object.__setattr__(self, "window", _size("window", self.window))
         if not amount("windowed_share", self.windowed_share) <= 1:
             raise ValueError(f"windowed_share must be from 0 to 1, not {self.windowed_share!r}")
+        for name, kind in (("experts", Experts), ("latent", LatentAttention)):
+            if not isinstance(getattr(self, name), (kind, type(None))):
+                raise ValueError(f"{name} must be {kind.__name__} or None, not {getattr(self, name)!r}")
+        if self.latent is not None:
+            self._check_latent(self.latent)
+
+    def _check_latent(self, latent: LatentAttention) -> None:
+        if self.head_dim != latent.nope_dim + latent.rope_dim:
+            raise ValueError(
+                f"head_dim must be nope_dim + rope_dim={latent.nope_dim + latent.rope_dim}, not {self.head_dim}"
+            )
+        if self.num_kv_heads != self.num_heads:
+            raise ValueError(
+                f"num_kv_heads must be num_heads={self.num_heads} with latent attention, not {self.num_kv_heads}"
+            )
+        for name in ("biases", "qkv_biases", "output_bias", "qk_norms", "wide_qk_norms", "attention_sinks"):
+            if getattr(self, name):
+                raise ValueError(f"{name} must be False with latent attention, where it is not counted")
 
     @property
     def query_width(self) -> int:
         """Entries of all query heads of one token: h, unless `head_dim` says otherwise."""
         return self.num_heads * self.head_dim
+
+    @property
+    def value_width(self) -> int:
+        """Entries of all values of one token."""
+        return self.kv_width if self.latent is None else self.num_heads * self.latent.value_dim
+
+    @property
+    def output_width(self) -> int:
+        """Entries that attention puts out for one token, before its last matrix: one head's values a query head."""
+        return self.query_width if self.latent is None else self.value_width
+
+    @property
+    def num_expert_layers(self) -> int:
+        """Layers with experts; those of `mtp_modules` are not among them."""
+        return 0 if self.experts is None else self.experts.layers(0, self.num_layers)
 
     @property
     def kv_width(self) -> int:
@@ -91,11 +140,14 @@ class Architecture:
         """The scores that windows leave of those of a causal mask, in the mean of the layers.
 
         Of s tokens the first w see 1, 2, … w tokens and the others w: w(w + 1)/2 + (s − w) w of s(s + 1)/2. 1 without a
-        window, or where it is as long as `seq`.
+        window, or where it is as long as `seq`. Chunks of w tokens leave w(w + 1)/2 each, and the rest r(r + 1)/2.
         """
         s = whole("seq", seq, 1)
         w = s if self.window is None else min(self.window, s)
-        return 1 - self.windowed_share * (1 - (w * (w + 1) / 2 + (s - w) * w) / (s * (s + 1) / 2))
+        seen = w * (w + 1) / 2 + (s - w) * w
+        if self.window_chunks:
+            seen = (s // w) * w * (w + 1) / 2 + (s % w) * (s % w + 1) / 2
+        return 1 - self.windowed_share * (1 - seen / (s * (s + 1) / 2))
 
 
 def gpt(
@@ -176,9 +228,9 @@ def llama(
     )
 
 
-def _size(name: str, value: Any) -> int:
+def _size(name: str, value: Any, least: int = 1) -> int:
     """`value` as a size: no model has more, and beyond, bytes are no longer exact and plans take too long."""
-    number, most = whole(name, value, 1), _MOST.get(name, 10**9)
+    number, most = whole(name, value, least), _MOST.get(name, 10**9)
     if number > most:
         raise ValueError(f"{name} must be at most {most:,}, not {number}")
     return number

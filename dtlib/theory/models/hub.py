@@ -9,63 +9,92 @@ from typing import Any
 from dtlib.theory.valid import whole
 
 from .architecture import Architecture, gpt, llama
-from .hub_keys import EXPERTS, FAMILIES, HARMLESS, REFUSED, SAME_EVERYWHERE, SIZES, USUAL_SEQ, Family
+from .hub_experts import experts_of, latent_of
+from .hub_keys import EXPERTS, FAMILIES, GROUPS, HARMLESS, REFUSED, SAME_EVERYWHERE, SIZES, USUAL_SEQ, Family
 
 _NONE = 0
 """No window."""
 
 
 def from_config(config: Mapping[str, Any], name: str = "") -> Architecture:
-    """The model that `config` describes: of the family of Llama or of GPT, as ``model_type`` says.
+    """The model that `config` describes: of the family of Llama or of GPT, dense or with experts, as ``model_type``
+    says.
 
     `config` has the keys of a hub's ``config.json``. `name` stands in for the one that the file may have. Parameters
-    are exact. ``ValueError`` that names the key where one is missing, of another kind, not understood (it may change a
-    number), or one of a mixture of experts; and for another family.
+    are exact. Those of a text model alone are counted where the file has an encoder of images beside it, and no modules
+    that predict further tokens (``num_nextn_predict_layers``): `Architecture.mtp_modules` counts those. ``ValueError``
+    that names the key where one is missing, of another kind, or not understood (it may change a number); and for
+    another family.
     """
     if not isinstance(config, Mapping):
         raise ValueError(f"config must be an object of hyperparameters, not {config!r}")
-    for key in EXPERTS:
-        if config.get(key):
-            raise ValueError(f"{key} must be absent, since no mixture of experts is counted, not {config[key]!r}")
+    config = _inner(config)
     called = str(config.get("model_type"))
     family = FAMILIES.get(called)
+    for key in EXPERTS if family is None or family.experts is None else ():
+        if config.get(key):
+            why = f"since no experts of {called} are counted"
+            raise ValueError(f"{key} must be absent, {why}, not {config[key]!r}")
     if family is None:
         why = f": {REFUSED[called]}" if called in REFUSED else ""
         raise ValueError(f"model_type must be one of {', '.join(FAMILIES)}, not {config.get('model_type')!r}{why}")
-    given = _Keys(config)
+    given = Keys(config)
     usual = {"seq": USUAL_SEQ.get(called)}
     sizes = {ours: given.size(theirs, usual.get(ours)) for ours, theirs in SIZES.items()}
     for key in family.needed:
         given.needed(key)
-    given.only({**SAME_EVERYWHERE, **family.required})
+    given.only(
+        {key: value for key, value in SAME_EVERYWHERE.items() if key not in family.switches} | {**family.required}
+    )
+    given.stored_in(family.stored_in)
     changes = {**family.made, **_switched(given, family), "tied": given.switch("tie_word_embeddings", family.tied)}
     if family.window:
         changes |= _window(given, family, sizes["num_layers"])
     if called == "falcon":
         changes |= _falcon(given, sizes["num_heads"])
     else:
-        changes["num_kv_heads"] = given.size(("num_key_value_heads",), sizes["num_heads"])
+        changes["num_kv_heads"] = given.size(family.kv_heads, sizes["num_heads"])
+    if family.experts is not None:
+        changes["experts"] = experts_of(given, family.experts, sizes["num_layers"])
+    if family.latent:
+        latent = changes["latent"] = latent_of(given)
+        changes |= {"head_dim": latent.nope_dim + latent.rope_dim, "num_kv_heads": sizes["num_heads"]}
     width = given.size(family.width, None if family.gated else 4 * sizes["hidden"])
     made = _made(name or str(config.get("_name_or_path") or called), family, sizes, width, given)
     given.nothing_left(called)
     return replace(made, **changes)
 
 
-def _made(name: str, family: Family, sizes: dict[str, Any], width: int, given: _Keys) -> Architecture:
+def _inner(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The keys of a configuration that has some in groups: those of the text, of attention and of the experts."""
+    called = config.get("model_type")
+    groups = GROUPS.get(str(called), ())
+    for key in groups:
+        if not isinstance(config.get(key), Mapping):
+            raise ValueError(f"{key} must be an object of hyperparameters, not {config.get(key)!r}")
+    if groups == ("text_config",):
+        return {**config["text_config"], "_name_or_path": config.get("_name_or_path")}
+    inner = {key: value for group in groups for key, value in config[group].items()}
+    return {**inner, **{key: value for key, value in config.items() if key not in groups}}
+
+
+def _made(name: str, family: Family, sizes: dict[str, Any], width: int, given: Keys) -> Architecture:
     if not family.gated:
         return replace(gpt(name, **sizes, source="its config.json"), ffn_hidden=width)
-    head_dim = None if given.get("head_dim") is None else given.size(("head_dim",))
+    head_dim = None if family.latent or given.get("head_dim") is None else given.size(("head_dim",))
+    if family.latent:
+        head_dim = 1  # its queries have what the latent attention says
     return llama(name, **sizes, ffn_hidden=width, head_dim=head_dim, source="its config.json")
 
 
-def _switched(given: _Keys, family: Family) -> dict[str, bool]:
+def _switched(given: Keys, family: Family) -> dict[str, bool]:
     found: dict[str, bool] = {}
     for key, (usual, names) in family.switches.items():
         found |= dict.fromkeys(names, given.switch(key, usual))
     return found
 
 
-def _falcon(given: _Keys, heads: int) -> dict[str, int]:
+def _falcon(given: Keys, heads: int) -> dict[str, int]:
     """Heads of keys and values, and norms: a parallel layer has one norm, but for the wider ones that have two."""
     new, parallel = given.switch("new_decoder_architecture", False), given.switch("parallel_attn", True)
     shared, some = given.switch("multi_query", True), given.size(("num_kv_heads", "n_head_kv"), heads)
@@ -76,8 +105,10 @@ def _falcon(given: _Keys, heads: int) -> dict[str, int]:
     }
 
 
-def _window(given: _Keys, family: Family, num_layers: int) -> dict[str, Any]:
+def _window(given: Keys, family: Family, num_layers: int) -> dict[str, Any]:
     """The window, and the share of the layers that have it: as ``layer_types`` says, or the family's habit."""
+    if family.window == "chunks":
+        return _chunks(given, num_layers)
     size = given.size(("sliding_window", "sliding_window_size"), _NONE)
     used = given.switch("use_sliding_window", False) if family.window == "last" else True
     first = given.size(("max_window_layers",), num_layers) if family.window == "last" else 0
@@ -86,7 +117,7 @@ def _window(given: _Keys, family: Family, num_layers: int) -> dict[str, Any]:
         every = given.size(("sliding_window_pattern", "_sliding_window_pattern"), every)
     types = given.get("layer_types")
     if types is not None:
-        whole_ones = _full_layers(types, num_layers)
+        whole_ones = _full_layers(types, num_layers, "sliding_attention")
     elif family.window == "last":
         whole_ones = min(first, num_layers) if used else num_layers
     else:
@@ -98,15 +129,31 @@ def _window(given: _Keys, family: Family, num_layers: int) -> dict[str, Any]:
     return {"window": size, "windowed_share": 1 - whole_ones / num_layers}
 
 
-def _full_layers(types: Any, num_layers: int) -> int:
-    """Layers that see everything."""
-    known = ("full_attention", "sliding_attention")
+def _chunks(given: Keys, num_layers: int) -> dict[str, Any]:
+    """Chunks of Llama 4: in the layers that rotate positions, as ``layer_types`` or ``no_rope_layers`` says."""
+    size, types, rotated = given.size(("attention_chunk_size",), 8192), given.get("layer_types"), given.get(_ROTATED)
+    whole_ones = num_layers // given.size(("no_rope_layer_interval",), 4)
+    if types is not None:
+        whole_ones = _full_layers(types, num_layers, "chunked_attention")
+    elif rotated:
+        if not isinstance(rotated, list) or len(rotated) != num_layers or any(each not in (0, 1) for each in rotated):
+            raise ValueError(f"{_ROTATED} must be {num_layers} of 0 and 1, not {rotated!r}")
+        whole_ones = rotated.count(0)
+    return {"window": size, "windowed_share": 1 - whole_ones / num_layers, "window_chunks": True}
+
+
+_ROTATED = "no_rope_layers"
+
+
+def _full_layers(types: Any, num_layers: int, other: str) -> int:
+    """Layers that see everything; the others are called `other`."""
+    known = ("full_attention", other)
     if not isinstance(types, list) or len(types) != num_layers or any(each not in known for each in types):
         raise ValueError(f"layer_types must be {num_layers} of {' and '.join(known)}, not {types!r}")
     return types.count(known[0])
 
 
-class _Keys:
+class Keys:
     """A configuration that knows which of its keys were looked at."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -127,6 +174,17 @@ class _Keys:
         if usual is None:
             raise ValueError(f"config must have {' or '.join(keys)}; it has {', '.join(sorted(self._config))}")
         return usual
+
+    def count(self, key: str, usual: int) -> int:
+        """A whole number that may be 0."""
+        value = self.get(key)
+        return usual if value is None else whole(key, value, 0)
+
+    def stored_in(self, formats: tuple[str, ...]) -> None:
+        """Formats in which a family's weights are published: they hold the same parameters in fewer bytes."""
+        found = self._config.get("quantization_config")
+        if isinstance(found, Mapping) and found.get("quant_method") in formats:
+            self._seen.add("quantization_config")
 
     def switch(self, key: str, usual: bool) -> bool:
         """A key that is true or false."""

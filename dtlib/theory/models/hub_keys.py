@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from .hub_experts import ExpertKeys
 
 SIZES: Mapping[str, tuple[str, ...]] = {
     "num_layers": ("num_hidden_layers", "n_layer", "n_layers"),
@@ -16,6 +18,7 @@ SIZES: Mapping[str, tuple[str, ...]] = {
 """The sizes that every family has, and the keys that name them."""
 
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok")
+"""What says that there are experts: refused of a family whose experts are not counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +28,11 @@ class Family:
     `made` are fields of `Architecture` that all of its models share, `tied` whether head and embedding are one matrix
     where ``tie_word_embeddings`` is missing. `switches` are keys that are true or false: the default, and the fields
     that follow them. `needed` keys must be given, since what their library assumes fits one size only. `window` says
-    which layers have the window where no ``layer_types`` does (``"all"`` but each `full_every`-th, or the ``"last"``),
-    `width` which keys say how wide the MLP is, `required` which keys have one value that is counted.
+    which layers have the window where no ``layer_types`` does (``"all"`` but each `full_every`-th, or the ``"last"``;
+    ``"chunks"`` in place of windows), `width` which keys say how wide the MLP is, `kv_heads` how many heads of keys
+    there are, `required` which keys have one value that is counted. `experts` says where experts are described,
+    `latent` whether attention is latent, `stored_in` in which formats weights are published: their scales are no
+    parameters.
     """
 
     gated: bool = True
@@ -37,7 +43,11 @@ class Family:
     window: str = ""
     full_every: int = 0
     width: tuple[str, ...] = ("intermediate_size",)
+    kv_heads: tuple[str, ...] = ("num_key_value_heads",)
     required: Mapping[str, Any] = field(default_factory=dict)
+    experts: ExpertKeys | None = None
+    latent: bool = False
+    stored_in: tuple[str, ...] = ()
 
 
 _BIASED = {"attention_bias": (False, ("qkv_biases", "output_bias"))}
@@ -45,6 +55,11 @@ _MLP_BIASED = {"mlp_bias": (False, ("mlp_biases",))}
 _PLAIN = {"attention_bias": False, "mlp_bias": False}
 _NO_MLP_BIAS = {"mlp_bias": False}
 _GEMMA = ("num_key_value_heads", "head_dim")
+_FROM = ExpertKeys(
+    number="n_routed_experts", width="moe_intermediate_size", shared_number="n_shared_experts", layers="from"
+)
+_STEP = ExpertKeys(number="num_experts", width="moe_intermediate_size", layers="step")
+_DEEPSEEK = ("n_routed_experts", "moe_intermediate_size", "first_k_dense_replace")
 
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(switches={**_BIASED, **_MLP_BIASED}),
@@ -87,19 +102,78 @@ FAMILIES: Mapping[str, Family] = {
         gated=False, tied=True, made={"learned_positions": False}, switches={"use_bias": (True, ("biases",))},
         window="all", needed=("num_key_value_heads",), required={"mlp_type": "default", "norm_type": "layer_norm"},
     ),
+    "mixtral": Family(
+        window="all", needed=("num_key_value_heads",), experts=ExpertKeys(number="num_local_experts"),
+        required=_PLAIN,
+    ),
+    "dbrx": Family(
+        kv_heads=("kv_n_heads",), width=("ffn_hidden_size",), needed=("kv_n_heads", "ffn_hidden_size"), required=_PLAIN,
+        experts=ExpertKeys(number="moe_num_experts", top_k=("moe_top_k",), width="ffn_hidden_size"),
+    ),
+    "deepseek": Family(switches=_BIASED, experts=_FROM, needed=_DEEPSEEK, required=_NO_MLP_BIAS),
+    "deepseek_v2": Family(latent=True, experts=_FROM, needed=_DEEPSEEK, required=_PLAIN),
+    "deepseek_v3": Family(latent=True, experts=_FROM, needed=_DEEPSEEK, required=_PLAIN, stored_in=("fp8",)),
+    "kimi_k2": Family(
+        latent=True, experts=_FROM, needed=_DEEPSEEK, required=_PLAIN,
+        stored_in=("fp8", "compressed-tensors"),
+    ),
+    "qwen2_moe": Family(
+        switches={"qkv_bias": (True, ("qkv_biases",))}, window="last", required=_PLAIN,
+        needed=("num_key_value_heads", "shared_expert_intermediate_size"),
+        experts=replace(_STEP, shared_width="shared_expert_intermediate_size", shared_gate=True),
+    ),
+    "qwen3_moe": Family(
+        made={"qk_norms": True}, switches=_BIASED, window="last", required=_NO_MLP_BIAS, experts=_STEP,
+        needed=("num_key_value_heads", "head_dim"), stored_in=("fp8",),
+    ),
+    "glm4_moe": Family(
+        switches={"attention_bias": (False, ("qkv_biases",)), "use_qk_norm": (False, ("qk_norms",))}, experts=_FROM,
+        needed=(*_DEEPSEEK, "num_key_value_heads", "head_dim"), required=_NO_MLP_BIAS,
+    ),
+    "olmoe": Family(
+        made={"wide_qk_norms": True}, switches=_BIASED, required=_NO_MLP_BIAS, experts=ExpertKeys(number="num_experts"),
+        needed=("num_experts", "intermediate_size"),
+    ),
+    "gpt_oss": Family(
+        made={"mlp_biases": True, "attention_sinks": True}, window="all", full_every=2, stored_in=("mxfp4",),
+        switches={"attention_bias": (True, ("qkv_biases", "output_bias"))},
+        experts=ExpertKeys(
+            number="num_local_experts", top_k=("num_experts_per_tok", "experts_per_token"), router_bias=True
+        ),
+        needed=("num_local_experts", "num_key_value_heads", "head_dim", "sliding_window"),
+    ),
+    "llama4_text": Family(
+        switches={**_BIASED, "use_qk_norm": (True, ())}, window="chunks", width=("intermediate_size_mlp",),
+        required=_NO_MLP_BIAS,
+        needed=("num_local_experts", "num_key_value_heads", "head_dim", "intermediate_size"),
+        experts=ExpertKeys(number="num_local_experts", one_shared=True, layers="list"),
+    ),
+    "phimoe": Family(
+        made={"norm": "layer"}, switches={**_BIASED, "lm_head_bias": (False, ("head_bias",))}, window="all",
+        needed=("num_key_value_heads", "num_local_experts"), required=_NO_MLP_BIAS,
+        experts=ExpertKeys(number="num_local_experts"),
+    ),
+    "grok-1": Family(
+        tied=True, made={"norms_per_layer": 4}, needed=("num_key_value_heads", "num_experts"), required=_PLAIN,
+        experts=ExpertKeys(number="num_experts"),
+    ),
 }  # fmt: skip
 """The families that are counted, by their ``model_type``."""
 
 REFUSED: Mapping[str, str] = {
     **dict.fromkeys(
-        ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3", "olmoe", "dbrx", "gpt_oss", "llama4_text",
-         "granitemoe", "phimoe"),
-        "no mixture of experts is counted",
+        ("granitemoe", "jamba", "ernie4_5_moe", "hunyuan_v1_moe", "minimax", "qwen3_next", "deepseek_v32"),
+        "its experts are not counted",
     ),
     **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "rwkv"), "it has no attention"),
-    **dict.fromkeys(("gemma3", "llama4", "mllama", "qwen2_vl", "qwen2_5_vl"), "give its text_config alone"),
+    **dict.fromkeys(("gemma3", "mllama", "qwen2_vl", "qwen2_5_vl"), "give its text_config alone"),
 }  # fmt: skip
 """Others that are often asked for, and why they are not counted."""
+
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "llama4": ("text_config",), "kimi_k25": ("text_config",), "dbrx": ("attn_config", "ffn_config"),
+}  # fmt: skip
+"""Keys that hold others: those of the text alone, or of parts of a layer."""
 
 SAME_EVERYWHERE: Mapping[str, Any] = {
     "is_encoder_decoder": False, "add_cross_attention": False, "tie_encoder_decoder": False, "lm_head_bias": False,
@@ -137,10 +211,17 @@ _HARMLESS = """
     typical_p repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size bad_words_ids
     num_return_sequences forced_bos_token_id forced_eos_token_id remove_invalid_values suppress_tokens
     begin_suppress_tokens exponential_decay_length_penalty finetuning_task id2label label2id task_specific_params
+    router_aux_loss_coef output_router_logits router_jitter_noise input_jitter_noise norm_topk_prob scoring_func
+    routed_scaling_factor topk_method n_group topk_group aux_loss_alpha seq_aux ep_size num_nextn_predict_layers
+    moe_jitter_eps moe_loss_weight moe_normalize_expert_weights ffn_act_fn swiglu_limit initial_context_length
+    clip_qkv emb_pdrop attn_output_multiplier embedding_multiplier_scale output_multiplier_scale max_attn_value
+    attn_temperature_tuning floor_scale attn_scale for_llm_compressor
+
     problem_type chunk_size_feed_forward cross_attention_hidden_size
 """
 HARMLESS = frozenset(_HARMLESS.split())
 """What changes neither parameters nor bytes nor operations: names, tokens, dtypes of the file, rotations, generation.
 
-Rates of dropout are among them: what a run keeps of it is said by the run's own options.
+Rates of dropout are among them: what a run keeps of it is said by the run's own options. So are the modules that
+predict further tokens: they are no part of the model that a file describes, and `from_config` says who counts them.
 """

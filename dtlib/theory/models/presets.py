@@ -231,6 +231,18 @@ def model(name: str) -> Architecture:
     return find("model", name, MODELS)
 
 
+def checked_dense(given: str | Architecture, asked: str) -> Architecture:
+    """`checked_model`, or ``ValueError`` for what `asked` does not count yet: experts, latent attention, modules that
+    predict further tokens."""
+    found = checked_model(given)
+    has = "latent attention" if found.latent else "modules that predict further tokens" if found.mtp_modules else ""
+    if found.experts is not None:
+        has = f"{found.experts.num_experts} experts a layer"
+    if has:
+        raise ValueError(f"model must be dense, since {asked} counts nothing else yet: {found.name} has {has}")
+    return found
+
+
 def checked_model(given: str | Architecture) -> Architecture:
     """The model that is `given`, or that `model` finds by the name given; else ``ValueError``."""
     if isinstance(given, str):

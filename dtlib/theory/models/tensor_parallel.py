@@ -1,8 +1,9 @@
-"""Over how many ranks the matrices of a layer can be split."""
+"""Over how many ranks the matrices of a layer, and its experts, can be split."""
 
 from __future__ import annotations
 
 from functools import lru_cache
+from math import gcd
 from typing import Any
 
 from dtlib.theory.valid import whole
@@ -14,11 +15,15 @@ from .presets import checked_model
 def tp_degrees(model: Architecture | str) -> tuple[int, ...]:
     """The tensor-parallel degrees t of `model`, from 1 up.
 
-    t divides the heads and the MLP's width; it divides the key and value heads too, or is a multiple of them (each is
-    then kept by several ranks).
+    t divides the heads and the widths of MLP and experts; it divides the key and value heads too, or is a multiple of
+    them (each is then kept by several ranks).
     """
     model = checked_model(model)
-    return _degrees(model.num_heads, model.num_kv_heads, model.ffn_hidden)
+    widths, experts = model.ffn_hidden, model.experts
+    if experts is not None:
+        dense = 0 if model.num_expert_layers == model.num_layers else model.ffn_hidden
+        widths = gcd(dense, experts.hidden, experts.shared_hidden)
+    return _degrees(model.num_heads, model.num_kv_heads, widths)
 
 
 @lru_cache(maxsize=4096)
@@ -34,6 +39,17 @@ def checked_tp(model: Architecture | str, tp: Any) -> int:
         listed = ", ".join(map(str, degrees))
         raise ValueError(f"tp of {model.name} must be one of {listed}, which its heads and MLP divide by, not {tp}")
     return int(tp)
+
+
+def checked_ep(model: Architecture | str, ep: Any) -> int:
+    """The experts of a layer that each of `ep` ranks holds, or ``ValueError`` where `ep` does not divide them."""
+    model = checked_model(model)
+    if whole("ep", ep, 1) > 1 and model.experts is None:
+        raise ValueError(f"ep of {model.name} must be 1, since it has no experts, not {ep}")
+    num_experts = 0 if model.experts is None else model.experts.num_experts
+    if num_experts % ep:
+        raise ValueError(f"ep of {model.name} must divide its {num_experts} experts; {ep} does not")
+    return num_experts // int(ep)
 
 
 def kv_width_of_rank(model: Architecture | str, tp: int) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dtlib.theory.memory import training_flops_per_token
-from dtlib.theory.models import Architecture, model_parameters
+from dtlib.theory.models import Architecture, active_parameters
 
 from .constants import Constants
 from .memory import Fit, PlanMemory
@@ -65,7 +65,7 @@ class Answer:
         that a window leaves.
         """
         model, seq = self.model, found.plan.seq_of(self.model)
-        each = training_flops_per_token(model_parameters(model).total, model.num_layers, model.query_width, seq)
+        each = training_flops_per_token(active_parameters(model).total, model.num_layers, model.query_width, seq)
         flops = each.dense + model.score_share(seq) * each.attention
         peak = self.machine.accelerator.half_flop_per_s * self.machine.gpus
         return flops * self.tokens / found.time.total / peak

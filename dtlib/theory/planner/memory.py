@@ -13,7 +13,7 @@ from dtlib.theory.formula import formula
 from dtlib.theory.hardware import Accelerator
 from dtlib.theory.memory import Recipe
 from dtlib.theory.memory import recipe as as_recipe
-from dtlib.theory.models import Architecture, checked_model, model_parameters
+from dtlib.theory.models import Architecture, checked_dense, model_parameters
 from dtlib.theory.units import format_bytes
 
 from .constants import FITTED, Constants
@@ -89,7 +89,7 @@ def plan_memory(model: Architecture | str, plan: Plan, constants: Constants = FI
 
     What `footprint` counts for `plan`, times what libraries add. ``ValueError`` where the model is not cut like this.
     """
-    model = checked_model(model)
+    model = checked_dense(model, "the planner")
     plan.check(model)
     stages = sorted({0, min(1, plan.pp - 1), plan.pp - 1})  # the first, one without ends, the last
     by_stage = [_of_stage(model, plan, rank_memory(model, plan, stage), stage, constants) for stage in stages]
@@ -123,7 +123,7 @@ def least_cards(
     has what the runtime takes (R), and a margin μ is left. Activations are not counted, so more may be needed.
     ``ValueError`` where a card has no room beside the runtime.
     """
-    psi, per_param = model_parameters(checked_model(model)).total, as_recipe(recipe).bytes_per_param
+    psi, per_param = model_parameters(checked_dense(model, "the planner")).total, as_recipe(recipe).bytes_per_param
     room = accelerator.memory_bytes / (1 + constants.margin) - constants.runtime_bytes
     if room <= 0:
         raise ValueError(f"accelerator must have room beside the runtime's {format_bytes(constants.runtime_bytes)}")

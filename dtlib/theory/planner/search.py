@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtlib.theory.footprint import AXES, stage_parameters
-from dtlib.theory.models import Architecture, checked_model, tp_degrees
+from dtlib.theory.models import Architecture, checked_dense, tp_degrees
 from dtlib.theory.units import format_bytes
 from dtlib.theory.valid import whole
 from dtlib.theory.zero import states
@@ -79,7 +79,7 @@ def search(
     arguments out of range and where nothing fits: it says what is missing, and the nearest plan that fits, with other
     degrees or on more cards.
     """
-    model = checked_model(model)
+    model = checked_dense(model, "the planner (dtlib plan)")
     seq = model.seq if seq is None else whole("seq", seq, 1)
     number = default_sequences(machine.gpus, seq)
     sequences = number if sequences is None else whole("sequences", sequences, 1)
@@ -108,7 +108,8 @@ def every_plan(
     constants: Constants = FITTED,
 ) -> list[Timed]:
     """All plans that `search` looks at, timed, mesh by mesh, whether they fit or not; ``ValueError`` for none."""
-    model, fixed = checked_model(model), {name: whole(name, size, 1) for name, size in (degrees or {}).items()}
+    model = checked_dense(model, "the planner (dtlib plan)")
+    fixed = {name: whole(name, size, 1) for name, size in (degrees or {}).items()}
     if set(fixed) - {*AXES}:
         raise ValueError(f"degrees must be some of dp, tp, pp and cp, not {', '.join(fixed)}")
     meshes = list(_meshes(model, machine, seq, sequences, recipe))

@@ -22,7 +22,7 @@ from dtlib.theory.breakdown import Breakdown
 from dtlib.theory.footprint import piece_layers, stage_parameters
 from dtlib.theory.formula import formula
 from dtlib.theory.memory import recipe
-from dtlib.theory.models import Architecture, checked_model, layer_of_rank
+from dtlib.theory.models import Architecture, checked_dense, layer_of_rank
 
 from .constants import FITTED, Constants
 from .plan import Machine, Plan
@@ -71,7 +71,7 @@ def step_time(model: Architecture | str, plan: Plan, machine: Machine, constants
     Of the slowest stage under `plan`, as the module explains. ``ValueError`` where model, plan and machine do not go
     together.
     """
-    model = checked_model(model)
+    model = checked_dense(model, "the planner")
     plan.check(model)
     if plan.world_size != machine.gpus:
         raise ValueError(f"dp·tp·pp·cp must be gpus={machine.gpus}, not {plan.world_size}")

@@ -6,7 +6,7 @@ from dtlib.theory import pp, sp
 from dtlib.theory.activations import PAPER, Widths, layer_activations
 from dtlib.theory.footprint import Setup, piece_layers
 from dtlib.theory.formula import formula
-from dtlib.theory.models import Architecture, checked_model
+from dtlib.theory.models import Architecture, checked_dense
 from dtlib.theory.valid import whole
 
 
@@ -36,7 +36,7 @@ def activation_bytes(
     backward pass needs while it runs or, if it is split, until the weights have had their turn. ``ValueError``
     where the model cannot be cut like that.
     """
-    model = checked_model(model)
+    model = checked_dense(model, "what a mesh keeps")
     setup.check(model)
     tokens, b, t = setup.tokens_of(model), setup.micro_batch, setup.tp
     a_layer = layer_activations(

@@ -9,7 +9,7 @@ from dtlib.theory.breakdown import Breakdown
 from dtlib.theory.cp import ring_elements
 from dtlib.theory.footprint import Setup, piece_layers, stage_parameters
 from dtlib.theory.formula import formula
-from dtlib.theory.models import Architecture, checked_model, kv_width_of_rank
+from dtlib.theory.models import Architecture, checked_dense, kv_width_of_rank
 from dtlib.theory.valid import amount, flag
 
 
@@ -56,7 +56,7 @@ def sent_bytes(
     is computed again when its backward pass has gathered it. All numbers travel in `element_bytes`. ``ValueError``
     where the model cannot be cut like that.
     """
-    model = checked_model(model)
+    model = checked_dense(model, "the traffic of a mesh")
     setup.check(model)
     w, c = amount("element_bytes", element_bytes, positive=True), setup.cp
     b, s, h, t, p, m = setup.micro_batch, setup.seq_of(model), model.hidden, setup.tp, setup.pp, setup.num_micro_batches

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dtlib.theory.formula import formula
 from dtlib.theory.memory.flops import checked_recompute, forward_flops_per_token
-from dtlib.theory.models import Architecture, checked_model
+from dtlib.theory.models import Architecture, checked_dense
 from dtlib.theory.valid import amount, whole
 
 
@@ -38,7 +38,7 @@ def break_even_ranks(
     one computes 4hs more: 9h + 2s. Latency, the head, and what is not split are left out (see `efficiency` for the
     last). ``ValueError`` for rates that are not positive or another `recompute`.
     """
-    model = checked_model(model)
+    model = checked_dense(model, "the rule when tp pays")
     rate = amount("flops_per_s", flops_per_s, positive=True)
     link = amount("link_bytes_per_s", link_bytes_per_s, positive=True)
     width = amount("element_bytes", element_bytes, positive=True)
