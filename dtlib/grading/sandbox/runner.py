@@ -167,7 +167,7 @@ class Sandbox:
 
     def _start(self, job_fd: int) -> tuple[socket.socket, int]:
         if self.is_open:  # the learner's own processes: the lab's fork server will do
-            return start_supervisor(job_fd, _GUARD, ("dtlib.lab",))
+            return start_supervisor(job_fd, _GUARD, ("dtlib.lab", *_MODULES))
         with self._lock:
             for attempt in range(2):
                 if self._server is None or self._server.process.poll() is not None:
