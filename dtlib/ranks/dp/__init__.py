@@ -6,7 +6,11 @@ ranks. Three ways to send the same bytes:
 - `NaiveDataParallel`: one all-reduce a parameter, after the backward pass;
 - `FlatDataParallel`: one all-reduce of everything, after the backward pass;
 - `BucketedDataParallel`: one all-reduce a bucket, or another `Exchange`, while the backward pass is still running.
+
+A parameter that some of the ranks hold alone, as experts are, `belongs_to` a group of its own.
 """
+
+from dtlib.ranks.shared.replicas import belongs_to
 
 from .base import DataParallel, global_mean_loss
 from .bucketed import Bucket, BucketedDataParallel, Exchange, all_reduce
@@ -20,5 +24,6 @@ __all__ = [
     "FlatDataParallel",
     "NaiveDataParallel",
     "all_reduce",
+    "belongs_to",
     "global_mean_loss",
 ]

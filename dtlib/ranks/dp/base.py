@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.utils._pytree import tree_leaves
 
+from dtlib.ranks.mesh import Group
 from dtlib.ranks.shared.replicas import (
     begin_alike,
     broadcast,
     gradient_hooks,
+    group_of,
     refuse_gradient,
     signature,
     split_modules,
@@ -33,6 +35,9 @@ class DataParallel(nn.Module, ABC):
       would drift apart; so all ranks must make the call. Evaluate on one rank with ``.module``.
     - **backward**: local gradients; a hook on each parameter tells when its gradient is final.
     - **end of backward**: ``parameter.grad`` is the mean over the ranks of `group`; nothing needs to be called.
+
+    Of a parameter that `belongs_to` some of these ranks the first one's is sent, to them, and the gradient is their sum
+    over the number of *all* ranks: the mean of a loss of all samples, where each rank that holds it has seen some.
 
     A parameter that takes no part in a backward pass is an error that names it, unless
     `find_unused_parameters`: then a rank that did not use it counts as zero, and where no rank used it
@@ -63,6 +68,8 @@ class DataParallel(nn.Module, ABC):
         self.broadcast_buffers = broadcast_buffers
         self.find_unused_parameters = find_unused_parameters
         self._names, self._params = _trainable(module)
+        self._groups = [group_of(each, group) for each in self._params]
+        _refuse_strangers(module, group)
         self._as_wrapped = self._signature()
         self._sync = True
         self._running = False  # inside a backward pass that ends with a sync
@@ -235,6 +242,14 @@ def _refuse_group(group: dist.ProcessGroup | None) -> None:
         raise RuntimeError("no process group: call this in a rank of lab.run, or after init_process_group")
     if dist.get_rank(group) < 0:
         raise ValueError(f"group must contain this rank ({dist.get_rank()}), and does not")
+
+
+def _refuse_strangers(module: nn.Module, group: Group) -> None:
+    everyone = set(dist.get_process_group_ranks(group))
+    for name, parameter in module.named_parameters():
+        own = dist.get_process_group_ranks(group_of(parameter, group))
+        if not everyone.issuperset(own):
+            raise ValueError(f"group must contain all ranks that hold {name!r}, {own}, and does not")
 
 
 def _trainable(module: nn.Module) -> tuple[list[str], list[Tensor]]:

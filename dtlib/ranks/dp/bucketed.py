@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
@@ -36,6 +36,7 @@ class Bucket:
     views: dict[str, Tensor]
     missing: int = field(init=False)  # gradients that are still to come
     started: Started | None = None
+    group: Group = None  # that its parameters belong to
 
     def __post_init__(self) -> None:
         self.missing = len(self.views)
@@ -104,21 +105,17 @@ class BucketedDataParallel(DataParallel):
         return [list(bucket.views) for bucket in self._buckets]
 
     def _fill_buckets(self, order: Sequence[int]) -> None:
-        params = [self._params[i] for i in order]
-        plan = plan_buckets(
-            [p.numel() * _dtype(p).itemsize for p in params],
-            self.bucket_bytes,
-            first_bucket_bytes=self.first_bucket_bytes,
-            kinds=[(_dtype(p), p.device) for p in params],
-        )
-        self._buckets = [self._bucket([order[i] for i in indices]) for indices in plan]
+        params = {i: self._params[i] for i in order}
+        plan = in_buckets(params, self._groups, self.bucket_bytes, self.first_bucket_bytes, _dtype)
+        self._buckets = [self._bucket(indices) for indices in plan]
         self._where = {name: bucket for bucket in self._buckets for name in bucket.views}
 
     def _bucket(self, indices: list[int]) -> Bucket:
         params = [self._params[i] for i in indices]
         flat = torch.empty(sum(p.numel() for p in params), dtype=_dtype(params[0]), device=params[0].device)
         each = zip(indices, flat.split([p.numel() for p in params]), strict=True)
-        return Bucket(flat, {self._names[i]: part.view(self._params[i].shape) for i, part in each})
+        views = {self._names[i]: part.view(self._params[i].shape) for i, part in each}
+        return Bucket(flat, views, group=self._groups[indices[0]])
 
     def _ready(self, index: int) -> None:
         self._pack(index)
@@ -150,7 +147,7 @@ class BucketedDataParallel(DataParallel):
     def _start_full_buckets(self) -> None:
         while self._next < len(self._buckets) and self._buckets[self._next].missing == 0:
             bucket = self._buckets[self._next]
-            bucket.started = self.exchange(bucket, self.group)
+            bucket.started = self.exchange(bucket, bucket.group)
             self._next += 1
 
     @torch.no_grad()
@@ -185,6 +182,28 @@ class BucketedDataParallel(DataParallel):
         dist.broadcast(observed, src=0 if self.group is None else dist.get_global_rank(self.group, 0), group=self.group)
         if observed.tolist() != [self._numbers[name] for names in self.buckets for name in names]:
             self._fill_buckets(observed.tolist())
+
+
+def in_buckets(
+    params: Mapping[int, Tensor],
+    groups: Sequence[Group],
+    bucket_bytes: int,
+    first_bucket_bytes: int | None,
+    dtype_of: Callable[[Tensor], torch.dtype],
+) -> list[list[int]]:
+    """The numbers of `params`, which become ready in this order, in buckets of one dtype, device and group.
+
+    Each group's are planned by themselves: elsewhere what belongs to another group may be of another size.
+    """
+    plan: list[list[int]] = []
+    for group in dict.fromkeys(groups):
+        own = {number: each for number, each in params.items() if groups[number] is group}
+        sizes = [each.numel() * dtype_of(each).itemsize for each in own.values()]
+        kinds = [(dtype_of(each), each.device) for each in own.values()]
+        buckets = plan_buckets(sizes, bucket_bytes, first_bucket_bytes=first_bucket_bytes, kinds=kinds)
+        plan += [[list(own)[place] for place in bucket] for bucket in buckets]
+    order = {number: place for place, number in enumerate(params)}
+    return sorted(plan, key=lambda bucket: order[bucket[-1]])
 
 
 def _dtype(parameter: Tensor) -> torch.dtype:

@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dtlib.ranks.mesh import Group
+
 from .base import DataParallel
 
 
@@ -22,17 +24,17 @@ class NaiveDataParallel(DataParallel):
 
     @torch.no_grad()
     def _average(self, unused: Sequence[int]) -> None:
-        for parameter in self._params:
+        for parameter, group in zip(self._params, self._groups, strict=True):
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             parameter.grad = parameter.grad.contiguous().mul_(1 / self.world_size)
-            dist.all_reduce(parameter.grad, group=self.group)
+            dist.all_reduce(parameter.grad, group=group)
 
 
 class FlatDataParallel(DataParallel):
-    """One blocking all-reduce of all gradients (one for each dtype), after the backward pass. See `DataParallel`.
+    """One blocking all-reduce of all gradients, one for each dtype and group, after the backward pass.
 
-    Afterwards the gradients are views of one flat buffer.
+    See `DataParallel`. Afterwards the gradients are views of one flat buffer.
     """
 
     def _ready(self, index: int) -> None:
@@ -43,12 +45,12 @@ class FlatDataParallel(DataParallel):
 
     @torch.no_grad()
     def _average(self, unused: Sequence[int]) -> None:
-        kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-        for parameter in self._params:
-            kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)
-        for alike in kinds.values():
+        kinds: dict[tuple[torch.dtype, torch.device, Group], list[Tensor]] = {}
+        for parameter, group in zip(self._params, self._groups, strict=True):
+            kinds.setdefault((parameter.dtype, parameter.device, group), []).append(parameter)
+        for (_, _, group), alike in kinds.items():
             grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in alike]
             flat = torch.cat([grad.reshape(-1) for grad in grads]).mul_(1 / self.world_size)
-            dist.all_reduce(flat, group=self.group)
+            dist.all_reduce(flat, group=group)
             for parameter, part in zip(alike, flat.split([p.numel() for p in alike]), strict=True):
                 parameter.grad = part.view(parameter.shape)

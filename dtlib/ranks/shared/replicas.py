@@ -1,4 +1,5 @@
-"""What every wrapper of a module that all ranks hold needs: a common start, and who listens to its gradients."""
+"""What every wrapper of a module that ranks hold needs: who holds which parameter, a common start, and who listens to
+its gradients."""
 
 from __future__ import annotations
 
@@ -12,12 +13,34 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from dtlib.ranks.mesh import Group
+
+from .alike import size_of
+
+_groups: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
 gradient_hooks: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """The hook of each parameter that some wrapper averages."""
 
 
 split_modules: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 """The modules whose weights are split among ranks: no other wrapper can average their gradients."""
+
+
+def belongs_to(parameter: Tensor, group: Group) -> None:
+    """Say that the ranks of `group` alone hold `parameter`: the others have other ones under its name, as experts are.
+
+    Whoever wraps its module for data parallelism then lets them begin alike, sums its gradient over them, and shards it
+    over them; what the sum is divided by stays the number of ranks that share out the samples. ``ValueError`` for a
+    group without this rank.
+    """
+    size_of(group)
+    _groups[parameter] = group
+
+
+def group_of(tensor: Tensor, others: Group) -> Group:
+    """The ranks that hold `tensor`: a group that it belongs to, or that of all `others`."""
+    return _groups.get(tensor, others)  # type: ignore[no-any-return]
 
 
 def weakly(method: Callable[..., Any], *first: Any) -> Callable[..., Any]:
@@ -60,22 +83,26 @@ def signature(module: nn.Module) -> list[tuple[Any, ...]]:
     return [(n, tuple(p.shape), p.dtype, p.requires_grad, id(p)) for n, p in module.named_parameters()]
 
 
-def begin_alike(module: nn.Module, group: dist.ProcessGroup | None) -> None:
-    """Let all ranks of `group` begin with the weights and buffers of its rank 0.
+def begin_alike(module: nn.Module, group: Group) -> None:
+    """Let all ranks of `group` begin with the weights and buffers of its rank 0, and those that a parameter belongs to
+    with that of their own rank 0.
 
-    ``ValueError`` as `refuse_unlike_ranks`. Sends nothing where there is one rank, or no values (the meta device).
+    ``ValueError``, on every rank and before that, unless all have the same names, shapes and dtypes, and the same is
+    frozen. Sends nothing where there is one rank, or no values (the meta device).
     """
     device = next(module.parameters()).device
-    if dist.get_world_size(group) > 1 and device.type != "meta":
-        refuse_unlike_ranks(module, device, group)
-        broadcast([tensor.detach() for tensor in (*module.parameters(), *module.buffers())], group)
+    every: dict[str, Tensor] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    groups = {name: group_of(tensor, group) for name, tensor in every.items()}
+    for each in dict.fromkeys([group, *groups.values()]) if device.type != "meta" else ():
+        if dist.get_world_size(each) > 1:
+            own = {name: tensor.detach() for name, tensor in every.items() if groups[name] is each}
+            alike = [(n, str((tuple(t.shape), t.dtype, t.requires_grad) if n in own else "")) for n, t in every.items()]
+            _refuse_unlike(alike, device, each)
+            broadcast(list(own.values()), each)
 
 
-def refuse_unlike_ranks(module: nn.Module, device: torch.device, group: dist.ProcessGroup | None) -> None:
-    """``ValueError``, on every rank, unless the `module` of each rank of `group` has the same names, shapes and dtypes,
-    and the same of it is frozen. Takes one all-reduce of 16 bytes, on `device`, where all is well."""
-    mine = [tuple(map(str, parameter[:-1])) for parameter in signature(module)]
-    mine += [(name, str(tuple(b.shape)), str(b.dtype)) for name, b in module.named_buffers()]
+def _refuse_unlike(mine: list[tuple[str, str]], device: torch.device, group: Group) -> None:
+    """``ValueError`` unless all ranks of `group` come with the same: one all-reduce of 16 bytes, where all is well."""
     digest = int.from_bytes(hashlib.sha256(repr(mine).encode()).digest()[:7], "big")
     extremes = torch.tensor([digest, -digest], dtype=torch.int64, device=device)
     dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=group)
@@ -83,11 +110,12 @@ def refuse_unlike_ranks(module: nn.Module, device: torch.device, group: dist.Pro
         return  # a fake group has no other ranks, and a fake tensor no values
     everyone: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(everyone, mine, group=group)
-    for rank, theirs in enumerate(everyone):
-        odd = sorted({name for name, *_ in set(theirs) ^ set(everyone[0])})
+    ranks = dist.get_process_group_ranks(group)
+    for rank, theirs in zip(ranks, everyone, strict=True):
+        odd = sorted({name for name, _ in set(theirs) ^ set(everyone[0])})
         if odd or theirs != everyone[0]:
             what = ", ".join(map(repr, odd)) or "the order of its parameters"
-            raise ValueError(f"module must be alike on all ranks; rank {rank} and rank 0 differ in {what}")
+            raise ValueError(f"module must be alike on all ranks; rank {rank} and rank {ranks[0]} differ in {what}")
 
 
 @torch.no_grad()

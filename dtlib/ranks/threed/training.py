@@ -104,7 +104,6 @@ weight meets a part of the tokens, in the backward pass |
             stage.register_forward_pre_hook(lambda _, x, where: (x, self.where), with_kwargs=True)
         ends = schedule.placed[0], schedule.placed[-1]
         self.tied = model.token_embedding.weight if tied and place in ends else None
-        self.is_first = dist.get_rank(self.batch_group) == 0
         self.alike = mesh.ranks("pp", "cp", "tp")  # called with the same sequences
         self.places = dict[int, Place]()  # now, as a stage 3 will take the shapes away
         for number, stage in own.items():
@@ -191,7 +190,7 @@ weight meets a part of the tokens, in the backward pass |
     def held(self) -> Iterator[Held]:
         """What this rank has of the parameters, and of their states."""
         for part, optimizer in zip(self.parts, self.optimizers, strict=True):
-            yield from held(part, self.places, optimizer, is_first=self.is_first)
+            yield from held(part, self.places, optimizer, self.batch_group)
 
     def evaluate(self, tokens_bs: Tensor, targets_bs: Tensor) -> Tensor:
         """The mean loss over all tokens of all ranks, without gradients."""

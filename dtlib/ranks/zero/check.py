@@ -11,7 +11,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dtlib.ranks.shared.replicas import split_modules
+from dtlib.ranks.mesh import Group
+from dtlib.ranks.shared.replicas import group_of, split_modules
 from dtlib.theory.dp import plan_buckets
 from dtlib.theory.units import MiB
 
@@ -145,8 +146,9 @@ def dtypes(module: nn.Module, **wanted: torch.dtype | None) -> None:
             raise ValueError(f"{argument} must be a floating-point dtype or None, not {dtype!r}")
 
 
-def replicas(replicas: dist.ProcessGroup | None, group: dist.ProcessGroup | None) -> None:
-    """``ValueError`` unless `replicas` is None, or holds this rank and no other one of `group`."""
+def replicas(replicas: Group, group: Group, module: nn.Module) -> None:
+    """``ValueError`` unless `replicas` is None, or holds this rank and no other one of `group`, which hold alike all
+    parameters of `module`."""
     if replicas is None:
         return
     rank = dist.get_rank()
@@ -155,6 +157,9 @@ def replicas(replicas: dist.ProcessGroup | None, group: dist.ProcessGroup | None
     others = set(dist.get_process_group_ranks(replicas)) & set(dist.get_process_group_ranks(group)) - {rank}
     if others:
         raise ValueError(f"replicas must share this rank alone with group, and shares {sorted(others)} too")
+    for name, parameter in module.named_parameters():
+        if group_of(parameter, group) is not group:
+            raise ValueError(f"replicas must be None where some ranks hold a parameter alone, as they do {name!r}")
 
 
 def step(optimizer: Optimizer, arguments: Iterable[Any], local: Iterable[str]) -> None:

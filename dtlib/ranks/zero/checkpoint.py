@@ -81,15 +81,11 @@ def _refuse(model: Any) -> None:
 
 def _all(model: Zero) -> Iterator[Held]:
     """What this rank holds, with buffers and whatever else of tensors is in the module's state."""
-    is_first = dist.get_rank(model.group) == 0
-    places = {id(p): Place(name, tuple(p.shape)) for name, p in model.module.named_parameters()}
-    for shard in model.all_shards:  # of which a rank may have a piece at the moment
-        places |= {id(p): Place(shard.names[i], tuple(shard.shapes[i])) for i, p in shard.params.items()}
-    yield from held(model, places, model.optimizer, is_first=is_first)
+    yield from held(model, model.places, model.optimizer, model.group)
     parameters = dict(model.module.named_parameters(remove_duplicate=False))
     for name, value in model.module.state_dict().items():
         if name not in parameters and isinstance(value, Tensor):
-            yield Held(Place(name, tuple(value.shape)), value, is_first=is_first)
+            yield Held(Place(name, tuple(value.shape)), value, is_first=dist.get_rank(model.group) == 0)
 
 
 def _aliases(model: Zero) -> dict[str, str]:
@@ -101,5 +97,4 @@ def _aliases(model: Zero) -> dict[str, str]:
 
 def _empty(model: Zero) -> dict[str, tuple[int, ...]]:
     """The shapes of parameters without elements, of which nothing is written."""
-    shapes = {shard.names[i]: tuple(shape) for shard in model.all_shards for i, shape in shard.shapes.items()}
-    return {name: shape for name, shape in shapes.items() if 0 in shape}
+    return {each.name: each.whole_shape for each in model.places.values() if 0 in each.whole_shape}

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from dtlib.ranks.mesh import Group
 from dtlib.ranks.shared.held import Held, Place
+from dtlib.ranks.shared.replicas import group_of
 
 from .zero import Zero
 
 
-def held(
-    wrapped: nn.Module, places: Mapping[int, Place], optimizer: Optimizer, *, is_first: bool = True
-) -> Iterator[Held]:
+def held(wrapped: nn.Module, places: Mapping[int, Place], optimizer: Optimizer, group: Group = None) -> Iterator[Held]:
     """The parameters of ``wrapped.module``, which lie in the whole model as `places` says, and their states.
 
-    `is_first` says whether this rank is the first of those that have the rest alike.
+    The ranks of `group` have the rest alike, but for what belongs to some of them.
     """
     spread = set[int]()
     for shard in wrapped.all_shards if isinstance(wrapped, Zero) else ():
@@ -29,4 +30,5 @@ def held(
     for parameter in wrapped.module.parameters():
         if id(parameter) not in spread:
             stepped = parameter if parameter.requires_grad else None
+            is_first = dist.get_rank(group_of(parameter, group)) == 0
             yield Held(places[id(parameter)], parameter.detach(), 0, stepped, optimizer, is_first)

@@ -13,9 +13,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dtlib.ranks.collectives import ring_all_reduce
+from dtlib.ranks.mesh import Group
 from dtlib.ranks.shared.parts import Piece, as_piece
 from dtlib.ranks.shared.peers import Peers
-from dtlib.ranks.shared.replicas import raw_grad, set_raw_grad
+from dtlib.ranks.shared.replicas import group_of, raw_grad, set_raw_grad
 from dtlib.theory.collectives import chunk_bounds
 
 from .exchange import NUM_PARTS, finish, gather, scatter
@@ -25,7 +26,9 @@ from .stages import Stage
 
 
 class Shard:
-    """Parameters of one dtype and device as one flat buffer, and what a rank keeps of it.
+    """Parameters of one dtype, device and group as one flat buffer, and what a rank keeps of it.
+
+    N are the ranks of `group`, or those that the parameters belong to, which then own its chunks among them.
 
     - `full`: D bytes, all weights; where the `stage` frees them, its memory comes and goes.
     - `chunk`: D/N bytes, this rank's part of them; `master` is its copy in another dtype, if the optimizer has one.
@@ -41,14 +44,16 @@ class Shard:
         number: int,
         params: Mapping[int, tuple[str, Tensor]],
         *,
-        peers: Peers,
+        group: Group,
         stage: Stage,
-        replicas: dist.ProcessGroup | None = None,
+        replicas: Group = None,
         param_dtype: torch.dtype | None = None,
         master_dtype: torch.dtype | None = None,
         quantised_block: int | None = None,
     ) -> None:
-        self.number, self.peers, self.stage, self.replicas = number, peers, stage, replicas
+        _, first = next(iter(params.values()))
+        self.peers = peers = Peers(first.device, group_of(first, group))
+        self.number, self.stage, self.replicas, self.num_ranks = number, stage, replicas, dist.get_world_size(group)
         self.quantised_block = quantised_block
         self.names = {index: name for index, (name, _) in params.items()}
         self.params = {index: parameter for index, (_, parameter) in params.items()}
@@ -61,7 +66,7 @@ class Shard:
         self.own = slice(self.bounds[peers.rank], self.bounds[peers.rank + 1])
         self.pieces = dict(self._pieces())
         self.num_replicas = 1 if replicas is None else dist.get_world_size(replicas)
-        self.factor = 1 / (peers.n * self.num_replicas)
+        self.factor = 1 / (self.num_ranks * self.num_replicas)
         self.buffer: Tensor | None = None
         self.grad: Tensor | None = None
         self.used = set[int]()  # parameters with a gradient in `grad`
@@ -92,7 +97,7 @@ class Shard:
         self.kinds = {}  # of gradients: what a rank has is a piece, or what it was before
         for index, parameter in self.params.items():
             parameter.data = self.view(self.full, index)
-            self.kinds[index] = Piece if self.peers.n > 1 else getattr(parameter, "kind", Tensor)
+            self.kinds[index] = Piece if self.num_ranks > 1 else getattr(parameter, "kind", Tensor)
             claim(parameter, self, index, self.names[index])
         if self.stage.frees_weights:
             self.chunk = self.chunk.clone()

@@ -10,13 +10,15 @@ from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_leaves
 
-from dtlib.ranks.shared.replicas import weakly
+from dtlib.ranks.mesh import Group
+from dtlib.ranks.shared.replicas import group_of, weakly
 
 from .shard import Shard
 
 
 class Unit:
-    """One module's own parameters, those of the units inside it left out: a shard for each dtype, frozen ones apart."""
+    """One module's own parameters, those of the units inside it left out, frozen ones apart: a shard for each dtype and
+    group."""
 
     def __init__(self, name: str, module: nn.Module, shards: Sequence[Shard]) -> None:
         self.name, self.module, self.shards = name, module, shards
@@ -198,12 +200,13 @@ def make_units(
     chosen: Sequence[tuple[str, nn.Module]],
     named: Sequence[tuple[str, Tensor]],
     make_shard: Callable[[int, dict[int, tuple[str, Tensor]]], Shard],
+    group: Group,
 ) -> list[Unit]:
     """The `chosen` units that have parameters; `named` are all parameters, numbered as they stand."""
     where = assign(module, chosen)
     members: dict[int, dict[Any, dict[int, tuple[str, Tensor]]]] = {}
     for index, (name, parameter) in enumerate(named):
-        kind = parameter.requires_grad, parameter.dtype, parameter.device
+        kind = parameter.requires_grad, parameter.dtype, parameter.device, group_of(parameter, group)
         members.setdefault(where[id(parameter)], {}).setdefault(kind, {})[index] = name, parameter
     units, number = list[Unit](), 0
     for position, kinds in sorted(members.items()):

@@ -16,12 +16,14 @@ from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
 from dtlib.ranks.dp import DataParallel
+from dtlib.ranks.dp.bucketed import in_buckets
 from dtlib.ranks.shared.clipping import clip_grad_norm
-from dtlib.ranks.shared.peers import Peers
+from dtlib.ranks.shared.held import Place, places
 from dtlib.ranks.shared.replicas import (
     begin_alike,
     broadcast,
     gradient_hooks,
+    group_of,
     raw_grad,
     refuse_gradient,
     split_modules,
@@ -32,7 +34,6 @@ from dtlib.theory.units import MiB
 from . import check
 from .parameter import Claim
 from .shard import Shard
-from .stages import in_buckets
 from .units import Gathering, choose, make_units
 
 
@@ -73,6 +74,8 @@ class Zero(DataParallel):
     gradient stays), ``find_unused_parameters`` and what may not change after wrapping are as in `DataParallel`. A
     backward pass for inputs alone (``torch.autograd.grad``) reduces nothing.
 
+    A parameter that `dp.belongs_to` some of the ranks is split over these: fewer ranks, larger chunks.
+
     **Hybrid**: with `replicas`, a second group, `group` (a node, say) splits everything among its N ranks, and
     `replicas` are the R ranks, one in each node, that own the same chunks: 2(R−1)/R · Ψ/N elements more, all that a
     rank sends from node to node.
@@ -112,7 +115,7 @@ class Zero(DataParallel):
         chosen = choose(module, units)
         check.optimizer_maker(make_optimizer, groups)
         check.dtypes(module, master_dtype=master_dtype, param_dtype=param_dtype)
-        check.replicas(replicas, group)
+        check.replicas(replicas, group, module)
         super().__init__(
             module, group=group, broadcast_buffers=broadcast_buffers, find_unused_parameters=find_unused_parameters
         )
@@ -122,19 +125,22 @@ class Zero(DataParallel):
             if parameter in gradient_hooks:  # wrapped anew: the last wrapper has it
                 gradient_hooks[parameter].remove()
         self.stage, self.overlap, self.replicas, self._frees = stage, overlap, replicas, frees
+        self.places = self._places()  # before shards take the shapes away
         self._waiting, self._under_way, self._syncing = list[Shard](), deque[Shard](), True
         make_shard = functools.partial(
-            self.shard_type, peers=Peers(self._params[0].device, group), stage=frees, replicas=replicas,
+            self.shard_type, group=group, stage=frees, replicas=replicas,
             param_dtype=param_dtype, master_dtype=master_dtype, quantised_block=quantised_block,
         )  # fmt: skip
         named = list(zip(self._names, self._params, strict=True))
         if frees.frees_weights:
             named += [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
-            made = make_units(module, chosen, named, make_shard)
+            made = make_units(module, chosen, named, make_shard, group)
             self.all_shards = [shard for unit in reversed(made) for shard in unit.shards]
             split_modules.update(unit.module for unit in made)
         else:
-            made, buckets = [], in_buckets(self._params, bucket_bytes, first_bucket_bytes)
+            backwards = dict(reversed(list(enumerate(self._params))))  # as gradients arrive
+            buckets = in_buckets(backwards, self._groups, bucket_bytes, first_bucket_bytes, lambda each: each.dtype)
+            made = []
             self.all_shards = [make_shard(i, {j: named[j] for j in bucket}) for i, bucket in enumerate(buckets)]
         self.shards = [shard for shard in self.all_shards if shard.is_trained]
         self._shard_of = {index: shard for shard in self.shards for index in shard.params}
@@ -145,6 +151,13 @@ class Zero(DataParallel):
             handle = parameter.register_post_accumulate_grad_hook(weakly(self._on_gradient, index))
             gradient_hooks[parameter] = Claim(parameter, handle)
         self._handles = [gradient_hooks[parameter] for parameter in self._params]
+
+    def _places(self) -> dict[int, Place]:
+        """Where each parameter lies in what all ranks hold: those of some of them are parts, each of the others whole,
+        whatever it is cut from."""
+        named, parts = dict(self.module.named_parameters()), places(self.module)
+        whole = {id(p): Place(n, tuple(p.shape)) for n, p in named.items() if group_of(p, self.group) is self.group}
+        return parts | whole
 
     @property
     def units(self) -> dict[str, int]:
