@@ -1,7 +1,7 @@
 """pp.6: one loop that carries out any schedule, forward and backward, on ranks that have a stage each."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -144,7 +144,7 @@ def find_order(observed: Observed) -> Finding | None:
             shown = [ask.shown for ask in observed.seen.asked(rank, way)]
             factors = np.divide(shown, [passes(observed.case)[i][2][way][rank] for i in chosen])
             if not np.all(np.abs(factors - factors[0]) <= RTOL_SHOWN * np.abs(factors[0])):  # NaN neither
-                told = f"rank {rank} went {way} in advance, or with other micro-batches"
+                told = f"rank {rank} went {way} in advance, or with other micro-batches or values"
                 return Finding(told, f"{', '.join(map(str, chosen))} in turn", observed.words)
     return None
 
@@ -155,10 +155,11 @@ def went(observed: Observed, rank: int) -> str:
     return "".join(labels[each.label] for each in observed.seen.asks if each.rank == rank and each.label in labels)
 
 
-def same_kinds(each: Observed) -> bool:
-    """Whether each stage went forward and back as often as it should."""
-    ranks = range(len(each.said))
-    return all(sorted(went(each, rank)) == sorted(kind for kind, _ in each.case["actions"][rank]) for rank in ranks)
+def another_order(failing: Sequence[Observed], passing: Sequence[Observed]) -> bool:
+    """Whether each stage went forward and back as often as it should, and somewhere in another order."""
+    seen = [went(each, rank) for each in failing for rank in range(len(each.said))]
+    wanted = ["".join(kind for kind, _ in own) for each in failing for own in each.case["actions"][: len(each.said)]]
+    return seen != wanted and list(map(sorted, seen)) == list(map(sorted, wanted))
 
 
 def find_messages(observed: Observed) -> Finding | None:
@@ -209,7 +210,7 @@ EXERCISE = Exercise(
         values(1, "loss", "the sum of the losses, on the last rank", loss(lambda each, _: sum(each)), of="loss",
                wrong=LOSS, rtol=RTOL, atol=ATOL, least_sent=least_sent),
         order(3, "order", "each stage goes forward and back in the order of its actions", find_order,
-              wrong={"the schedule not looked at": every(same_kinds)}),
+              wrong={"the schedule not looked at": Sign(another_order)}),
         order(2, "traffic", "one activation forward and one gradient back, for each micro-batch and cut", find_messages,
               wrong={"more than it takes": every(more_messages)}, kind="traffic"),
     ),

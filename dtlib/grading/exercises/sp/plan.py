@@ -11,6 +11,7 @@ from dtlib.grading.exercises.inputs import Cases, Rng, call
 from dtlib.grading.exercises.kinds import on_paper
 from dtlib.theory import sp, units
 
+LEAST = {"none": "none", "keep": "again", "again": "again"}  # the plan that keeps as much but for gathered inputs
 BETWEEN = 22 + 34  # bytes of bsh that a layer's norms, dropout and sums move through memory, forward and backward
 
 
@@ -69,7 +70,8 @@ RIGHT = Theory()
 WRONG = {
     "eight phases for again": Theory(sent=lambda job, t, plan: sent(job, t, "keep")),
     "norms split in every plan": Theory(kept=lambda job, t, plan: kept(job, t, {"none": "again"}.get(plan, plan))),
-    "gathered inputs forgotten": Theory(kept=lambda job, t, plan: kept(job, t, {"keep": "again"}.get(plan, plan))),
+    "gathered inputs forgotten": Theory(kept=lambda job, t, plan: kept(job, t, LEAST[plan])),
+    "input of one half": Theory(kept=lambda job, t, plan: (kept(job, t, plan) + kept(job, t, LEAST[plan])) / 2),
     "share of a ring forgotten": Theory(sent=lambda job, t, plan: 2 * sp.phases(plan) * elements(job)),
     "half of what is sent": Theory(sent=lambda job, t, plan: sent(job, t, plan) / 2),
     "an all-reduce for each phase": Theory(sent=lambda job, t, plan: 2 * sent(job, t, plan)),
@@ -119,7 +121,7 @@ def drawn(rng: Rng, *, room: bool = True) -> Job:
     job = Job(seq, int(rng.integers(1, 5)), hidden, int(rng.integers(2, 100)), degrees, [], *rates)
     for t in degrees:
         fits = ("none", "keep", "again", "")[int(rng.integers(4)) if room else 3]
-        free = 1.03 * kept(job, t, fits) if fits else 0.97 * kept(job, t, "again")
+        free = rng.choice([0.97, 1.03]) * kept(job, t, fits) if fits else 0.97 * kept(job, t, "again")
         job.free_gib.append(float(f"{free / units.GiB:.5g}"))
     return job
 

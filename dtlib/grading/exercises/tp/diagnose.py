@@ -50,6 +50,7 @@ def case(
     )  # without a mistake t ranks are one
     chance = 1 - 2 * dropout * (1 - dropout)
     parts, whole = (float(each) / PLACES for each in rng.binomial(PLACES, chance, 2))
+    apart = 1e-6 if t == 2 else 1.0  # a step that is small
     words = float(rng.uniform(0.08, 0.3) if width == 2 else rng.uniform(1.5, 3))  # of the bytes of the layers, gathered
     sizes: dict[str, Any] = {
         "micro_batch": size(1, 8), "seq": 128 * size(2, 20), "hidden": hidden,
@@ -59,7 +60,7 @@ def case(
     told = {
         "tp": t, "num_kv_heads": kv_heads, "dropout": dropout,
         "losses_alone": [loss * (1 + float(rng.uniform(-1e-6, 1e-6))) for loss in right.losses],  # as float32 rounds
-        "losses": run.losses, "norms_apart": run.norms_apart, "keys_apart": run.keys_apart,
+        "losses": run.losses, "norms_apart": run.norms_apart * apart, "keys_apart": run.keys_apart * apart,
         "alike_parts": 1.0 if kind == ONE else parts, "alike_whole": whole if kind == OWN else 1.0,
         "sent_bytes": round(sent_bytes(kind, t, **sizes) * float(rng.uniform(1.001, 1.006))), **sizes,
     }  # fmt: skip

@@ -30,6 +30,8 @@ KINDS = {
     "two nodes of five": (6, 5, 1, (2, 2, 12), 30, 9, (3, 12), 0),
     "many micro-batches": (8, 8, 32, (2, 2, 12), 20, 9, (1, 64), 0),
     "one micro-batch": (8, 8, 1, (2, 2, 12), 20, 3, (1, 64), 0),
+    "a node alone, wide gradients": (8, 1, 4, (2, 4, 8), 30, 9, (1, 2), 0),
+    "wide states": (8, 8, 4, (2, 2, 24), 30, 7, (1, 64), 0),
     "hopeless": (8, 4, 4, (2, 2, 12), 40, 9, (3, 32), -1),
 }
 
@@ -75,9 +77,7 @@ def possible(
     for stage, s in ((0, 1), *((stage, s) for stage in (1, 2, 3) for s in groups)):
         if held_bytes((stage, s), num_params, unit_params, weight, gradient, optimizer) > room * (1 + 1e-12):
             continue
-        reduces = 0 if stage == 0 else 1 if stage == 1 else batches
-        gathers = (0, 1, 1, 2 * batches)[stage]
-        times = reduces * gradient + gathers * weight
+        times = (0, 1, batches, batches)[stage] * gradient + (0, 1, 1, 2 * batches)[stage] * weight
         shared = times * collectives.ring_all_gather_bytes(num_params, s) / (inside if s <= node else across)
         replicas = collectives.ring_all_reduce_bytes(num_params * gradient / s, n // s)
         found[stage, s] = float(shared + replicas / (inside if nodes == 1 else across))
