@@ -11,12 +11,29 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.testing import assert_close
 
+from dtlib import lab
 from dtlib.ranks import zero
 
 STAGES = {stage: functools.partial(zero.Zero, stage=stage) for stage in (1, 2, 3)}
 make_sgd = functools.partial(torch.optim.SGD, lr=0.1)
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}  # float64, as in the judge
 every_stage = pytest.mark.parametrize("stage", STAGES)
+
+
+def in_each_stage(job, n, **options):
+    """``job(stage)`` in one start of n ranks: what each rank returned in stage 1, then in 2 and in 3."""
+
+    def jobs():
+        found = []
+        for stage in STAGES:
+            try:
+                found.append(job(stage))
+            except BaseException as error:
+                error.add_note(f"in stage {stage}")
+                raise
+        return found
+
+    return [each for found in zip(*lab.run(jobs, n, **options), strict=True) for each in found]
 
 
 def network(width=8):

@@ -14,7 +14,19 @@ from torch import nn
 from dtlib import lab
 from dtlib.ranks import zero
 
-from .small import STAGES, assert_same, every_stage, fresh, make_sgd, mine, network, rows, train, train_alone
+from .small import (
+    STAGES,
+    assert_same,
+    every_stage,
+    fresh,
+    in_each_stage,
+    make_sgd,
+    mine,
+    network,
+    rows,
+    train,
+    train_alone,
+)
 
 # --- any optimizer of torch that treats each element by itself ---------------------------------------------------
 
@@ -33,8 +45,7 @@ OPTIMIZERS = {
 def test_any_optimizer(name):
     model = fresh()
     expected = train_alone(model, OPTIMIZERS[name](model.parameters()))
-    for stage in STAGES if name.startswith("SGD") else [3]:
-        assert_same(lab.run(lambda s=stage: train(STAGES[s](fresh(), OPTIMIZERS[name])), 3), expected)
+    assert_same(in_each_stage(lambda stage: train(STAGES[stage](fresh(), OPTIMIZERS[name])), 3), expected)
 
 
 @pytest.mark.parametrize("name", ["LBFGS", "Adafactor", "Muon", "SparseAdam"])
@@ -52,8 +63,7 @@ def test_optimizers_that_look_at_whole_parameters_are_refused(name):
         lab.run(job, 1)
 
 
-@every_stage
-def test_a_schedule_of_the_learning_rate(stage):
+def test_a_schedule_of_the_learning_rate():
     def halve(optimizer):
         return torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
 
@@ -64,7 +74,7 @@ def test_a_schedule_of_the_learning_rate(stage):
             optimizer.step()
             schedule.step()
 
-    def job():
+    def job(stage):
         wrapped = STAGES[stage](fresh(), make_sgd)
         steps(wrapped, wrapped.optimizer, halve(wrapped.optimizer), mine)
         return wrapped.state_dict()
@@ -72,7 +82,7 @@ def test_a_schedule_of_the_learning_rate(stage):
     model = fresh()
     optimizer = make_sgd(model.parameters())
     steps(model, optimizer, halve(optimizer), lambda x: x)
-    assert_same(lab.run(job, 2), dict(model.named_parameters()))
+    assert_same(in_each_stage(job, 2), dict(model.named_parameters()))
 
 
 # --- any module ----------------------------------------------------------------------------------------------
@@ -149,16 +159,14 @@ class Recurrent(nn.Module):
         return self.cells[0](x[None])[0]
 
 
-@every_stage
 @pytest.mark.parametrize("make", [Twice, Checkpointed, Recurrent])
-def test_modules_of_every_kind(stage, make):
+def test_modules_of_every_kind(make):
     model = fresh(make)
     expected = train_alone(model, make_sgd(model.parameters()))
-    assert_same(lab.run(lambda: train(STAGES[stage](fresh(make), make_sgd)), 3), expected)
+    assert_same(in_each_stage(lambda stage: train(STAGES[stage](fresh(make), make_sgd)), 3), expected)
 
 
-@every_stage
-def test_channels_last_and_transposed_weights(stage):
+def test_channels_last_and_transposed_weights():
     def make():
         model = nn.Sequential(nn.Conv2d(2, 4, 3, dtype=torch.float64), nn.Flatten(), nn.Linear(16, 1).double())
         model[2].weight = nn.Parameter(torch.randn(16, 1, dtype=torch.float64).t())
@@ -167,7 +175,7 @@ def test_channels_last_and_transposed_weights(stage):
     def loss(model, x):
         return model(x.view(-1, 2, 4, 4)).square().mean()
 
-    def job():
+    def job(stage):
         wrapped = STAGES[stage](fresh(make), make_sgd)
         for step in range(2):
             wrapped.optimizer.zero_grad()
@@ -181,7 +189,7 @@ def test_channels_last_and_transposed_weights(stage):
         optimizer.zero_grad()
         loss(model, rows(step, 32)).backward()
         optimizer.step()
-    assert_same(lab.run(job, 3), dict(model.named_parameters()))
+    assert_same(in_each_stage(job, 3), dict(model.named_parameters()))
 
 
 class Choosy(nn.Module):
@@ -197,12 +205,10 @@ class Choosy(nn.Module):
         return self.branches[0](x) + (self.branches[1](x) if second else 0)
 
 
-@every_stage
-def test_unused_parameters(stage):
-    # a unit that gets no gradient on some ranks is not gathered again there, so it must stay
-    options = {"reshard_after_forward": False} if stage == 3 else {}
-
-    def job():
+def test_unused_parameters():
+    def job(stage):
+        # a unit that gets no gradient on some ranks is not gathered again there, so it must stay
+        options = {"reshard_after_forward": False} if stage == 3 else {}
         make_adamw = functools.partial(torch.optim.AdamW, lr=0.1)
         wrapped = STAGES[stage](fresh(Choosy), make_adamw, find_unused_parameters=True, **options)
         before = {name: weight.clone() for name, weight in wrapped.state_dict().items()}
@@ -212,7 +218,7 @@ def test_unused_parameters(stage):
         moved = {name: bool((weight != before[name]).all()) for name, weight in wrapped.state_dict().items()}
         return list(moved.values()), norm
 
-    for moved, norm in lab.run(job, 3):
+    for moved, norm in in_each_stage(job, 3):
         assert moved == [True, True, False]  # the one without any gradient does not even decay
         assert norm == pytest.approx((2 + 2 / 9) ** 0.5)
 
@@ -230,9 +236,8 @@ def test_an_unused_parameter_is_named(stage):
 # --- passes of every kind --------------------------------------------------------------------------------------
 
 
-@every_stage
-def test_forward_without_backward(stage):
-    def job():
+def test_forward_without_backward():
+    def job(stage):
         wrapped = STAGES[stage](fresh(), make_sgd)
         expected = fresh()(rows(0))
         wrapped.eval()
@@ -244,11 +249,10 @@ def test_forward_without_backward(stage):
         return train(wrapped)
 
     model = fresh()
-    assert_same(lab.run(job, 3), train_alone(model, make_sgd(model.parameters())))
+    assert_same(in_each_stage(job, 3), train_alone(model, make_sgd(model.parameters())))
 
 
-@every_stage
-def test_two_losses_and_a_graph_used_twice(stage):
+def test_two_losses_and_a_graph_used_twice():
     def both(model, x):
         y = model(x)
         first, second = y.square().mean(), y.mean()
@@ -256,7 +260,7 @@ def test_two_losses_and_a_graph_used_twice(stage):
         second.backward()
         model(2 * x).mean().backward()
 
-    def job():
+    def job(stage):
         wrapped = STAGES[stage](fresh(), make_sgd)
         both(wrapped, mine(rows(0)))
         wrapped.optimizer.step()
@@ -266,16 +270,15 @@ def test_two_losses_and_a_graph_used_twice(stage):
     optimizer = make_sgd(model.parameters())
     both(model, rows(0))
     optimizer.step()
-    assert_same(lab.run(job, 3), dict(model.named_parameters()))
+    assert_same(in_each_stage(job, 3), dict(model.named_parameters()))
 
 
-@every_stage
-def test_two_forward_passes_before_their_backward(stage):
+def test_two_forward_passes_before_their_backward():
     def both(model, x):
         first, second = model(x).mean(), model(3 * x).square().mean()
         (first + second).backward()
 
-    def job():
+    def job(stage):
         wrapped = STAGES[stage](fresh(), make_sgd)
         both(wrapped, mine(rows(0)))
         wrapped.optimizer.step()
@@ -285,13 +288,12 @@ def test_two_forward_passes_before_their_backward(stage):
     optimizer = make_sgd(model.parameters())
     both(model, rows(0))
     optimizer.step()
-    assert_same(lab.run(job, 3), dict(model.named_parameters()))
+    assert_same(in_each_stage(job, 3), dict(model.named_parameters()))
 
 
-@every_stage
 @pytest.mark.parametrize("set_to_none", [True, False])
-def test_zero_grad_forgets_everything(stage, set_to_none):
-    def job():
+def test_zero_grad_forgets_everything(set_to_none):
+    def job(stage):
         wrapped = STAGES[stage](fresh(), make_sgd)
         wrapped(mine(rows(7))).mean().backward()
         with wrapped.no_sync():
@@ -302,11 +304,10 @@ def test_zero_grad_forgets_everything(stage, set_to_none):
         return train(wrapped)
 
     model = fresh()
-    assert_same(lab.run(job, 2), train_alone(model, make_sgd(model.parameters())))
+    assert_same(in_each_stage(job, 2), train_alone(model, make_sgd(model.parameters())))
 
 
-@every_stage
-def test_recovers_from_a_backward_pass_that_failed(stage):
+def test_recovers_from_a_backward_pass_that_failed():
     class Boom(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
@@ -316,7 +317,7 @@ def test_recovers_from_a_backward_pass_that_failed(stage):
         def backward(ctx, grad):
             raise ArithmeticError("boom")
 
-    def job():
+    def job(stage):
         wrapped = STAGES[stage](fresh(), make_sgd)
         net = wrapped.module
         handle = net[1].register_forward_hook(lambda m, a, out: Boom.apply(out))
@@ -327,7 +328,7 @@ def test_recovers_from_a_backward_pass_that_failed(stage):
         return train(wrapped)
 
     model = fresh()
-    assert_same(lab.run(job, 2), train_alone(model, make_sgd(model.parameters())))
+    assert_same(in_each_stage(job, 2), train_alone(model, make_sgd(model.parameters())))
 
 
 @every_stage
@@ -349,25 +350,23 @@ def test_a_group_of_some_ranks(stage):
     assert starts[0] == starts[2] != starts[1] == starts[3]
 
 
-@every_stage
-def test_a_module_wrapped_anew(stage):
-    def job():
+def test_a_module_wrapped_anew():
+    def job(stage):
         model = fresh()
         zero.Zero(model, make_sgd, stage=1)
         zero.Zero(model, make_sgd, stage=2)
         return train(STAGES[stage](model, make_sgd))
 
     model = fresh()
-    assert_same(lab.run(job, 2), train_alone(model, make_sgd(model.parameters())))
+    assert_same(in_each_stage(job, 2), train_alone(model, make_sgd(model.parameters())))
 
 
 # --- norms -----------------------------------------------------------------------------------------------------
 
 
-@every_stage
 @pytest.mark.parametrize("norm_type", [1.0, 2.0, 3.5, math.inf])
-def test_norms(stage, norm_type):
-    def job():
+def test_norms(norm_type):
+    def job(stage):
         wrapped = STAGES[stage](fresh(), make_sgd)
         wrapped(mine(rows(0))).square().mean().backward()
         return [wrapped.clip_grad_norm_(limit, norm_type).item() for limit in (1e9, 0.01, 1e9)]
@@ -375,7 +374,7 @@ def test_norms(stage, norm_type):
     model = fresh()
     model(rows(0)).square().mean().backward()
     whole = nn.utils.clip_grad_norm_(model.parameters(), 0.01, norm_type).item()
-    for first, second, clipped in lab.run(job, 3):
+    for first, second, clipped in in_each_stage(job, 3):
         assert first == pytest.approx(whole, rel=1e-9)
         assert second == pytest.approx(whole, rel=1e-9)
         assert clipped == pytest.approx(0.01, rel=1e-3)  # torch adds 1e-6 to the norm before it divides
