@@ -41,8 +41,8 @@ _COMPARED = (
     "says whose differs in what"
 )
 _SUPERVISE = f"{__package__}.supervisor:supervise"
-_ROOMS = ("dtlib.lab", "dtlib.ranks", "dtlib.theory")
-"""What the fork server imports beside torch where the reader has it: else each rank of each run would, by itself."""
+_WHERE_THE_READER_HAS_IT = ("dtlib.lab", "dtlib.ranks", "dtlib.theory", "torch.distributed.checkpoint")
+"""What the fork server imports as well: else each rank of each run would, by itself."""
 
 
 class RankError(RuntimeError):
@@ -164,7 +164,8 @@ def start(job: Job) -> tuple[socket.socket, int]:
     try:
         with open_fd(job_fd, "wb") as file:
             pickle.dump(job, file)
-        return start_supervisor(job_fd, _SUPERVISE, [name for name in _ROOMS if name in sys.modules])
+        modules = [name for name in _WHERE_THE_READER_HAS_IT if name in sys.modules]
+        return start_supervisor(job_fd, _SUPERVISE, modules)
     finally:
         os.close(job_fd)
 
