@@ -14,30 +14,31 @@ from dtlib.theory.footprint import Setup
 
 from .judge import GPT, ROWS, built, case
 
-SIZES = {"num_layers": 4, "hidden": 16, "num_heads": 4, "vocab": 24, "seq": 16, "tied": False}
-DEEP, PAPER = replace(GPT, **SIZES, mlp_ratio=4), models.gpt("deep", **SIZES)
-TIED = {"config": replace(DEEP, tied=True)}
+SIZES = {"num_layers": 2, "hidden": 16, "num_heads": 4, "vocab": 24, "seq": 16, "tied": False}
+TWO, PAPER = replace(GPT, **SIZES, mlp_ratio=4), models.gpt("two", **SIZES)
+TIED = {"config": replace(TWO, tied=True)}
 CASES = [
-    case("dp 4", config=DEEP, zero=0), case("pp 4", **TIED, m=4), case("cp 2, dp 2", config=DEEP, zero=2),
-    case("dp 2, pp 2", "ZB-H1", config=DEEP, zero=2),
-    case("pp 2, dp 2", config=DEEP, zero=3), case("tp 2, pp 2", **TIED, m=4), case("tp 4", config=DEEP),
+    case("dp 4", config=TWO, zero=0), case("pp 4", config=replace(TWO, tied=True, num_layers=4), m=4),
+    case("cp 2, dp 2", config=TWO, zero=2),
+    case("dp 2, pp 2", "ZB-H1", config=TWO, zero=2),
+    case("pp 2, dp 2", config=TWO, zero=3), case("tp 2, pp 2", **TIED, m=4), case("tp 4", config=TWO),
     case("tp 2, pp 2", "ZB-H1", **TIED, m=4),
-    case("tp 2, pp 2", "ZB-H1", config=DEEP, sequence_parallel=True), case("dp 2, tp 2", config=DEEP, zero=1),
-    case("cp 2, tp 2", config=DEEP, zero=1, sequence_parallel=True),
+    case("tp 2, pp 2", "ZB-H1", config=TWO, sequence_parallel=True), case("dp 2, tp 2", config=TWO, zero=1),
+    case("cp 2, tp 2", config=TWO, zero=1, sequence_parallel=True),
 ]  # fmt: skip
 OPTIONS = [  # every value of every option that the law takes
-    case("tp 4", config=DEEP, recompute="selective"), case("tp 4", config=DEEP, recompute="full"),
-    case("tp 4", config=DEEP, sequence_parallel=True, gather_again=True),
-    case("tp 2, pp 2", config=DEEP, sequence_parallel=True, recompute="selective"),
-    case("tp 4", config=DEEP, sequence_parallel=True, recompute="full"),
-    case("tp 2, pp 2", config=DEEP, sequence_parallel=True, gather_again=True, recompute="full"),
-    case("cp 4", config=DEEP, recompute="selective"), case("cp 4", config=DEEP, recompute="full"),
-    case("dp 4", config=DEEP, zero=3, recompute="full"), case("dp 4", config=DEEP, zero=3, recompute="selective"),
-    case("cp 2, tp 2", config=DEEP, zero=3, sequence_parallel=True, recompute="full"),
+    case("tp 4", config=TWO, recompute="selective"), case("tp 4", config=TWO, recompute="full"),
+    case("tp 4", config=TWO, sequence_parallel=True, gather_again=True),
+    case("tp 2, pp 2", config=TWO, sequence_parallel=True, recompute="selective"),
+    case("tp 4", config=TWO, sequence_parallel=True, recompute="full"),
+    case("tp 2, pp 2", config=TWO, sequence_parallel=True, gather_again=True, recompute="full"),
+    case("cp 4", config=TWO, recompute="selective"), case("cp 4", config=TWO, recompute="full"),
+    case("dp 4", config=TWO, zero=3, recompute="full"), case("dp 4", config=TWO, zero=3, recompute="selective"),
+    case("cp 2, tp 2", config=TWO, zero=3, sequence_parallel=True, recompute="full"),
     case("pp 2, cp 2", **TIED, m=4, zero=1, recompute="full"),
-    case("cp 2, pp 2", "ZB-H1", config=DEEP, zero=2, recompute="selective"),
+    case("cp 2, pp 2", "ZB-H1", config=TWO, zero=2, recompute="selective"),
 ]  # fmt: skip
-SPLIT = case("tp 2, pp 2", "ZB-H1", config=DEEP, recompute="full")
+SPLIT = case("tp 2, pp 2", "ZB-H1", config=TWO, recompute="full")
 
 
 def sent(case):
@@ -63,7 +64,9 @@ def expected(case, place):
     sizes = axes | options
     where = {"stage": place["pp"], "gather_again": sizes.pop("gather_again", False)}
     setup = Setup(**sizes, micro_batch=ROWS // case.m // axes.get("dp", 1), micro_batches=case.m)
-    return threed.sent_bytes(replace(PAPER, tied=case.config.tied), setup, **where, element_bytes=8)
+    return threed.sent_bytes(
+        replace(PAPER, num_layers=case.config.num_layers, tied=case.config.tied), setup, **where, element_bytes=8
+    )
 
 
 def without(case, option):
@@ -79,7 +82,7 @@ def test_ranks_send_what_their_place_on_the_mesh_says():
 
 def ends_again(place):
     """Where backward passes are split a full recompute takes a stage as a whole, with its embedding or its loss."""
-    outside = tp.outside_elements(ROWS // SPLIT.m, DEEP.seq, DEEP.hidden)
+    outside = tp.outside_elements(ROWS // SPLIT.m, TWO.seq, TWO.hidden)
     return SPLIT.m * 8 * (outside.loss if place["pp"] else outside.embedding)
 
 

@@ -13,19 +13,20 @@ from dtlib.theory.footprint import Setup, embeddings_in_flight
 
 from .judge import GPT, ROWS, built, case
 
-SIZES = {"num_layers": 4, "hidden": 32, "num_heads": 4, "vocab": 23, "seq": 24, "tied": False}
-DEEP, PAPER = replace(GPT, **SIZES, mlp_ratio=4, dtype=torch.float32), models.gpt("deep", **SIZES)
+SIZES = {"num_layers": 2, "hidden": 32, "num_heads": 4, "vocab": 23, "seq": 24, "tied": False}
+TWO, PAPER = replace(GPT, **SIZES, mlp_ratio=4, dtype=torch.float32), models.gpt("two", **SIZES)
 CASES = [
-    case("pp 2, tp 2", config=DEEP, m=4), case("tp 2, pp 2", config=DEEP, m=4, sequence_parallel=True),
-    case("pp 2, cp 2", config=DEEP, m=2, zero=1), case("cp 2, tp 2", config=DEEP, m=1, sequence_parallel=True, zero=3),
-    case("dp 2, pp 2", "interleaved", config=DEEP, m=4), case("dp 2, tp 2", config=DEEP, m=1, zero=2),
-    case("tp 2, pp 2", config=DEEP, m=4, sequence_parallel=True, gather_again=True),
-    case("tp 2, pp 2", config=DEEP, m=4, sequence_parallel=True, recompute="full"),
-    case("pp 2, tp 2", config=DEEP, m=4, recompute="full"), case("pp 2, cp 2", config=DEEP, m=2, recompute="full"),
-    case("tp 2, pp 2", config=DEEP, m=4, recompute="selective"),
-    case("cp 2, tp 2", config=DEEP, m=1, sequence_parallel=True, gather_again=True, recompute="selective"),
-    case("dp 2, pp 2", "GPipe", config=DEEP, m=4, recompute="selective"),
-    case("dp 2, tp 2", config=replace(DEEP, written_out=True), m=1),
+    case("pp 2, tp 2", config=TWO, m=4), case("tp 2, pp 2", config=TWO, m=4, sequence_parallel=True),
+    case("pp 2, cp 2", config=TWO, m=2, zero=1), case("cp 2, tp 2", config=TWO, m=1, sequence_parallel=True, zero=3),
+    case("dp 2, pp 2", "interleaved", config=replace(TWO, num_layers=4), m=4),
+    case("dp 2, tp 2", config=TWO, m=1, zero=2),
+    case("tp 2, pp 2", config=TWO, m=4, sequence_parallel=True, gather_again=True),
+    case("tp 2, pp 2", config=TWO, m=4, sequence_parallel=True, recompute="full"),
+    case("pp 2, tp 2", config=TWO, m=4, recompute="full"), case("pp 2, cp 2", config=TWO, m=2, recompute="full"),
+    case("tp 2, pp 2", config=TWO, m=4, recompute="selective"),
+    case("cp 2, tp 2", config=TWO, m=1, sequence_parallel=True, gather_again=True, recompute="selective"),
+    case("dp 2, pp 2", "GPipe", config=TWO, m=4, recompute="selective"),
+    case("dp 2, tp 2", config=replace(TWO, written_out=True), m=1),
 ]  # fmt: skip
 
 
@@ -54,7 +55,7 @@ def expected(case, place):
         **sizes, **options, micro_batch=b, micro_batches=case.m, attention="matrix" if written_out else "flash"
     )
     widths = written_out_widths(4) if written_out else torch_cpu_widths(4)
-    layers = threed.activation_bytes(PAPER, setup, **where, widths=widths)
+    layers = threed.activation_bytes(replace(PAPER, num_layers=case.config.num_layers), setup, **where, widths=widths)
     in_flight = case.m if case.schedule == "GPipe" else embeddings_in_flight(setup.pp, case.m, schedule.chunks)
     return layers + (place["pp"] == 0) * in_flight * (9 * b + 8) * case.config.seq / cp
 
