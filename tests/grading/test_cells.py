@@ -11,6 +11,7 @@ import pytest
 from dtlib.grading import all_exercises
 from dtlib.grading.sandbox.harness.cells import Unusable, explain, is_blank, load
 
+from .answers import FEW
 from .answers import cells as code_of
 from .engine import OWN, demo, own
 
@@ -47,7 +48,7 @@ class TestTheCourse:
         [None, "def broken(:", "raise RuntimeError", "import sys; sys.exit()", "torch = np = dist = tensor = None"],
         ids=["deleted", "syntax error", "raises", "exits", "rebinds"],
     )
-    @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda each: each.id)
+    @pytest.mark.parametrize("exercise", [all_exercises()[name] for name in FEW], ids=lambda each: each.id)
     def test_any_other_cell_may_be_lost(self, exercise, instead):
         cells = code_of(exercise.id.partition(".")[0], "solutions")
         for lost in cells.keys() - {exercise.id.replace(".", "-")}:

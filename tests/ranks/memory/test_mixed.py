@@ -150,7 +150,7 @@ def test_fp32_gradients_add_micro_batches_up_in_fp32():
     assert not torch.equal(found["18-byte"].bfloat16().float(), found["18-byte"]), "more digits than bf16 has"
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_eight_bit_moments_train_as_well(threads):
     """One thread and two round otherwise; with a code of 0 the former was thrown off after fifty steps."""
     losses, before = {}, torch.get_num_threads()
