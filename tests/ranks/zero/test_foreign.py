@@ -19,6 +19,7 @@ from .small import (
     assert_same,
     every_stage,
     fresh,
+    in_each_stage,
     make_sgd,
     mine,
     rows,
@@ -41,16 +42,15 @@ class TwoTasks(nn.Module):
         return self.layers[task](torch.tanh(self.layers[0](x)))
 
 
-@every_stage
-def test_a_task_that_touches_nothing_of_a_bucket(stage):
+def test_a_task_that_touches_nothing_of_a_bucket():
     """Two synced passes, each through another head: the first one's mean must survive the second."""
-    options = {"reshard_after_forward": False} if stage == 3 else {"bucket_bytes": 1, "first_bucket_bytes": None}
 
     def both(model, share):
         for task in (1, 2):
             model(share(rows(task, 4)), task).square().mean().backward()
 
-    def job():
+    def job(stage):
+        options = {"reshard_after_forward": False} if stage == 3 else {"bucket_bytes": 1, "first_bucket_bytes": None}
         wrapped = STAGES[stage](fresh(TwoTasks), make_sgd, find_unused_parameters=True, **options)
         both(wrapped, mine)
         wrapped.optimizer.step()
@@ -60,7 +60,7 @@ def test_a_task_that_touches_nothing_of_a_bucket(stage):
     optimizer = make_sgd(model.parameters())
     both(model, lambda x: x)
     optimizer.step()
-    assert_same(lab.run(job, 3), dict(model.named_parameters()))
+    assert_same(in_each_stage(job, 3), dict(model.named_parameters()))
 
 
 def penalty(model):
@@ -106,12 +106,11 @@ def test_a_graph_of_gathered_weights_ends_with_them():
     lab.run(job, 2)
 
 
-@every_stage
-def test_an_old_graph_after_the_step(stage):
+def test_an_old_graph_after_the_step():
     def loss(model, share):
         return model(share(rows(0))).square().mean()
 
-    def job():
+    def job(stage):
         wrapped = STAGES[stage](fresh(), make_sgd)
         old = loss(wrapped, mine)
         loss(wrapped, mine).backward()
@@ -132,12 +131,11 @@ def test_an_old_graph_after_the_step(stage):
         optimizer.step()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         old.backward()
-    assert_same(lab.run(job, 3), dict(model.named_parameters()))
+    assert_same(in_each_stage(job, 3), dict(model.named_parameters()))
 
 
-@every_stage
-def test_another_wrapper_on_the_same_module(stage):
-    def job():
+def test_another_wrapper_on_the_same_module():
+    def job(stage):
         model = fresh()
         wrapped = STAGES[stage](model, make_sgd)
         if stage == 3:
@@ -151,23 +149,21 @@ def test_another_wrapper_on_the_same_module(stage):
         with pytest.raises(RuntimeError, match="module was wrapped again"):
             wrapped(mine(rows(0)))
 
-    lab.run(job, 2)
+    in_each_stage(job, 2)
 
 
-@every_stage
-def test_a_parameter_from_outside(stage):
-    def job():
+def test_a_parameter_from_outside():
+    def job(stage):
         wrapped = STAGES[stage](fresh(), make_sgd)
         with pytest.raises(ValueError, match="param_group must come with the wrapper"):
             wrapped.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
         return train(wrapped)
 
     model = fresh()
-    assert_same(lab.run(job, 2), train_alone(model, make_sgd(model.parameters())))
+    assert_same(in_each_stage(job, 2), train_alone(model, make_sgd(model.parameters())))
 
 
 # The gradients of master copies exist during the step alone: there are none of pieces to clear.
-@every_stage
 @pytest.mark.parametrize(
     ("master", "how"),
     [
@@ -178,7 +174,7 @@ def test_a_parameter_from_outside(stage):
         (torch.float64, "module.zero_grad()"),
     ],
 )
-def test_gradients_cleared_by_hand(stage, master, how):
+def test_gradients_cleared_by_hand(master, how):
     dtype = torch.float64 if master is None else torch.float32
 
     def clear(model, optimizer):
@@ -199,7 +195,7 @@ def test_gradients_cleared_by_hand(stage, master, how):
         clear(module, optimizer)
         optimizer.step()  # without gradients it changes nothing
 
-    def job():
+    def job(stage):
         wrapped = STAGES[stage](fresh().to(dtype), make_sgd, master_dtype=master)
         steps(wrapped, wrapped.module, wrapped.optimizer, mine)
         return wrapped.state_dict()
@@ -207,20 +203,19 @@ def test_gradients_cleared_by_hand(stage, master, how):
     model = fresh().to(dtype)
     optimizer = make_sgd(model.parameters())
     steps(model, model, optimizer, lambda x: x)
-    for weights in lab.run(job, 3):
+    for weights in in_each_stage(job, 3):
         for name, weight in model.named_parameters():
             # three steps in float32, whose gradients are sums in another order
             assert_close(weights[name], weight, **(CLOSE if master is None else {"rtol": 1e-5, "atol": 1e-6}))
 
 
-@every_stage
-def test_a_gradient_set_by_hand_is_refused(stage):
-    def job():
+def test_a_gradient_set_by_hand_is_refused():
+    def job(stage):
         wrapped = STAGES[stage](fresh(), make_sgd)
         with pytest.raises(RuntimeError, match=r"the gradient of '0.weight' lies with its owners"):
             wrapped.module[0].weight.grad = torch.ones(8, 8)
 
-    lab.run(job, 1)
+    in_each_stage(job, 1)
 
 
 @every_stage
@@ -250,11 +245,10 @@ def test_master_copies_start_from_the_weights_as_they_were(stage):
 # --- what would be taken for the whole: a norm of pieces, dims of pieces -------------------------------------------
 
 
-@every_stage
-def test_torchs_clipping_is_refused_and_nothing_is_scaled(stage):
+def test_torchs_clipping_is_refused_and_nothing_is_scaled():
     """On each rank alike, also where it owns nothing of a parameter; FSDP2 clips by the norm over all ranks."""
 
-    def job():
+    def job(stage):
         wrapped = STAGES[stage](fresh(), make_sgd)
         wrapped(mine(rows(0))).square().mean().backward()
         norm = wrapped.clip_grad_norm_(1e9)
@@ -282,7 +276,7 @@ def test_torchs_clipping_is_refused_and_nothing_is_scaled(stage):
         return norm, dict(model.named_parameters())
 
     norm, weights = alone(fresh())
-    for found, their_weights in lab.run(job, 3):
+    for found, their_weights in in_each_stage(job, 3):
         assert_close(found, norm, **CLOSE)
         assert_same([their_weights], weights)
 
@@ -308,13 +302,12 @@ def by_shape(groups):
     return Normalised(groups, lr=0.1)
 
 
-@every_stage
-def test_optimizers_that_look_at_dims_are_refused(stage):
-    def job():
+def test_optimizers_that_look_at_dims_are_refused():
+    def job(stage):
         for make, words in ((by_dim, "by_dim chooses by dim"), (by_shape, "by_shape looks at whole")):
             with lab.SendCounter() as seen, pytest.raises(TypeError, match=words):
                 STAGES[stage](fresh(), make)
             assert not seen.sent_bytes
         STAGES[stage](fresh(), lambda groups: by_dim(groups, decay=0.0))  # alike in effect
 
-    lab.run(job, 2)
+    in_each_stage(job, 2)

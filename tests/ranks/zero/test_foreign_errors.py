@@ -21,10 +21,10 @@ from .small import (
     CLOSE,
     STAGES,
     assert_same,
-    every_stage,
     fresh,
     fsdp2,
     full,
+    in_each_stage,
     make_sgd,
     mine,
     rows,
@@ -51,12 +51,11 @@ def gates():
     return nn.Sequential(*(Gated() for _ in range(4)))
 
 
-@every_stage
-def test_weights_that_are_read_after_their_last_gradient(stage):
+def test_weights_that_are_read_after_their_last_gradient():
     model = fresh(gates)
     expected = train_widely(model, model, make_sgd(model.parameters()), lambda x: x)
 
-    def job():
+    def job(stage):
         wrapped = STAGES[stage](fresh(gates), make_sgd)
         train_widely(wrapped, wrapped.module, wrapped.optimizer, mine)
         return wrapped.state_dict()
@@ -66,7 +65,7 @@ def test_weights_that_are_read_after_their_last_gradient(stage):
         train_widely(sharded, sharded, make_sgd(sharded.parameters()), mine)
         return full(sharded)
 
-    assert_same(lab.run(job, 3), expected)
+    assert_same(in_each_stage(job, 3), expected)
     assert_same(lab.run(theirs, 3), expected)
 
 
@@ -78,11 +77,10 @@ def train_widely(model, module, optimizer, share):
     return dict(module.named_parameters())
 
 
-@every_stage
-def test_a_grad_scaler_is_refused_on_all_ranks(stage):
+def test_a_grad_scaler_is_refused_on_all_ranks():
     """It would look for overflow in this rank's piece: some ranks would step, and some not."""
 
-    def job():
+    def job(stage):
         wrapped = STAGES[stage](fresh(), make_sgd)
         scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
         before = {name: value.clone() for name, value in wrapped.state_dict().items()}
@@ -93,14 +91,13 @@ def test_a_grad_scaler_is_refused_on_all_ranks(stage):
             scaler.step(wrapped.optimizer)
         assert_same([wrapped.state_dict()], before)
 
-    lab.run(job, 2, timeout_s=30)
+    in_each_stage(job, 2, timeout_s=30)
 
 
-@every_stage
-def test_a_wrapper_that_is_gone(stage):
+def test_a_wrapper_that_is_gone():
     """It and its module are collected; and where the module lives on, nothing of the wrapper does."""
 
-    def job():
+    def job(stage):
         model = fresh()
         wrapped = STAGES[stage](model, make_sgd)
         train(wrapped)
@@ -120,14 +117,13 @@ def test_a_wrapper_that_is_gone(stage):
         gc.collect()
         assert module() is None
 
-    lab.run(job, 2, timeout_s=30)
+    in_each_stage(job, 2, timeout_s=30)
 
 
 # --- unclear once --------------------------------------------------------------------------------------------------
 
 
-@every_stage
-def test_gradients_of_inputs_alone(stage):
+def test_gradients_of_inputs_alone():
     """A saliency map, an adversarial example: no parameter has a gradient, nothing is sent, training goes on."""
 
     def of_inputs(model, x):
@@ -136,7 +132,7 @@ def test_gradients_of_inputs_alone(stage):
         model(x).square().sum().backward(inputs=[x])
         return by_function, x.grad
 
-    def job():
+    def job(stage):
         wrapped = STAGES[stage](fresh(), make_sgd)
         found = of_inputs(wrapped, rows(5))
         assert all(p.grad is None for p in wrapped.module.parameters())
@@ -148,18 +144,16 @@ def test_gradients_of_inputs_alone(stage):
     model = fresh()
     expected = of_inputs(model, rows(5))
     weights = train_alone(fresh(), make_sgd(model.parameters())) and train_alone(model, make_sgd(model.parameters()))
-    results = lab.run(job, 3)
+    results = in_each_stage(job, 3)
     for found, _ in results:
         assert_close(found, expected, **CLOSE)
     assert_same([trained for _, trained in results], weights)
-    if stage == 3:
-        for found in lab.run(theirs, 3):
-            assert_close(found, expected[0], **CLOSE)
+    for found in lab.run(theirs, 3):
+        assert_close(found, expected[0], **CLOSE)
 
 
-@every_stage
-def test_an_optimizer_from_outside(stage):
-    def job():
+def test_an_optimizer_from_outside():
+    def job(stage):
         model = fresh()
         early = make_sgd(model.parameters())
         wrapped = STAGES[stage](model, make_sgd)
@@ -172,7 +166,7 @@ def test_an_optimizer_from_outside(stage):
         return wrapped.state_dict()
 
     expected = stepped(fresh(), lambda model: model(rows(0)).mean())
-    assert_same(lab.run(job, 3), expected)
+    assert_same(in_each_stage(job, 3), expected)
 
 
 class Unknown(torch.optim.Optimizer):
@@ -203,24 +197,22 @@ class SignSGD(Unknown):
         return 0.1 * p.grad.sign()
 
 
-@every_stage
-def test_optimizers_are_judged_by_what_they_do(stage):
-    def refused():
+def test_optimizers_are_judged_by_what_they_do():
+    def refused(stage):
         for make in (Lamb, functools.partial(Lamb, lr=1e-3)):
             with lab.SendCounter() as seen, pytest.raises(TypeError, match="by itself; Lamb looks at whole"):
                 STAGES[stage](fresh(), make)
             assert not seen.sent_bytes
             assert not seen.collectives
 
-    lab.run(refused, 2)
+    in_each_stage(refused, 2)
     model = fresh()
     expected = train_alone(model, SignSGD(model.parameters()))
-    assert_same(lab.run(lambda: train(STAGES[stage](fresh(), SignSGD)), 3), expected)
+    assert_same(in_each_stage(lambda stage: train(STAGES[stage](fresh(), SignSGD)), 3), expected)
 
 
-@every_stage
-def test_under_compile(stage):
-    def job():
+def test_under_compile():
+    def job(stage):
         wrapped = STAGES[stage](fresh(), make_sgd)
         compiled = torch.compile(wrapped, backend="eager")
         for step in range(3):
@@ -230,4 +222,4 @@ def test_under_compile(stage):
         return wrapped.state_dict()
 
     model = fresh()
-    assert_same(lab.run(job, 2, timeout_s=120), train_alone(model, make_sgd(model.parameters())))
+    assert_same(in_each_stage(job, 2, timeout_s=120), train_alone(model, make_sgd(model.parameters())))
