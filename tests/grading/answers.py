@@ -29,7 +29,7 @@ SEED = 20261
 FEW = tuple({(name.partition(".")[0], bank.is_on_paper(each)): name for name, each in all_exercises().items()}.values())
 _IN_A_START = 40  # jobs
 _AT_ONCE = 2  # starts
-_FEW = 2  # cases, that name nearly every mistake
+_FEW = 2  # cases, that name most mistakes; twice as many name nearly all
 T = TypeVar("T")
 
 
@@ -89,7 +89,7 @@ class Tried:
     program: Program
     seed: int = SEED
     weighs: bool = True  # whether the cases that are weighed are tried as well, each in processes of its own
-    few: bool = False  # whether a few cases are enough, of those that its check looks at
+    few: int = 0  # so many cases are enough, of those that its check looks at (0: all cases)
     done: dict[int, Observed] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -103,7 +103,7 @@ class Tried:
         if self.few:
             check = next(each for each in self.exercise.checks if each.name == self.program.check)
             looked_at = [index for index, case in enumerate(self.cases) if check.applies(case)]
-            return [index for index in looked_at[:_FEW] if index not in self.done]
+            return [index for index in looked_at[: self.few] if index not in self.done]
         hung = [each for each in self.done.values() if each.trouble and each.trouble.kind == "hung"]
         if len(hung) >= 2 and "world_size" in self.cases[0]:
             skipped = Trouble("skipped", "not run, because earlier cases hung")
@@ -135,14 +135,15 @@ class Tried:
 def try_all(sandbox: Sandbox, tried: Sequence[Tried]) -> list[Tried]:
     """Run all of them, many in one start; those of whom there is a complaint.
 
-    Who is complained of after a few cases is tried on all; and who still is, once more, alone in its processes.
+    Who is complained of after a few cases is tried on more, then on all; and who still is, once more, alone in its
+    processes.
     """
-    _try(sandbox, tried)
-    complained_of = [each for each in tried if each.complaint()]
-    for each in complained_of:
-        each.few = False
-    _try(sandbox, complained_of)
-    complained_of = [each for each in complained_of if each.complaint()]
+    complained_of = list(tried)
+    for few in (_FEW, 2 * _FEW, 0):
+        for each in complained_of:
+            each.few = each.few and few
+        _try(sandbox, complained_of)
+        complained_of = [each for each in complained_of if each.complaint()]
     for each in complained_of:
         each.done = dict(enumerate(sandbox.run(each.exercise, each.answer, each.cases).observed))
     return [each for each in complained_of if each.complaint()]
@@ -206,7 +207,7 @@ def tried_on(exercise: str, seed: int = SEED) -> list[Tried]:
     unweighed = {check.name for check in known.checks if check.kind == "memory"}
     for program in programs(exercise)[1:]:
         if program.check in unweighed or not is_of_memory(known, program):
-            found.append(Tried(known, program, seed, program.check in unweighed, few=bool(program.check)))
+            found.append(Tried(known, program, seed, program.check in unweighed, few=_FEW if program.check else 0))
         unweighed.discard(program.check)
     return found
 
