@@ -217,7 +217,7 @@ def test_the_list_has_every_model_and_its_source():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "--model is missing; --list shows the 66 that there are"),
+        ((), "--model is missing; --list shows the 86 that there are"),
         (("abacus",), "MODEL 'abacus' is unknown; there are tiny, 25m, gpt2-124m"),
         (("--model", "abacus"), "--model 'abacus' is unknown; there are tiny, 25m, gpt2-124m"),
         (("--model", "70b"), "--model '70b' fits llama2-70b, llama3-70b, mpt-70b"),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from .memory_job import Job
 from .options import (
     CARDS,
     card_memory_option,
@@ -19,10 +20,9 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from dtlib.theory.footprint import RankMemory
     from dtlib.theory.hardware import Accelerator
     from dtlib.theory.models import Architecture
-    from dtlib.theory.planner import Fit, Plan, PlanMemory
+    from dtlib.theory.planner import Plan
 
 # numpy, rich and dtlib.theory are imported by the functions that need them: --help answers at once.
 
@@ -35,14 +35,15 @@ def _list_models(context: click.Context, _: click.Parameter, wanted: bool) -> No
     from rich.markup import escape
     from rich.table import Table
 
-    from dtlib.theory.models import MODELS, model_parameters
+    from dtlib.theory.models import MODELS, active_parameters, model_parameters
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("model", "parameters", "layers", "hidden", "heads"):
+    for name in ("model", "parameters", "active", "layers", "hidden", "heads"):
         table.add_column(name, justify="left" if name == "model" else "right")
     sources: dict[str, list[str]] = {}
     for model in MODELS.values():
-        numbers = (model_parameters(model).total, model.num_layers, model.hidden, model.num_heads)
+        sizes = (model.num_layers, model.hidden, model.num_heads)
+        numbers = (model_parameters(model).total, active_parameters(model).total, *sizes)
         table.add_row(model.name, *(f"{number:,}" for number in numbers))
         sources.setdefault(model.source, []).append(model.name)
     console = Console()
@@ -62,6 +63,15 @@ def _list_models(context: click.Context, _: click.Parameter, wanted: bool) -> No
 @click.option("--pp", type=int, default=1, show_default=True, help="Stages of the pipeline (1F1B).")
 @click.option("--chunks", type=int, default=1, show_default=True, help="Interleaved pieces of a stage.")
 @click.option("--cp", type=int, default=1, show_default=True, help="Ranks that share each sequence.")
+@click.option("--ep", type=int, default=1, show_default=True, help="Of the ranks of dp, those that share the experts.")
+@click.option(
+    "--imbalance",
+    type=float,
+    default=1,
+    show_default=True,
+    help="Tokens of the busiest rank of ep: so many times the mean.",
+)
+@click.option("--mtp", type=int, help="Modules that predict further tokens.  [default: none]")
 @recipe_option("16-byte")
 @click.option("--micro-batch", type=int, default=1, show_default=True, help="Sequences of one micro-batch.")
 @click.option("--micro-batches", type=int, help="Micro-batches of a rank in a step.  [default: one a stage]")
@@ -98,6 +108,9 @@ def memory(
     error of those runs as its margin, and what none of them had makes the verdict unknown. --card-memory changes the
     card, an H100 where none is named.
 
+    Of a model with experts, each rank of ep holds as many of them, and ZeRO shards these over the dp · cp/ep ranks that
+    hold the same ones. No token is dropped. The planner counts no experts yet, and tells no number of them.
+
     Exit code 0, or 2 for a name or a degree that is not possible.
     """
     from dtlib.theory import models
@@ -119,11 +132,11 @@ def memory(
         stages = memory_by_stage(architecture, plan)
         if pipeline_stage is not None and not 0 <= pipeline_stage < plan.pp:
             raise ValueError(f"pipeline_stage must be from 0 to {plan.pp - 1}, not {pipeline_stage}")
-        planned = plan_memory(architecture, plan)
+        planned = None if models.not_dense(architecture) else plan_memory(architecture, plan)
     except ValueError as error:
         named = "card" if gpu is None else "gpu", "MODEL" if model is None else "--model"
         raise click.UsageError(with_flags(str(error), memory, card=named[0], model=named[1])) from error
-    job = _Job(architecture, plan, stages, pipeline_stage, device, margin, planned)
+    job = Job(architecture, plan, stages, pipeline_stage, device, margin, planned)
     if as_json:
         click.echo(json.dumps(_as_dict(job), indent=2, ensure_ascii=False))
     else:
@@ -148,73 +161,18 @@ def _device(card: str | None, given: dict[str, Any]) -> Accelerator | None:
     return chosen_card("H100" if card is None else card, given)
 
 
-@dataclass(frozen=True)
-class _Job:
-    """What was asked for, and what was found."""
-
-    model: Architecture
-    plan: Plan
-    stages: list[RankMemory]
-    asked: int | None
-    device: Accelerator | None
-    margin: float
-    planned: PlanMemory
-
-    @property
-    def fullest(self) -> int:
-        """The stage that decides what fits."""
-        return max(range(self.plan.pp), key=lambda stage: self.stages[stage].total)
-
-    @property
-    def stage(self) -> int:
-        """The stage that is shown."""
-        return self.fullest if self.asked is None else self.asked
-
-    @property
-    def shown(self) -> RankMemory:
-        """What a rank of it keeps."""
-        return self.stages[self.stage]
-
-    @property
-    def most_bytes(self) -> float:
-        """What the fullest stage keeps."""
-        return self.stages[self.fullest].total
-
-    def usable_bytes(self, device: Accelerator) -> float:
-        """What the margin leaves of a device."""
-        return device.memory_bytes * (1 - self.margin / 100)
-
-    def verdict(self, device: Accelerator) -> str:
-        """Of an upper bound: ``"yes"`` below what is usable, ``"no"`` where states alone are above the card."""
-        if self.most_bytes <= self.usable_bytes(device):
-            return "yes"
-        return "no" if max(stage.states for stage in self.stages) > device.memory_bytes else "unsure"
-
-    def fit(self, device: Accelerator) -> Fit:
-        """What the planner needs, against a device."""
-        from dtlib.theory.planner import Machine, fit
-
-        return fit(self.planned, Machine(accelerator=device, gpus=1), plan=self.plan)
-
-    def largest_micro_batch(self, device: Accelerator) -> int:
-        """The largest that fits."""
-        from dtlib.theory.footprint import largest_micro_batch
-
-        return largest_micro_batch(self.model, self.plan, self.usable_bytes(device))
-
-
-def _as_dict(job: _Job) -> dict[str, Any]:
+def _as_dict(job: Job) -> dict[str, Any]:
     from dtlib.theory.footprint import Setup
-    from dtlib.theory.models import model_parameters
+    from dtlib.theory.models import active_parameters, model_parameters
     from dtlib.theory.planner import FITTED
 
-    model, device = job.model, job.device
+    model, device, planned = job.model, job.device, job.planned
     setup = {name: value for name, value in asdict(job.plan).items() if name in {each.name for each in fields(Setup)}}
-    total = job.planned.total
     told: dict[str, Any] = {
         "model": model.name,
         "num_params": model_parameters(model).total,
         "parameters": model_parameters(model).parts,
+        "active_params": active_parameters(model).total,
         "setup": {**setup, "seq": job.plan.seq_of(model)},
         "world_size": job.plan.world_size,
         "pipeline_stage": job.stage,
@@ -223,8 +181,11 @@ def _as_dict(job: _Job) -> dict[str, Any]:
         "activations_bytes": job.shown.activations,
         "transient_bytes": job.shown.transient,
         "total_bytes": job.shown.total,
-        "planned": {"bytes": job.planned.parts, "total_bytes": total, "margin_bytes": FITTED.margin * total},
+        "planned": None,
     }
+    if planned is not None:
+        margin = FITTED.margin * planned.total
+        told["planned"] = {"bytes": planned.parts, "total_bytes": planned.total, "margin_bytes": margin}
     if device is not None:
         told["device"] = {
             "name": device.name,
@@ -236,24 +197,26 @@ def _as_dict(job: _Job) -> dict[str, Any]:
             "verdict": job.verdict(device),
             "largest_micro_batch": job.largest_micro_batch(device),
         }
-        told["planned"]["fit"] = job.fit(device).as_dict()
+        if planned is not None:
+            told["planned"]["fit"] = job.fit(planned, device).as_dict()
     return told
 
 
-def _print(job: _Job) -> None:
+def _print(job: Job) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from dtlib.theory.models import model_parameters
+    from dtlib.theory.models import not_dense
     from dtlib.theory.planner import told
     from dtlib.theory.units import GB, format_bytes
 
     plan, found = job.plan, job.shown
     console = Console(highlight=False)
-    psi, degrees = model_parameters(job.model).total, f"dp {plan.dp} × tp {plan.tp} × pp {plan.pp}"
+    degrees = f"dp {plan.dp} × tp {plan.tp} × pp {plan.pp}"
     degrees += f" × cp {plan.cp}" if plan.cp > 1 else ""
+    degrees += f", experts over ep {plan.ep} of dp" if plan.ep > 1 else ""
     ranks = f"{plan.world_size:,} {'rank' if plan.world_size == 1 else 'ranks'} ({degrees}), ZeRO stage {plan.zero}"
-    console.print(f"{job.model.name}: {psi:,} parameters on {ranks}", soft_wrap=True)
+    console.print(f"{job.model.name}: {_counted(job.model)} on {ranks}", soft_wrap=True)
     whose = f"on a rank of pipeline stage {job.stage}" if plan.pp > 1 else "on each rank"
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column, justify in ((whose, "left"), ("bytes", "right"), ("share", "right")):
@@ -267,12 +230,35 @@ def _print(job: _Job) -> None:
         console.print("--recompute selective changes nothing here: flash attention keeps no matrix.", soft_wrap=True)
     if job.device is not None:
         console.print(_verdict(job, job.device), soft_wrap=True)
-    console.print(
-        told.margin(job.planned, job.plan, None if job.device is None else job.fit(job.device)), soft_wrap=True
-    )
+    if plan.ep > 1:
+        console.print(_busiest(plan), soft_wrap=True)
+    if job.planned is None:
+        has = f"{job.model.name} has {not_dense(job.model)}"
+        said = f"The planner (dtlib plan) has no number to set beside this: it counts dense models alone, and {has}."
+        console.print(said, soft_wrap=True)
+        return
+    fit = None if job.device is None else job.fit(job.planned, job.device)
+    console.print(told.margin(job.planned, job.plan, fit), soft_wrap=True)
 
 
-def _verdict(job: _Job, device: Accelerator) -> str:
+def _counted(model: Architecture) -> str:
+    """The parameters of `model`, and how many of them a token meets."""
+    from dtlib.theory.models import active_parameters, model_parameters
+
+    found, active = model_parameters(model), active_parameters(model).total
+    said = f"{found.total:,} parameters"
+    if found.mtp:
+        said += f", {found.mtp:,} of them in modules that predict further tokens"
+    return said + (f", {active:,} active (with both embeddings)," if active < found.total else "")
+
+
+def _busiest(plan: Plan) -> str:
+    """What is assumed of the load."""
+    load = "as many tokens as each other one" if plan.imbalance == 1 else f"{plan.imbalance:g} times the mean of tokens"
+    return f"The busiest rank of ep is taken to get {load}: --imbalance {plan.imbalance:g}. No token is dropped."
+
+
+def _verdict(job: Job, device: Accelerator) -> str:
     from dtlib.theory.units import format_bytes
 
     usable, largest = job.usable_bytes(device), job.largest_micro_batch(device)

@@ -77,6 +77,10 @@ def chosen_model(name: str, given: Mapping[str, Any]) -> Architecture:
     else:
         found = models.model(name)
     changes = {ours: given[size] for size, ours in _SIZES.items() if given[size] is not None}
+    if "ffn_hidden" in changes and found.num_expert_layers == found.num_layers:
+        raise ValueError(f"ffn must be absent, since all layers of {found.name} have experts in place of it")
+    if given.get("mtp") is not None:
+        changes["mtp_modules"] = given["mtp"]
     at_most("layers", changes.get("num_layers", found.num_layers), _MOST_LAYERS)
     if not changes:
         return found
@@ -91,7 +95,8 @@ def chosen_model(name: str, given: Mapping[str, Any]) -> Architecture:
     if "hidden" in changes and not found.gated and found.ffn_hidden == 4 * found.hidden:
         changes.setdefault("ffn_hidden", 4 * hidden)
     changed = replace(found, **changes)
-    return found if changed == found else replace(changed, name=f"{found.name}, changed")
+    same = replace(found, mtp_modules=changed.mtp_modules)
+    return changed if changed == same else replace(changed, name=f"{found.name}, changed")
 
 
 def chosen_card(name: str, given: Mapping[str, Any]) -> Accelerator:
@@ -148,11 +153,14 @@ def with_flags(message: str, command: click.Command, *, card: str = "card", mode
     message = re.sub(r"^name (.+?) of recipe\b", r"--recipe \1", message)
     message = re.sub(r"^sequences\b", "batch", message)
     message = re.sub(r"^price_per_card_hour\b", "price", message)
+    message = re.sub(r"^mtp_modules\b", "mtp", message)
     for size, ours in _SIZES.items():
         message = re.sub(rf"^{ours}\b", size, message)
     options = {name for each in command.params for name in [each.name] if name and f"--{_dashed(name)}" in each.opts}
     words = "|".join(sorted(options, key=len, reverse=True))
-    before = "|".join(rf"(?<={each} )" for each in ("multiple of", "where", "with", "fits", " on", " and"))
+    before = "|".join(
+        rf"(?<={each} )" for each in ("multiple of", "where", "with", "fits", "divide", "1 to", " on", " and")
+    )
     flag = re.compile(rf"(?:^|{before})({words})\b(?=[ =,]|$)")
     return flag.sub(lambda found: f"--{_dashed(found[1])}", message)
 

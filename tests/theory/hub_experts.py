@@ -48,9 +48,11 @@ def _sizes(config, layers, hidden, heads, kv_heads, width, vocab, seq, top_k, **
     return {**config, **named, **more}
 
 
-def _latent(name, layers, hidden, heads, width, vocab, experts, top_k, expert, shared, dense, q_rank, **more):
+def _latent(
+    name, layers, hidden, heads, width, vocab, experts, top_k, expert, shared, dense, q_rank, seq=163840, **more
+):
     return _sizes(
-        {**_LATENT, "model_type": name}, layers, hidden, heads, heads, width, vocab, 163840, top_k,
+        {**_LATENT, "model_type": name}, layers, hidden, heads, heads, width, vocab, seq, top_k,
         n_routed_experts=experts, moe_intermediate_size=expert, n_shared_experts=shared, first_k_dense_replace=dense,
         q_lora_rank=q_rank, **more,
     )  # fmt: skip
@@ -87,6 +89,7 @@ EXPERTS = {
     ),
     "Kimi-K2": _latent(
         "kimi_k2", 61, 7168, 64, 18432, 163840, 384, 8, 2048, 1, 1, 1536, num_nextn_predict_layers=0,
+        seq=131072,
         quantization_config=_FP8,
     ),
     "Qwen1.5-MoE-A2.7B": _sizes(

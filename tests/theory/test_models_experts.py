@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dtlib.theory import activations, hardware, memory, models, planner, threed
+from dtlib.theory import hardware, memory, models, planner, threed
 from dtlib.theory.models import Experts
 
 from .hub_experts import EXPERTS, counted, shapes
@@ -86,6 +86,21 @@ def test_what_is_printed_in_model_cards(name, total, active):
     ):
         digit = 1 if isinstance(billions, int) else 0.1
         assert -digit / 2 <= getattr(found, convention) / 1e9 - billions < digit
+
+
+PRESETS = {name: name.lower().replace("llama-4", "llama4").removesuffix(" (text)") for name in EXPERTS}
+PRESETS["DBRX"] = "dbrx-132b"
+del PRESETS["Qwen1.5-MoE-A2.7B"]
+
+
+@pytest.mark.parametrize(("name", "preset"), PRESETS.items())
+def test_a_preset_is_what_its_configuration_gives(name, preset):
+    published = models.model(preset)
+    assert dataclasses.replace(models.from_config(EXPERTS[name], preset), source=published.source) == published
+
+
+def test_every_preset_with_experts_has_its_configuration_here():
+    assert set(PRESETS.values()) == {name for name, m in models.MODELS.items() if m.experts is not None}
 
 
 @pytest.mark.parametrize(("name", "printed"), [("DeepSeek-V3", 11.6), ("GLM-4.5", 4.0)])
@@ -321,7 +336,6 @@ def test_what_counts_dense_models_alone_says_so(change):
         lambda: planner.step_time(made, plan, h100),
         lambda: threed.activation_bytes(made, plan),
         lambda: threed.sent_bytes(made, plan),
-        lambda: activations.layer_activations(made, 1),
     ):
         with pytest.raises(ValueError, match=f"model must be dense, since .* counts nothing else yet: .* has {has}"):
             asked()

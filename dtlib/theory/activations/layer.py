@@ -11,7 +11,7 @@ from typing import Literal
 from dtlib.theory.breakdown import Breakdown, over
 from dtlib.theory.formula import formula
 from dtlib.theory.memory.flops import checked_recompute
-from dtlib.theory.models import Architecture, checked_dense, checked_tp, kv_width_of_rank
+from dtlib.theory.models import Architecture, checked_model, checked_tp, has_experts, kv_width_of_rank
 from dtlib.theory.valid import amount, whole
 
 Attention = Literal["matrix", "flash"]
@@ -88,6 +88,11 @@ class LayerActivations(Breakdown):
     `mlp_activation` the non-linearity's output, `mlp_product` the gated product. `output_norm_inputs` are what
     attention and the MLP put out before norms of their own. After a full recompute only `attention_norm_input` is kept:
     the layer's input.
+
+    `latents` are the vectors of latent attention, before their norms and behind them. Of a layer with experts, what is
+    called `mlp_…` is of the shared ones. `router_scores` are in fp32, `expert_inputs` one copy of a token for each
+    expert that it is sent to, `expert_hidden`, `expert_activation` and `expert_product` as those of an MLP, and
+    `expert_outputs` what comes back to be weighted, a copy for each of its experts.
     """
 
     attention_norm_input: float = 0
@@ -111,6 +116,13 @@ class LayerActivations(Breakdown):
     mlp_activation: float = 0
     mlp_product: float = 0
     mlp_mask: float = 0
+    latents: float = 0
+    router_scores: float = 0
+    expert_inputs: float = 0
+    expert_hidden: float = 0
+    expert_activation: float = 0
+    expert_product: float = 0
+    expert_outputs: float = 0
     output_norm_inputs: float = 0
     output_norm_statistics: float = 0
 
@@ -137,6 +149,8 @@ def layer_activations(
     attention: Attention = "matrix",
     dropout: bool = True,
     widths: Widths = PAPER,
+    with_experts: bool | None = None,
+    imbalance: float = 1,
 ) -> LayerActivations:
     """Activations of a layer, tensor by tensor.
 
@@ -146,9 +160,13 @@ def layer_activations(
     the two masks behind the blocks only with `sequence_parallel`. Keys and values have as many heads as the model gives
     them (torch's ``enable_gqa``). Without `dropout` there are no masks, and the attention matrix is kept once.
 
+    A layer with experts drops no token: with k of them a token, a rank's experts get k copies of as many tokens as it
+    has, `imbalance` times as many on the busiest rank. `with_experts` says which layer is meant where some have experts
+    and others have none.
+
     ``ValueError`` for sizes below 1, a `tp` that the model does not divide by, or an unknown word.
     """
-    model = checked_dense(model, "what a layer keeps")
+    model = checked_model(model)
     b, s = whole("micro_batch", micro_batch, 1), model.seq if seq is None else whole("seq", seq, 1)
     t, h, tokens = checked_tp(model, tp), model.hidden, b * s
     outside = t if sequence_parallel else 1
@@ -163,7 +181,25 @@ def layer_activations(
     normed, head_norms = tokens * of_heads, 2 if model.wide_qk_norms else of_heads // model.head_dim
     matrix = 0 if flash or recompute == "selective" else over(model.num_heads * s * tokens, t)
     mask = over(widths.mask * tokens * h, outside) if dropout else 0
-    wide = over(kept * tokens * model.ffn_hidden, t)
+    with_experts = has_experts(model, with_experts)
+    chosen, width = model.experts if with_experts else None, model.ffn_hidden
+    gates, experts = 2 if model.gated else 1, {}
+    if chosen is not None:
+        width, copies = chosen.shared_hidden, tokens * chosen.top_k * amount("imbalance", imbalance)
+        one = over(kept * copies * chosen.hidden, t)
+        experts = {
+            "router_scores": over(4 * tokens * chosen.num_experts, outside),
+            "expert_inputs": over(kept * copies * h, outside),
+            "expert_hidden": gates * one,
+            "expert_activation": one,
+            "expert_product": one if model.gated else 0,
+            "expert_outputs": over(kept * tokens * (chosen.top_k + chosen.shared_gate) * h, outside),
+        }
+    wide, value_entries = over(kept * tokens * width, t), kv_entries
+    latents: float = 0
+    if model.latent is not None:
+        value_entries = tokens * model.value_width // t
+        latents = over(kept * tokens * 2 * (model.latent.kv_rank + (model.latent.q_rank or 0)), outside)
     return LayerActivations(
         attention_norm_input=norm_input,
         attention_norm_statistics=statistics,
@@ -172,20 +208,22 @@ def layer_activations(
         head_norm_statistics=per_norm * tokens * head_norms,
         queries=over(widths.core * tokens * model.query_width, t),
         keys=widths.core * kv_entries,
-        values=(widths.core if widths.values is None else widths.values) * kv_entries,
+        values=(widths.core if widths.values is None else widths.values) * value_entries,
         softmax_output=widths.core * matrix,
         softmax_mask=widths.core_mask * matrix if dropout else 0,
         softmax_dropped=widths.core * matrix if dropout else 0,
         log_sum_exp=over(widths.log_sum_exp * tokens * model.num_heads, t) if flash and recompute == "none" else 0,
-        projection_input=over(kept * tokens * model.query_width, t),
+        projection_input=over(kept * tokens * model.output_width, t),
         projection_mask=mask,
         mlp_norm_input=norm_input,
         mlp_norm_statistics=statistics,
         mlp_input=norm_input,
-        mlp_hidden=wide * (2 if model.gated else 1),
+        mlp_hidden=wide * gates,
         mlp_activation=wide,
         mlp_product=wide if model.gated else 0,
         mlp_mask=mask,
+        latents=latents,
+        **experts,
         output_norm_inputs=norm_input * max(0, model.norms_per_layer - 2),
         output_norm_statistics=statistics * max(0, model.norms_per_layer - 2),
     )

@@ -6,9 +6,9 @@ Arguments out of range raise ``ValueError``, which names the argument, its value
 """
 
 from .budget import fits, largest_micro_batch
-from .rank import RankMemory, memory_by_stage, rank_memory
+from .rank import RankMemory, memory_by_stage, rank_memory, rank_states
 from .setup import AXES, Setup, checked_pp
-from .stages import chunks_in_flight, embeddings_in_flight, piece_layers, stage_layers, stage_parameters
+from .stages import chunks_in_flight, embeddings_in_flight, expert_layers, piece_layers, stage_layers, stage_parameters
 
 __all__ = [
     "AXES",
@@ -17,11 +17,13 @@ __all__ = [
     "checked_pp",
     "chunks_in_flight",
     "embeddings_in_flight",
+    "expert_layers",
     "fits",
     "largest_micro_batch",
     "memory_by_stage",
     "piece_layers",
     "rank_memory",
+    "rank_states",
     "stage_layers",
     "stage_parameters",
 ]

@@ -7,11 +7,19 @@ from dataclasses import dataclass, fields
 from dtlib.theory.activations import layer_activations
 from dtlib.theory.breakdown import Breakdown, over
 from dtlib.theory.memory import ModelStates, recipe
-from dtlib.theory.models import Architecture, checked_model, layer_of_rank, norm_parameters
+from dtlib.theory.models import (
+    Architecture,
+    LayerParameters,
+    checked_model,
+    last_has_experts,
+    layer_of_rank,
+    mtp_parameters,
+    norm_parameters,
+)
 from dtlib.theory.zero import states
 
 from .setup import Setup
-from .stages import chunks_in_flight, embeddings_in_flight, piece_layers, stage_parameters
+from .stages import chunks_in_flight, embeddings_in_flight, expert_layers, piece_layers, stage_parameters
 
 
 @dataclass(frozen=True)
@@ -21,8 +29,9 @@ class RankMemory(Breakdown):
     The model states as `ModelStates` names them. `layer_activations` is what all layers keep, `recomputed_layer` what
     the one that is computed again adds, `embedding_activations` the dropout mask behind the embedding,
     `head_activations` the inputs of the last norm and of the head, and `logits` the scores in fp32.
-    `gathered_weights` and `unsharded_gradients` are the modules that stages 2 and 3 hold whole for a moment, and
-    `logits_gradient` is what the loss hands back.
+    `gathered_weights` and `unsharded_gradients` are the modules that stages 2 and 3 hold whole for a moment,
+    `logits_gradient` is what the loss hands back, and `all_to_all` what one exchange of tokens between experts sends
+    and receives. Modules that predict further tokens count among the layers, with logits of their own.
 
     Not counted: buffers of the communication library, the allocator's gaps, the runtime's own memory.
     """
@@ -42,6 +51,7 @@ class RankMemory(Breakdown):
     gathered_weights: float
     unsharded_gradients: float
     logits_gradient: float
+    all_to_all: float = 0
 
     @property
     def states(self) -> float:
@@ -56,8 +66,8 @@ class RankMemory(Breakdown):
 
     @property
     def transient(self) -> float:
-        """Bytes that are there for a moment: whole modules, and the gradient of the logits."""
-        return self.gathered_weights + self.unsharded_gradients + self.logits_gradient
+        """Bytes that are there for a moment: whole modules, the gradient of the logits, tokens under way."""
+        return self.gathered_weights + self.unsharded_gradients + self.logits_gradient + self.all_to_all
 
 
 def rank_memory(model: Architecture | str, setup: Setup, stage: int | None = None) -> RankMemory:
@@ -70,8 +80,7 @@ def rank_memory(model: Architecture | str, setup: Setup, stage: int | None = Non
     if stage is None:
         return max(memory_by_stage(model, setup), key=lambda memory: memory.total)
     setup.check(model)
-    parameters = stage_parameters(model, setup.tp, setup.pp, stage, setup.chunks)
-    kept = states(parameters.total, setup.size("dp", "cp"), setup.zero, setup.recipe)
+    kept = rank_states(model, setup, stage)
     return RankMemory(**kept.parts, **_activations(model, setup, stage), **_whole_modules(model, setup, stage))
 
 
@@ -82,8 +91,19 @@ def memory_by_stage(model: Architecture | str, setup: Setup) -> list[RankMemory]
     return [rank_memory(model, setup, stage) for stage in range(setup.pp)]
 
 
+def rank_states(model: Architecture, setup: Setup, stage: int) -> ModelStates:
+    """Bytes of the states on a rank of `stage`, which ZeRO shards: over dp · cp ranks, but over dp · cp/ep those of
+    experts."""
+    whole = stage_parameters(model, setup.tp, setup.pp, stage, setup.chunks, setup.ep)
+    experts = whole.experts
+    if model.mtp_modules and stage == setup.pp - 1:
+        experts += model.mtp_modules * mtp_parameters(model, setup.tp, setup.ep).experts
+    kept = states(whole.total - experts, setup.size("dp", "cp"), setup.zero, setup.recipe)
+    return kept + states(experts, setup.expert_copies, setup.zero, setup.recipe) if experts else kept
+
+
 def _activations(model: Architecture, setup: Setup, stage: int) -> dict[str, float]:
-    def layer(recompute: str) -> float:
+    def layer(recompute: str, with_experts: bool) -> float:
         return layer_activations(
             model,
             setup.micro_batch,
@@ -93,44 +113,71 @@ def _activations(model: Architecture, setup: Setup, stage: int) -> dict[str, flo
             recompute=recompute,
             attention=setup.attention,
             dropout=setup.dropout,
+            with_experts=with_experts,
+            imbalance=setup.imbalance,
         ).total
 
-    p, m, v = setup.pp, setup.num_micro_batches, setup.chunks
-    largest_piece = max(piece_layers(model.num_layers, p, v)[stage])
-    kept = layer(setup.recompute)
+    p, m, v, n = setup.pp, setup.num_micro_batches, setup.chunks, model.mtp_modules
+    first, last = stage == 0, stage == p - 1
     outside = setup.tp if setup.sequence_parallel else 1
     entries = over(setup.micro_batch * setup.tokens_of(model) * model.hidden, outside)
+    pieces = zip(piece_layers(model.num_layers, p, v)[stage], expert_layers(model, p, stage, v), strict=True)
+    counts = [(layers - sparse, sparse) for layers, sparse in pieces]
+    if last and n:
+        dense, sparse = counts.pop()
+        counts.append((dense, sparse + n) if last_has_experts(model) else (dense + n, sparse))
+    kinds = [kind for kind in (False, True) if any(count[kind] for count in counts)]
+    kept = {kind: layer(setup.recompute, kind) for kind in kinds}
+    pieces_kept = [sum(count[kind] * kept[kind] for kind in kinds) for count in counts]
+    if last:
+        pieces_kept[-1] += 2 * 4 * n * entries  # a module's inputs: of two norms, and of the matrix from 2h
+    again = [layer("none", kind) - kept[kind] for kind in kinds] if setup.recompute != "none" else []
     scores = setup.micro_batch * setup.tokens_of(model) * -(-model.vocab // setup.tp)
-    first, last = stage == 0, stage == p - 1
     return {
-        "layer_activations": kept * largest_piece * chunks_in_flight(p, stage, m, v),
-        "recomputed_layer": 0 if setup.recompute == "none" else layer("none") - kept,
+        "layer_activations": max(pieces_kept) * chunks_in_flight(p, stage, m, v),
+        "recomputed_layer": max(again, default=0),
         "embedding_activations": entries * embeddings_in_flight(p, m, v) if first and setup.dropout else 0,
-        "head_activations": 4 * entries if last else 0,  # two inputs of two bytes
-        "logits": 4 * scores if last else 0,
+        "head_activations": (1 + n) * 4 * entries if last else 0,  # two inputs of two bytes
+        "logits": (1 + n) * 4 * scores if last else 0,
         "logits_gradient": 4 * scores if last else 0,
+        "all_to_all": _exchanged(model, setup, entries) if True in kinds else 0,
     }
+
+
+def _exchanged(model: Architecture, setup: Setup, entries: float) -> float:
+    """Bytes of the tokens that a rank sends to experts and of those that it receives, in two bytes an entry."""
+    if setup.ep == 1 or model.experts is None:
+        return 0
+    return 2 * entries * model.experts.top_k * (1 + setup.imbalance)
 
 
 def _whole_modules(model: Architecture, setup: Setup, stage: int) -> dict[str, float]:
     """Bytes of the largest modules, whole: layers, the embedding with the positions, the head with the norm."""
     per_param = recipe(setup.recipe).per_param
-    sizes = _module_sizes(model, setup, stage)
-    shared = setup.size("dp", "cp") > 1
-    gathered = sum(sizes[: 1 + setup.prefetched]) if shared and setup.zero >= 3 else 0
-    unsharded = sizes[0] if shared and setup.zero >= 2 else 0
+    sizes = _module_sizes(model, setup, stage) if setup.zero >= 2 and setup.size("dp", "cp") > 1 else [0]
+    gathered = sum(sizes[: 1 + setup.prefetched]) if setup.zero >= 3 else 0
     return {
         "gathered_weights": gathered * per_param.weights,
-        "unsharded_gradients": unsharded * per_param.gradients,
+        "unsharded_gradients": sizes[0] * per_param.gradients,
     }
 
 
 def _module_sizes(model: Architecture, setup: Setup, stage: int) -> list[int]:
-    """Parameters of each module of a rank, the largest first."""
-    parameters = stage_parameters(model, setup.tp, setup.pp, stage, setup.chunks)
+    """Parameters of each module of a rank that are shared, the largest first: no experts that one rank alone holds."""
+
+    def shared(found: LayerParameters) -> int:
+        return found.total - (found.experts if setup.expert_copies == 1 else 0)
+
+    parameters = stage_parameters(model, setup.tp, setup.pp, stage, setup.chunks, setup.ep)
     num_layers = sum(piece_layers(model.num_layers, setup.pp, setup.chunks)[stage])
-    layer = layer_of_rank(model, setup.tp)
+    sparse = sum(expert_layers(model, setup.pp, stage, setup.chunks))
     first, last = stage == 0, stage == setup.pp - 1
+    sizes = (
+        [shared(mtp_parameters(model, setup.tp, setup.ep))] * model.mtp_modules if last and model.mtp_modules else []
+    )
+    for kind, count in ((False, num_layers - sparse), (True, sparse)):
+        if count:
+            sizes += [shared(layer_of_rank(model, setup.tp, setup.ep, with_experts=kind))] * count
     before = parameters.embedding + parameters.positions + first * model.embedding_norm * norm_parameters(model)
     behind = parameters.head + last * norm_parameters(model)
-    return sorted([*[layer.total] * num_layers, *(end for end in (before, behind) if end)], reverse=True)
+    return sorted([*sizes, *(end for end in (before, behind) if end)], reverse=True)

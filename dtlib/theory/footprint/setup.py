@@ -8,8 +8,8 @@ from typing import Any
 
 from dtlib.theory.activations import Attention, checked_attention
 from dtlib.theory.memory import Recipe, checked_recompute, recipe
-from dtlib.theory.models import Architecture, checked_model, checked_tp
-from dtlib.theory.valid import flag, whole
+from dtlib.theory.models import Architecture, checked_ep, checked_model, checked_tp
+from dtlib.theory.valid import amount, flag, whole
 from dtlib.theory.zero import checked_stage
 
 from .stages import piece_layers
@@ -30,6 +30,9 @@ class Setup:
     `recompute` what is computed again, `attention` how attention is stored (``"flash"`` or ``"matrix"``);
     `prefetched` modules are gathered ahead at stage 3.
 
+    `ep` of the dp ranks share the experts of a layer: each holds as many, and dp · cp/ep ranks hold the same ones, over
+    which ZeRO shards them. The busiest rank is sent `imbalance` times as many tokens as the mean.
+
     ``ValueError`` for counts below 1 and unknown words; what depends on the model is checked when it is known.
     """
 
@@ -37,6 +40,7 @@ class Setup:
     tp: int = 1
     pp: int = 1
     cp: int = 1
+    ep: int = 1
     zero: int = 0
     recipe: str | Recipe = "16-byte"
     micro_batch: int = 1
@@ -48,9 +52,10 @@ class Setup:
     attention: Attention = "flash"
     dropout: bool = False
     prefetched: int = 1
+    imbalance: float = 1
 
     def __post_init__(self) -> None:
-        for name in (*AXES, "micro_batch", "chunks"):
+        for name in (*AXES, "ep", "micro_batch", "chunks"):
             object.__setattr__(self, name, whole(name, getattr(self, name), 1))
         for name in ("sequence_parallel", "dropout"):
             flag(name, getattr(self, name))
@@ -62,6 +67,10 @@ class Setup:
         recipe(self.recipe)
         checked_recompute(self.recompute)
         checked_attention(self.attention)
+        if self.dp % self.ep:
+            raise ValueError(f"ep must divide dp={self.dp}, whose ranks share the experts; {self.ep} does not")
+        if not 1 <= amount("imbalance", self.imbalance) <= self.ep:
+            raise ValueError(f"imbalance must be from 1 to ep={self.ep}, all tokens on one rank, not {self.imbalance}")
         if self.chunks > 1 and self.num_micro_batches % self.pp:
             raise ValueError(
                 f"micro_batches must be a multiple of pp={self.pp} where chunks={self.chunks} are interleaved, "
@@ -76,6 +85,11 @@ class Setup:
     def size(self, *axes: str) -> int:
         """Ranks of a group along these axes."""
         return math.prod(getattr(self, axis) for axis in axes)
+
+    @property
+    def expert_copies(self) -> int:
+        """Ranks that hold the same experts, over which their states are shared."""
+        return self.size("dp", "cp") // self.ep
 
     def stride(self, axis: str) -> int:
         """How far apart neighbours along an axis lie: there are as many ranks on the axes inside it."""
@@ -97,6 +111,7 @@ class Setup:
     def check(self, model: Architecture) -> None:
         """``ValueError`` that says what is possible where `model` cannot be cut like this."""
         checked_tp(model, self.tp)
+        checked_ep(model, self.ep)
         checked_pp(model, self.pp)
         piece_layers(model.num_layers, self.pp, self.chunks)
         seq, parts = self.seq_of(model), self.cp * self.tp

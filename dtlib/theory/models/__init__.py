@@ -14,6 +14,7 @@ from .parameters import (
     ModelParameters,
     active_parameters,
     gpt_num_params,
+    has_experts,
     last_has_experts,
     layer_of_rank,
     layer_parameters,
@@ -23,7 +24,7 @@ from .parameters import (
     mtp_parameters,
     norm_parameters,
 )
-from .presets import MODELS, checked_dense, checked_model, model
+from .presets import MODELS, checked_dense, checked_model, model, not_dense
 from .tensor_parallel import checked_ep, checked_tp, kv_width_of_rank, tp_degrees
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "from_config",
     "gpt",
     "gpt_num_params",
+    "has_experts",
     "kv_width_of_rank",
     "last_has_experts",
     "layer_of_rank",
@@ -53,5 +55,6 @@ __all__ = [
     "model_parameters",
     "mtp_parameters",
     "norm_parameters",
+    "not_dense",
     "tp_degrees",
 ]

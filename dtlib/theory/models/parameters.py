@@ -86,8 +86,7 @@ def layer_of_rank(model: Architecture, tp: int, ep: int = 1, *, with_experts: bo
     are on every rank. ``ValueError`` for a `tp` or an `ep` that `model` does not divide by.
     """
     t, experts = checked_tp(model, tp), checked_ep(model, ep)
-    if with_experts is None:
-        with_experts = _of_one_kind(model)
+    with_experts = has_experts(model, with_experts)
     mlp = shared = routed = router = 0
     if with_experts and model.experts is not None:
         chosen = model.experts
@@ -103,9 +102,14 @@ def layer_of_rank(model: Architecture, tp: int, ep: int = 1, *, with_experts: bo
     )
 
 
-def _of_one_kind(model: Architecture) -> bool:
-    """Whether all layers of `model` have experts; ``ValueError`` where only some have."""
+def has_experts(model: Architecture, given: bool | None) -> bool:
+    """Whether the layer that is meant has experts: as `given`, or as all layers of `model`; ``ValueError`` where only
+    some have and none is given, or where none has."""
     with_experts = model.num_expert_layers
+    if given is not None:
+        if given and not with_experts:
+            raise ValueError(f"with_experts must be False for {model.name}, which has none")
+        return given
     if 0 < with_experts < model.num_layers:
         raise ValueError(
             f"with_experts must be given for {model.name}, of whose {model.num_layers} layers {with_experts} have "
@@ -172,12 +176,10 @@ def layers_of_rank(
     """Parameters of one of `tp` ranks, and of `ep` that share experts, that hold `sparse` layers with experts and
     `dense` without: with the embedding where it is among the `first` ranks, with the norm behind the layers, the head
     and the modules of further tokens where it is among the `last`, which copy a tied embedding if they are others."""
-    kinds = [
-        (count, layer_of_rank(model, tp, ep, with_experts=kind)) for count, kind in ((dense, False), (sparse, True))
-    ]
+    counts = {kind: count for kind, count in ((False, dense), (True, sparse)) if count}
+    kinds = [(count, layer_of_rank(model, tp, ep, with_experts=kind)) for kind, count in counts.items()]
     sums = {
-        each.name: sum(count * getattr(layer, each.name) for count, layer in kinds if count)
-        for each in fields(LayerParameters)
+        each.name: sum(count * getattr(layer, each.name) for count, layer in kinds) for each in fields(LayerParameters)
     }
     rows = -(-model.vocab // tp)
     outside = last + (first and model.embedding_norm)

@@ -10,6 +10,7 @@ from typing import Any
 from dtlib.theory.lookup import find
 
 from .architecture import Architecture, gpt, llama
+from .mixtures import MIXTURES
 
 _GPT2 = "Radford et al. 2019, Table 2, and the released weights"
 _GPT3 = "Brown et al. 2020, arXiv 2005.14165, Table 2.1"
@@ -215,7 +216,7 @@ MODELS: Mapping[str, Architecture] = MappingProxyType(
         each.name: each
         for each in (
             *_COURSE_MODELS, *_GPT2_MODELS, *_GPT3_MODELS, *_LLAMA2_MODELS, *_LLAMA3_MODELS, *_QWEN_MODELS,
-            *_BLOOM_MODELS, *_MPT_MODELS, *_MEGATRON_MODELS, *_ULTRASCALE_MODELS,
+            *_BLOOM_MODELS, *_MPT_MODELS, *_MEGATRON_MODELS, *_ULTRASCALE_MODELS, *MIXTURES,
         )
     }
 )  # fmt: skip
@@ -235,12 +236,19 @@ def checked_dense(given: str | Architecture, asked: str) -> Architecture:
     """`checked_model`, or ``ValueError`` for what `asked` does not count yet: experts, latent attention, modules that
     predict further tokens."""
     found = checked_model(given)
-    has = "latent attention" if found.latent else "modules that predict further tokens" if found.mtp_modules else ""
-    if found.experts is not None:
-        has = f"{found.experts.num_experts} experts a layer"
-    if has:
-        raise ValueError(f"model must be dense, since {asked} counts nothing else yet: {found.name} has {has}")
+    if not_dense(found):
+        raise ValueError(
+            f"model must be dense, since {asked} counts nothing else yet: {found.name} has {not_dense(found)}"
+        )
     return found
+
+
+def not_dense(model: Architecture) -> str:
+    """What `model` has that a dense transformer has not, in words; nothing where it is one."""
+    experts = "" if model.experts is None else f"{model.experts.num_experts} experts a layer"
+    latent = "latent attention" if model.latent else ""
+    further = "modules that predict further tokens" if model.mtp_modules else ""
+    return " and ".join(each for each in (experts, latent, further) if each)
 
 
 def checked_model(given: str | Architecture) -> Architecture:

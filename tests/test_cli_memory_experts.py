@@ -1,0 +1,128 @@
+"""``dtlib memory`` of models with experts: what is told equals the theory, and what is not counted says so."""
+
+import dataclasses
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from dtlib.cli import main
+from dtlib.theory import footprint, models
+from dtlib.theory.footprint import Setup
+
+from .theory.hub_experts import EXPERTS
+
+V3 = ("deepseek-v3", "--pp", 16, "--dp", 128, "--ep", 64, "--zero", 1, "--seq", 4096)
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(main, ["memory", *map(str, arguments)])
+
+
+def told(*arguments):
+    result = invoke(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.output)
+
+
+def test_671_billion_parameters_on_2048_cards():
+    data = told(*V3, "--card", "H100", "--recompute", "full", "--imbalance", 1.5)
+    setup = Setup(dp=128, pp=16, ep=64, zero=1, seq=4096, recompute="full", imbalance=1.5)
+    found = footprint.rank_memory("deepseek-v3", setup)
+    assert data["bytes"] == found.parts
+    assert data["total_bytes"] == found.total
+    assert (data["num_params"], data["active_params"]) == (671_026_404_352, 37_552_282_624)
+    assert (data["world_size"], data["setup"]["ep"], data["setup"]["imbalance"]) == (2048, 64, 1.5)
+    assert data["planned"] is None
+    assert data["device"]["verdict"] == "yes"
+    assert data["device"]["largest_micro_batch"] >= 1
+
+
+def test_the_table_says_what_is_active_what_is_assumed_and_what_is_not_counted():
+    said = invoke(*V3).output
+    assert (
+        "deepseek-v3: 671,026,404,352 parameters, 37,552,282,624 active (with both embeddings), on 2,048 ranks" in said
+    )
+    assert "(dp 128 × tp 1 × pp 16, experts over ep 64 of dp), ZeRO stage 1" in said
+    assert "The busiest rank of ep is taken to get as many tokens as each other one: --imbalance 1. No token is" in said
+    assert "it counts dense models alone, and deepseek-v3 has 256 experts a layer and latent attention." in said
+    assert "all to all " in said
+    assert "taken to get 2.5 times the mean of tokens: --imbalance 2.5." in invoke(*V3, "--imbalance", 2.5).output
+    alone = invoke("mixtral-8x7b").output
+    assert "busiest" not in alone
+    assert "all to all" not in alone
+    dense = invoke("llama3-8b").output
+    assert "active" not in dense
+    assert "counts dense models alone" not in dense
+
+
+@pytest.mark.parametrize("ep", [1, 2, 8])
+def test_ep_leaves_all_but_the_experts_as_it_is(ep):
+    one, more = (told("qwen3-30b-a3b", "--dp", 8, "--ep", n, "--zero", 0)["bytes"] for n in (1, ep))
+    experts = models.model_parameters("qwen3-30b-a3b").experts
+    assert one["weights"] - more["weights"] == pytest.approx(2 * (experts - experts / ep))
+    assert one["layer_activations"] == more["layer_activations"]
+
+
+def test_modules_of_further_tokens_are_counted_where_asked_for(tmp_path):
+    plain, more = told(*V3), told(*V3, "--mtp", 1, "--pipeline-stage", 15)
+    assert more["num_params"] - plain["num_params"] == more["parameters"]["mtp"] == 11_610_067_968
+    model = dataclasses.replace(models.model("deepseek-v3"), mtp_modules=1)
+    setup = Setup(dp=128, pp=16, ep=64, zero=1, seq=4096)
+    assert more["bytes"] == footprint.rank_memory(model, setup, 15).parts
+    assert (
+        "parameters, 11,610,067,968 of them in modules that predict further tokens, 38,"
+        in invoke(*V3, "--mtp", 1).output
+    )
+    assert told(*V3, "--mtp", 0) == plain
+    file = tmp_path / "v3.json"
+    file.write_text(json.dumps(EXPERTS["DeepSeek-V3"]), encoding="utf-8")
+    assert told(file, *V3[1:])["bytes"] == plain["bytes"]
+
+
+def test_sizes_that_flags_change():
+    data = told("deepseek-v3", "--layers", 4, "--pp", 1)
+    assert data["model"] == "deepseek-v3, changed"
+    one = models.layer_parameters("deepseek-v3", with_experts=True).total
+    three = 3 * models.layer_parameters("deepseek-v3", with_experts=False).total
+    assert data["num_params"] == one + three + 2 * 129280 * 7168 + 7168
+
+
+def test_the_list_has_what_is_active():
+    lines = [line.split() for line in invoke("--list").output.splitlines()]
+    assert ["deepseek-v3", "671,026,404,352", "37,552,282,624", "61", "7,168", "128"] in lines
+    assert ["llama3-8b", "8,030,261,248", "8,030,261,248", "32", "4,096", "32"] in lines
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("mixtral-8x7b", "--ep", 2), "--ep must divide --dp=1, whose ranks share the experts; 2 does not"),
+        (("mixtral-8x7b", "--dp", 6, "--ep", 3), "--ep of mixtral-8x7b must divide its 8 experts; 3 does not"),
+        (("llama3-8b", "--dp", 2, "--ep", 2), "--ep of llama3-8b must be 1, since it has no experts, not 2"),
+        (("mixtral-8x7b", "--ep", 0), "--ep must be at least 1, not 0"),
+        (
+            ("mixtral-8x7b", "--dp", 8, "--ep", 8, "--imbalance", 9),
+            "--imbalance must be from 1 to --ep=8, all tokens on one rank, not 9",
+        ),
+        (("mixtral-8x7b", "--imbalance", 2), "--imbalance must be from 1 to --ep=1"),
+        (("mixtral-8x7b", "--mtp", -1), "--mtp must be at least 0, not -1"),
+        (("mixtral-8x7b", "--ffn", 64), "--ffn must be absent, since all layers of mixtral-8x7b have experts in place"),
+        (("deepseek-v3", "--head-dim", 128), "--head-dim must be nope_dim + rope_dim=192, not 128"),
+        (("deepseek-v3", "--tp", 3), "--tp of deepseek-v3 must be one of 1, 2, 4, 8, 16, 32, 64, 128"),
+    ],
+)
+def test_what_is_impossible_says_what_is_possible(arguments, message):
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert message in result.output
+    assert "Traceback" not in result.output
+
+
+def test_the_planner_says_that_it_counts_no_experts():
+    result = CliRunner().invoke(main, ["plan", "qwen3-30b-a3b", "--gpus", "8"])
+    assert result.exit_code == 2
+    assert (
+        "model must be dense, since the planner (dtlib plan) counts nothing else yet: qwen3-30b-a3b has"
+        in result.output
+    )
