@@ -21,7 +21,7 @@ PARTS: dict[str, Look] = {
     "main gradients": Look("#c08558", hatch="xx"),
     "first moment": Look("#8a8038", hatch="--"),
     "second moment": Look("#6f7a52", hatch="||"),
-    "moment scales": Look("#94846a", hatch="+++"),
+    "moment scales": Look("#94846a", hatch="++++"),
     # what a step adds
     "activations": Look("#7a66a6", hatch="+"),
     "layer activations": Look("#7a66a6", hatch="+"),
@@ -33,7 +33,7 @@ PARTS: dict[str, Look] = {
     "unsharded gradients": Look("#a5714f", hatch="//////"),
     "logits gradient": Look("#b98a72", hatch="////-"),
     "buffers": Look("#5d8a94", hatch="\\\\|"),
-    "all to all": Look("#4f7f73", hatch="+++"),
+    "all to all": Look("#4f7f73", hatch="//\\\\-"),
     "temporary": Look("#7c7c74", hatch="/-"),
 }
 """The look of each part of memory, by its name with spaces: colour, and a hatch for a reader who sees none.
