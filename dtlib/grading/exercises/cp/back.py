@@ -14,7 +14,7 @@ from dtlib.grading.exercises.seen import Case, Observed
 from dtlib.grading.exercises.signs import Sign, Theory, Wrong, every, only_if
 
 from . import _attention as attention
-from .ring import everything, needed, where
+from .ring import everything, from_each, from_own, needed, where
 
 TOLERANCE = 2e-4  # float32, sums of some dozen numbers around 1
 Blocks = Callable[[int, int], Sequence[int]]
@@ -86,25 +86,21 @@ def sent(theory: Theory) -> Sign:
     return every(lambda each: near(each.seen.total_bytes, theory(each.case)))
 
 
-QUERIES: Wrong = {
-    "own block alone": to_queries(lambda rank, n: [rank]),
-    "inner product forgotten": to_queries(inner=0.0),
-    "scores not scaled": to_queries(power=0.0),
-    "softmax of each block": to_queries(own=True),
-    "positions from 0": where("causal", to_queries(mask=attention.local)),
-    "causal forgotten": where("causal", to_queries(mask=everything)),
-    "right for equal lengths only": only_if("equal lengths"),
-}
+def of_either(of: Callable[..., Theory]) -> Wrong:
+    return {
+        "inner product forgotten": of(inner=0.0), "scores not scaled": of(power=0.0),
+        "softmax of each block": of(own=True), "positions from 0": where("causal", of(mask=attention.local)),
+        "places from the own length": tuple(where("causal", of(mask=each)) for each in (from_each, from_own)),
+        "causal forgotten": where("causal", of(mask=everything)),
+        "right for equal lengths only": only_if("equal lengths"),
+    }  # fmt: skip
+
+
+QUERIES: Wrong = {"own block alone": to_queries(lambda rank, n: [rank]), **of_either(to_queries)}
 KEYS: Wrong = {
-    "left with another rank": (to_keys(1), to_keys(-1)),
-    "mean for sum": to_keys(times=lambda n: 1 / n),
-    "inner product forgotten": to_keys(inner=0.0),
-    "scores not scaled": to_keys(power=0.0),
-    "softmax of each block": to_keys(own=True),
-    "positions from 0": where("causal", to_keys(mask=attention.local)),
-    "causal forgotten": where("causal", to_keys(mask=everything)),
-    "right for equal lengths only": only_if("equal lengths"),
-}
+    "left with another rank": (to_keys(1), to_keys(-1)), "mean for sum": to_keys(times=lambda n: 1 / n),
+    **of_either(to_keys),
+}  # fmt: skip
 TRAFFIC: Wrong = {
     "whole gradients travel": sent(lambda case: needed(case) * (1 + case["world_size"])),
     "more than keys, values and their gradients": sent(lambda case: most(case) + needed(case)),

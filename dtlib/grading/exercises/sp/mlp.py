@@ -227,7 +227,7 @@ WEIGHTS: Wrong = {
 }
 TRAFFIC: Wrong = {
     "an all-reduce in each scatter": lambda case: needed(case, PHASES + 2),
-    "gathered input kept": lambda case: needed(case, PHASES - 1),
+    "one gather too few": lambda case: needed(case, PHASES - 1),
     "weights travel": of_matrices,
     "nothing sent": every(lambda each: not each.seen.total_bytes),
 }

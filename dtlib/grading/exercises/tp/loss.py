@@ -75,14 +75,15 @@ def places(case: Case, rank: int) -> Any:
 
 class Slice(NamedTuple):
     """A rank's logits: the largest of each token, the sum of exponentials beside it, whether the target is among them,
-    its place or the nearest that there is, and the logit there; then, where elements of the gradient are asked for,
-    the logit, its token, and its place."""
+    its place or the nearest that there is, the logits there and of the first word; then, where elements of the gradient
+    are asked for, the logit, its token, and its place."""
 
     largest: Any
     total: Any
     here: Any
     local: Any
     target: Any
+    first: Any
     logit: Any
     row: Any
     column: Any
@@ -109,8 +110,8 @@ def known(case: Case) -> Whole:
         here, nearest = (local >= 0) & (local < given["words"]), local.clip(0, given["words"] - 1)
         row, column = np.divmod(places(case, rank), given["words"])
         total = np.exp(logits - largest[:, None]).sum(1)
-        target, logit = (logits[at].astype(float) for at in ((tokens, nearest), (row, column)))
-        found.append(Slice(largest, total, here, nearest, target, logit, row, column))
+        target, start, logit = (logits[at].astype(float) for at in ((tokens, nearest), (tokens, 0), (row, column)))
+        found.append(Slice(largest, total, here, nearest, target, start, logit, row, column))
     largest = np.max([each.largest for each in found], 0)
     total = sum(each.total * np.exp(each.largest - largest) for each in found)
     return Whole(largest, total, sum(np.where(each.here, each.target, 0) for each in found), found)
@@ -128,17 +129,18 @@ def losses(formula: Callable[[Whole, Slice], Any]) -> Theory:
 
 def gradients(
     formula: Callable[[Any, Any, Any], Any] = lambda p, one, back: (p - one) * back,
-    *, own: bool = False, masked: bool = True, times: Callable[[Case], float] = lambda case: 1.0,
+    *, own: bool = False, masked: bool = True, nearest: bool = True, times: Callable[[Case], float] = lambda case: 1.0,
 ) -> Theory:  # fmt: skip
     """``formula(softmax, 1 at the target, what comes back)`` of the rank's words, so many times: softmax of its `own`
-    words or of all, the target if the rank has it, or not `masked` at the nearest place."""
+    words or of all, the target if the rank has it, or not `masked` at the `nearest` place or the first."""
 
     def theory(case: Case) -> list[Any]:
         whole, back, found = known(case), upstream(case).astype(float), []
         for each in whole.slices:
             over = each if own else whole
             softmax = np.exp(each.logit - over.largest[each.row]) / over.total[each.row]
-            one = (each.column == each.local[each.row]) & (each.here[each.row] | (not masked))
+            local = each.local if nearest else each.local * each.here
+            one = (each.column == local[each.row]) & (each.here[each.row] | (not masked))
             found.append(times(case) * formula(softmax, one, back[each.row]))
         return found
 
@@ -159,10 +161,12 @@ def infinite(of: str) -> Any:
 
 
 def brought(
-    w: Whole, here: Callable[[Slice], Any] = lambda one: one.here, own: Callable[[Slice], Any] | None = None
-) -> Any:
-    """What the ranks bring, added: the target's logit, less the largest of all or their `own`, where it is `here`."""
-    return sum(np.where(here(one), one.target - (own(one) if own else w.largest), 0) for one in w.slices)
+    w: Whole, here: Callable[[Slice], Any] = lambda one: one.here, own: Callable[[Slice], Any] | None = None,
+    absent: Callable[[Slice], Any] = lambda one: 0,
+) -> Any:  # fmt: skip
+    """What the ranks bring, added: the target's logit, less the largest of all or their `own`, where it is `here`;
+    something else where it is `absent`."""
+    return sum(np.where(here(one), one.target - (own(one) if own else w.largest), absent(one)) for one in w.slices)
 
 
 def find_logits(each: Observed) -> Finding | None:
@@ -178,13 +182,14 @@ LOSSES: Wrong = {
     "each rank its own largest": losses(
         lambda w, own: np.log(sum(one.total for one in w.slices)) - brought(w, own=lambda one: one.largest)
     ),
-    "only one rank knows the target": losses(
-        lambda w, own: np.log(w.total) - np.where(own.here, own.target - w.largest, 0)
+    "only one rank knows the target": losses(lambda w, own: np.log(w.total) - own.here * (own.target - w.largest)),
+    "a word of each rank": (
+        losses(lambda w, own: np.log(w.total) - brought(w, lambda one: True)),
+        losses(lambda w, own: np.log(w.total) - brought(w, absent=lambda one: one.first - w.largest)),
     ),
-    "a word of each rank": losses(lambda w, own: np.log(w.total) - brought(w, lambda one: True)),
     "largest logit lost": losses(lambda w, own: np.log(w.total) - w.target),
     "first word of a slice lost": losses(
-        lambda w, own: np.log(w.total) - brought(w, lambda one: one.here & (one.local > 0))
+        lambda w, own: np.log(w.total) - brought(w, lambda one: one.here * one.local > 0)
     ),
     "largest subtracted by each rank": losses(lambda w, own: np.log(w.total) - w.target + len(w.slices) * w.largest),
     "zero for an absent target": losses(
@@ -198,7 +203,7 @@ GRADIENT: Wrong = {
     "target forgotten": gradients(lambda p, one, back: p * back),
     "what comes back is ignored": gradients(lambda p, one, back: p - one),
     "softmax of the own words": gradients(own=True),
-    "one subtracted on each rank": gradients(masked=False),
+    "one subtracted on each rank": (gradients(masked=False), gradients(masked=False, nearest=False)),
     "as often as there are ranks": gradients(times=lambda case: case["world_size"]),
     "divided by the tokens": gradients(times=lambda case: 1 / case["tokens"]),
     "no gradient": some_rank(lambda said, case: said["gradient"] is None),
