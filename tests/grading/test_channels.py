@@ -205,7 +205,7 @@ def f(tensor):
 """
 
 
-@pytest.mark.parametrize(("results", "ends"), [(0, 1), (1, 2), (2, 2), (3, 3)])
+@pytest.mark.parametrize(("results", "ends"), [(0, 1), (1, 2), (2, 2), pytest.param(3, 3, marks=pytest.mark.soak)])
 def test_nobody_ends_a_case_for_the_harness(sandbox: Sandbox, results: int, ends: int):
     source = ENDED.replace("RESULTS", str(results)).replace("ENDS", str(ends))
     seen = run(sandbox, on_ranks(2, 2, 2), source).observed
