@@ -81,7 +81,7 @@ def check(world_size, n, runs):
     return verdicts
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("n", [1, 2, 3, 4, pytest.param(5, marks=pytest.mark.soak)])
 def test_equals_one_process(n):
     names = [name for name, (case, how) in CASES.items() if fits(case, how, n)]
     assert len(names) >= 4
