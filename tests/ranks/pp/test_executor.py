@@ -73,9 +73,9 @@ CHOSEN = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("p", [1, 2, 3, 4])
-def test_every_schedule_trains_like_one_process(p):
-    check(p, CHOSEN)
+@pytest.mark.parametrize(("p", "cases"), [(1, CHOSEN[::2]), (2, CHOSEN[1::2]), (3, CHOSEN), (4, CHOSEN)])
+def test_every_schedule_trains_like_one_process(p, cases):
+    check(p, cases)
 
 
 @pytest.mark.soak
