@@ -71,10 +71,16 @@ def passes(plan, recompute="none", torchs=False, dropout=0.0):
     return sent, {c.name for c in recorder.log}, wire.total_bytes / 8, products
 
 
-@pytest.mark.parametrize("t", [2, 3, 4])
-def test_a_layer_sends_the_phases_of_its_plan(t):
-    cases = [*product(PLANS, RECOMPUTE, [False], [0.0]), *product(PLANS, ["full"], [True], [0.0, 0.1])]
-    for case, *ranks in zip(cases, *lab.run(lambda: [passes(*each) for each in cases], t), strict=True):
+WAYS = [*product(PLANS, RECOMPUTE, [False], [0.0]), *product(PLANS, ["full"], [True], [0.0, 0.1])]
+
+
+@pytest.mark.parametrize(
+    ("t", "cases"),
+    [(2, WAYS), (3, WAYS), (4, list(product(PLANS, ["full"], [False], [0.0]))),
+     pytest.param(4, WAYS, marks=pytest.mark.soak)],
+)  # fmt: skip
+def test_a_layer_sends_the_phases_of_its_plan(t, cases):
+    for case, *ranks in zip(cases, *lab.run(lambda: [passes(*each) for each in cases], t, timeout_s=200), strict=True):
         plan, recompute, torchs, dropout = case
         early_stop = torchs and not dropout  # the mask behind the last sum has to be drawn again
         expected = theory.sent_elements(4, 120, 192, t, plan, recompute=recompute, early_stop=early_stop)
