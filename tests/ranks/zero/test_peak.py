@@ -65,7 +65,7 @@ def test_what_a_rank_of_many_holds(stage):
 
 
 @pytest.mark.parametrize(
-    ("config", "n"), [(CONFIGS[0], 2), (CONFIGS[0], 64), (CONFIGS[1], 4)], ids=["6x64-2", "6x64-64", "4x96-4"]
+    ("config", "n"), [pytest.param(CONFIGS[0], 2, marks=pytest.mark.soak), (CONFIGS[0], 64), (CONFIGS[1], 4)]
 )
 def test_the_peak_of_fsdp2_is_within_a_unit_too(config, n):
     case = case_of(config, 3, 2)

@@ -182,8 +182,11 @@ def fsdp2(config: GPTConfig) -> tuple[list[lab.MemorySpan], int]:
     return spans, next(size for kind, size in snapshot.items() if str(getattr(kind, "value", kind)) == "Total")
 
 
-@pytest.mark.parametrize(("n", "rank"), [(8, 7), (64, 0), (1024, 1023)])
-@pytest.mark.parametrize("config", [WIDE, ODD], ids=["even", "odd"])
+@pytest.mark.parametrize(
+    ("config", "n", "rank"),
+    [(ODD, 8, 7), (WIDE, 64, 0), (ODD, 1024, 1023)]
+    + [pytest.param(*each, marks=pytest.mark.soak) for each in ((WIDE, 8, 7), (ODD, 64, 0), (WIDE, 1024, 1023))],
+)
 def test_fsdp2_keeps_padded_rows_and_its_tracker_agrees(config, n, rank):
     spans, tracked = lab.at_scale(fsdp2, n, rank, args=(config,)).result
     shapes = [tuple(p.shape) for p in GPT(config).parameters()]
