@@ -74,8 +74,12 @@ CHAPTERS = (
         "which degrees, how fast, and why not otherwise; held to runs that others published",
         rooms=("theory", "exercises"),
     ),
+    Chapter(
+        "ep", "expert parallelism",
+        "tokens routed to experts on other ranks: copies sent, the busiest rank, a balance without a loss term",
+    ),
 )  # fmt: skip
-TO_COME = ("batch", "asynchrony", "compression", "ep", "mtp", "reliability", "casebook")
+TO_COME = ("batch", "asynchrony", "compression", "mtp", "reliability", "casebook")
 """The stems of the chapters that are planned."""
 
 
