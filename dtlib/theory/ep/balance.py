@@ -1,0 +1,148 @@
+"""What an uneven router costs: the busiest rank, tokens dropped, slots left empty. Under uniform routing.
+
+Each token draws its k experts from E without replacement, all sets alike, independent of other tokens. A trained router
+is less even, so these are what no balancing goes below.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from math import comb
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dtlib.theory.formula import formula
+from dtlib.theory.valid import amount, at_most, whole
+
+from .routing import choices, groups_of
+
+_MOST = 10**7
+
+
+@lru_cache
+def largest_normal(n: int) -> float:
+    """m_N, the mean of the largest of N independent standard normal numbers: 0.56 for 2, 1.42 for 8, 2.34 for 64."""
+    n = whole("n", n, 1)
+    x = np.linspace(0, 12, 4801)
+    above = np.array([math.erfc(each / math.sqrt(2)) / 2 for each in x])
+    right, left = -np.expm1(n * np.log1p(-above)), above**n  # P(largest > x), P(largest < −x)
+    return float(np.trapezoid(right - left, x))
+
+
+def _moments(e: int, k: int, n: int, copies: str) -> tuple[float, float]:
+    """Of one token: the copies that a rank gets in the mean, and their variance less the covariance of two ranks."""
+    if copies == "expert":
+        return k / n, (k / n) * (e - k) / (e - 1) if e > 1 else 0.0
+    if copies == "rank":
+        one, two = (comb(e - many * e // n, k) / comb(e, k) if many <= n else 0.0 for many in (1, 2))
+        return 1 - one, one - two
+    raise ValueError(f"copies must be one of expert, rank, not {copies!r}")
+
+
+@formula(
+    "ep.busiest_rank_tokens",
+    source="derived here",
+    equation=r"t\,k + m_N \sqrt{t\,k\,\frac{E-k}{E-1}}",
+    use="The step waits for the rank that got the most.",
+)
+def busiest_rank_tokens(tokens: int, num_experts: int, top_k: int, ep: int, copies: str = "expert") -> float:
+    """Copies that the busiest of N ranks gets, in the mean, of t `tokens` a rank.
+
+    Of a token a rank gets a hypergeometric number of its k choices, with variance v = (k/N)(1 − 1/N)(E − k)/(E − 1),
+    less than independent ones would have. The N counts add up to Ntk, so two covary by −v/(N − 1) a token. Sums over
+    many tokens are normal, and N normal numbers of equal variance and covariance are a common one and N independent
+    ones of v + v/(N − 1): the largest is m_N (`largest_normal`) such deviations above the mean. ``"rank"`` counts a
+    token once however many of its experts lie there. N = E is the busiest expert.
+
+    For tk from about 10 E/N on within a percent; `busiest_rank_bounds` holds for any. ``ValueError`` where N does not
+    divide E.
+    """
+    e, k = choices(num_experts, top_k)
+    t, n = whole("tokens", tokens, 0), groups_of(e, ep, "ep")
+    mean, spread = _moments(e, k, n, copies)
+    return t * n * mean + largest_normal(n) * math.sqrt(max(0.0, t * n * spread))
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What lies between `least` and `most`."""
+
+    least: float
+    most: float
+
+
+def busiest_rank_bounds(tokens: int, num_experts: int, top_k: int, ep: int) -> Bounds:
+    """Between what the mean of the busiest rank's copies lies, exactly, however few tokens there are.
+
+    The count of one rank is the sum of Nt hypergeometric ones, its distribution F their convolution. Counts of a fixed
+    sum are negatively associated: all of them lie below x less often than independent ones would, F(x)^N. And one of
+    them is above x at most as often as each of them added up. So Σₓ (1 − F^N) ≤ the mean ≤ Σₓ min(1, N (1 − F)).
+    """
+    e, k = choices(num_experts, top_k)
+    t, n = whole("tokens", tokens, 0), groups_of(e, ep, "ep")
+    mine = e // n
+    one = np.array([comb(mine, x) * comb(e - mine, k - x) / comb(e, k) for x in range(min(k, mine) + 1)])
+    length = at_most("tokens", t * n * (len(one) - 1) + 1, _MOST)
+    pmf = np.fft.irfft(np.fft.rfft(one, 2 * length) ** (t * n), 2 * length)[:length]
+    above = np.clip(1 - np.cumsum(pmf), 0, 1)
+    above[above < 1e-12] = 0  # what the transform is off by
+    return Bounds(float((1 - (1 - above) ** n).sum()), float(np.minimum(1, n * above).sum()))
+
+
+@formula("ep.capacity", source="fedus2022", equation=r"\left\lceil c\,\frac{T k}{E} \right\rceil")
+def capacity(tokens: int, top_k: int, num_experts: int, capacity_factor: float) -> int:
+    """Slots that an expert has for T `tokens`: c times its even share, rounded up, and never more than T.
+
+    The factor is read as the decimal that it is printed as, so that 1.1 of 10 is 11. ``ValueError`` for a factor that
+    is not positive.
+    """
+    e, k = choices(num_experts, top_k)
+    t, c = whole("tokens", tokens, 0), float(amount("capacity_factor", capacity_factor, positive=True))
+    return min(t, math.ceil(Fraction(repr(c)) * t * k / e))
+
+
+def _binomial(trials: int, chance: float) -> NDArray[np.float64]:
+    """The chances of 0 … `trials` hits: ratios of neighbours multiplied up, and divided by their sum."""
+    if chance >= 1:
+        return np.eye(1, trials + 1, trials)[0]
+    hits = np.arange(at_most("tokens", trials, _MOST))
+    logs = np.concatenate([[0.0], np.cumsum(np.log((trials - hits) / (hits + 1) * (chance / (1 - chance))))])
+    weights = np.exp(logs - logs.max())
+    return np.asarray(weights / weights.sum())
+
+
+@formula(
+    "ep.dropped_share",
+    source="derived here",
+    equation=r"\frac{E}{T k} \sum_{x > C} (x - C) \binom{T}{x} \Bigl(\frac kE\Bigr)^x \Bigl(1 - \frac kE\Bigr)^{T-x}",
+)
+def dropped_share(tokens: int, top_k: int, num_experts: int, capacity_factor: float) -> float:
+    """Share of the choices that find their expert full, in the mean.
+
+    A token chooses k distinct experts, so an expert is chosen by each of T `tokens` or not, with chance k/E: a binomial
+    number of them, exactly, and what is above its C slots (`capacity`) is dropped. That the experts' numbers depend on
+    each other does not matter for a mean. `tokens` are those among which a capacity is counted. ``ValueError`` as
+    `capacity`.
+    """
+    slots = capacity(tokens, top_k, num_experts, capacity_factor)
+    if tokens == 0:
+        return 0.0
+    chances = _binomial(tokens, top_k / num_experts)[slots + 1 :]
+    return float(chances @ np.arange(1, len(chances) + 1)) * num_experts / (tokens * top_k)
+
+
+@formula("ep.padded_share", source="derived here", equation=r"1 - \frac{T k\,(1 - \delta)}{E\,C}")
+def padded_share(tokens: int, top_k: int, num_experts: int, capacity_factor: float) -> float:
+    """Share of the experts' slots that stay empty, in the mean: computed, and sent, for nothing.
+
+    Of EC slots Tk(1 − δ) are filled, δ the `dropped_share`. ``ValueError`` as `capacity`.
+    """
+    slots = capacity(tokens, top_k, num_experts, capacity_factor)
+    if tokens == 0:
+        return 0.0
+    kept = tokens * top_k * (1 - dropped_share(tokens, top_k, num_experts, capacity_factor))
+    return max(0.0, 1 - kept / (num_experts * slots))

@@ -1,0 +1,150 @@
+"""How an uneven router is mended: a loss that pushes at its logits, or a bias that moves by the sign of a load.
+
+Shapes: t tokens, e experts, k choices.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from dtlib.theory.formula import formula
+from dtlib.theory.valid import amount, whole
+
+from .balance import largest_normal
+from .routing import checked_kind, choices, loads, matrix, route
+
+
+def _shares(scores_te: ArrayLike, experts_tk: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """f_e, the share of all choices that fell on an expert, and each token's scores as shares of their sum."""
+    s, chosen = amount("scores_te", matrix("scores_te", scores_te)), np.asarray(experts_tk)
+    if chosen.ndim != 2 or len(chosen) != len(s) or not chosen.size:
+        raise ValueError(f"experts_tk must have a row for each of the {len(s)} tokens, not shape {chosen.shape}")
+    total = s.sum(axis=1, keepdims=True)
+    if not (total > 0).all():
+        raise ValueError("scores_te must not be all 0 for a token")
+    return loads(chosen, s.shape[1]) / chosen.size, s / total
+
+
+@formula("ep.balance_loss", source="fedus2022", equation=r"E \sum_i f_i P_i")
+def balance_loss(scores_te: ArrayLike, experts_tk: ArrayLike) -> float:
+    """The auxiliary loss, without its coefficient.
+
+    f_i is the share of the choices that fell on expert i, P_i the mean over the tokens of its score, as a share of the
+    token's scores: both add up to 1. Where f or P is even it is 1, whatever the other. Where both rank the experts
+    alike it is at least 1, where they rank them opposite at most 1 (Chebyshev's sum inequality), and E times the
+    smallest f is as low as P can make it: 1 is the least for f = P alone. ``ValueError`` for shapes that do not match.
+    """
+    f, p = _shares(scores_te, experts_tk)
+    return float(f.size * f @ p.mean(axis=0))
+
+
+@formula(
+    "ep.balance_loss_gradient",
+    source="derived here",
+    equation=r"\frac{E}{T}\, p_i \Bigl(f_i - \sum_j f_j p_j\Bigr)",
+)
+def balance_loss_gradient(scores_te: ArrayLike, experts_tk: ArrayLike, kind: str = "softmax") -> NDArray[np.float64]:
+    """The gradient of the auxiliary loss by the logits, (t, e).
+
+    No gradient goes through f, which counts. For a token whose scores have the shares p_i, an expert's logit is pushed
+    down where its load f_i is above the loads of the others as the token sees them, in proportion to p_i: an expert
+    that a token does not care for is hardly touched. It vanishes where f is even, and adds up to 0 for each token. A
+    sigmoid's has a factor 1 − s_i beside p_i. Errors as `balance_loss`.
+    """
+    f, p = _shares(scores_te, experts_tk)
+    pull = p * (f - p @ f[:, None]) * f.size / len(p)
+    return np.asarray(pull if checked_kind(kind) == "softmax" else pull * (1 - np.asarray(scores_te)))
+
+
+@formula(
+    "ep.bias_step", source="wang2024balancing", equation=r"b_i + u \cdot \mathrm{sign}\Bigl(\frac{T k}{E} - n_i\Bigr)"
+)
+def bias_step(bias_e: ArrayLike, loads_e: ArrayLike, rate: float) -> NDArray[np.float64]:
+    """The bias after a step: u (`rate`) up for an expert with less than the mean load n_i, u down for one with more.
+
+    It decides who is chosen and not with what weight, so no gradient knows of it. ``ValueError`` for lengths that
+    differ.
+    """
+    bias, load = np.asarray(bias_e, dtype=np.float64), _load(loads_e)
+    if bias.shape != load.shape:
+        raise ValueError(f"bias_e and loads_e must have one length, not {bias.shape} and {load.shape}")
+    return bias + amount("rate", rate) * np.sign(load.mean() - load)
+
+
+def max_violation(loads_e: ArrayLike) -> float:
+    """MaxVio, by how much the largest load is above the mean, as a share of it; 0 where nothing was routed.
+
+    Source: Wang et al. 2024, arXiv 2408.15664.
+    """
+    load = _load(loads_e)
+    return float(load.max() / load.mean() - 1) if load.any() else 0.0
+
+
+def _load(loads_e: ArrayLike) -> NDArray[np.float64]:
+    load = np.asarray(amount("loads_e", loads_e), dtype=np.float64)
+    if load.ndim != 1 or not load.size:
+        raise ValueError(f"loads_e must have one number for each expert, not shape {load.shape}")
+    return load
+
+
+@formula(
+    "ep.balanced_violation",
+    source="derived here",
+    equation=r"m_E \sqrt{\frac{E}{T k} \cdot \frac{E-k}{E-1}}",
+    use="Of a perfectly even router a batch still shows this MaxVio.",
+)
+def balanced_violation(tokens: int, top_k: int, num_experts: int) -> float:
+    """MaxVio of one batch of T `tokens` under uniform routing, in the mean: chance alone.
+
+    The busiest of E experts has m_E deviations more than the mean (`busiest_rank_tokens`). Over many batches it
+    averages out. ``ValueError`` for no tokens.
+    """
+    e, k = choices(num_experts, top_k)
+    return largest_normal(e) * math.sqrt(e / (whole("tokens", tokens, 1) * k) * (e - k) / max(1, e - 1))
+
+
+@formula(
+    "ep.bias_steps",
+    source="derived here",
+    equation=r"\left\lceil \frac{\Delta}{2u} \right\rceil",
+    use="With a smaller rate the bias takes longer to balance, and jitters less when it has.",
+)
+def bias_steps(spread: float, rate: float) -> int:
+    """Steps that the bias takes at least to make up for a `spread` Δ.
+
+    Where the scores of the favourite are Δ above those of an expert that nobody chooses, one bias falls by u (`rate`) a
+    step while the other rises by u. Afterwards each moves to and fro by u. ``ValueError`` for a rate that is not
+    positive.
+    """
+    return math.ceil(amount("spread", spread) / (2 * amount("rate", rate, positive=True)) - 1e-9)
+
+
+@dataclass(frozen=True)
+class Steered:
+    """What `steer` returns: MaxVio of each step's batch, and the bias before the first and after each step."""
+
+    violation: NDArray[np.float64]
+    bias_se: NDArray[np.float64]
+
+
+def steer(
+    favour_e: ArrayLike, *, tokens: int, top_k: int, rate: float, steps: int, noise: float = 0.1, seed: int = 0
+) -> Steered:
+    """A router that favours some experts, steered by the bias: `steps` batches of `tokens`.
+
+    Scores are `favour_e` plus normal `noise`, drawn anew for each token and expert; they do not learn. ``ValueError``
+    for sizes below 1.
+    """
+    favour = np.asarray(amount("favour_e", favour_e), dtype=np.float64)
+    t, draw = whole("tokens", tokens, 1), np.random.default_rng(seed)
+    path, violation = [np.zeros(favour.size)], []
+    for _ in range(whole("steps", steps, 1)):
+        s = favour + amount("noise", noise) * draw.standard_normal((t, favour.size))
+        n = loads(route(s - min(0.0, s.min()), top_k, bias_e=path[-1]).experts_tk, favour.size)
+        violation.append(max_violation(n))
+        path.append(bias_step(path[-1], n, rate))
+    return Steered(np.array(violation), np.stack(path))
