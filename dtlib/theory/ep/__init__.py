@@ -18,7 +18,8 @@ from .balance import (
     largest_normal,
     padded_share,
 )
-from .hiding import Layer, LayerSeconds, all_to_all_seconds, hiding_tokens, hiding_width, layer_seconds, reading_tokens
+from .hiding import LayerSeconds, all_to_all_seconds, hiding_tokens, hiding_width, layer_seconds, reading_tokens
+from .layer import Layer
 from .memory import LayerParameters, StateBytes, active_parameters, layer_parameters, state_bytes
 from .routing import Routing, loads, route, scores
 from .steering import (

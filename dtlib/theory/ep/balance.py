@@ -58,8 +58,8 @@ def busiest_rank_tokens(tokens: int, num_experts: int, top_k: int, ep: int, copi
     ones of v + v/(N − 1): the largest is m_N (`largest_normal`) such deviations above the mean. ``"rank"`` counts a
     token once however many of its experts lie there. N = E is the busiest expert.
 
-    For tk from about 10 E/N on within a percent; `busiest_rank_bounds` holds for any. ``ValueError`` where N does not
-    divide E.
+    With few tokens it is off by less than one copy on up to 64 ranks; `busiest_rank_bounds` hold for any number.
+    ``ValueError`` where N does not divide E.
     """
     e, k = choices(num_experts, top_k)
     t, n = whole("tokens", tokens, 0), groups_of(e, ep, "ep")
@@ -87,7 +87,7 @@ def busiest_rank_bounds(tokens: int, num_experts: int, top_k: int, ep: int) -> B
     mine = e // n
     one = np.array([comb(mine, x) * comb(e - mine, k - x) / comb(e, k) for x in range(min(k, mine) + 1)])
     length = at_most("tokens", t * n * (len(one) - 1) + 1, _MOST)
-    pmf = np.fft.irfft(np.fft.rfft(one, 2 * length) ** (t * n), 2 * length)[:length]
+    pmf = np.fft.irfft(np.fft.rfft(one, length + length % 2) ** (t * n))[:length]
     above = np.clip(1 - np.cumsum(pmf), 0, 1)
     above[above < 1e-12] = 0  # what the transform is off by
     return Bounds(float((1 - (1 - above) ** n).sum()), float(np.minimum(1, n * above).sum()))

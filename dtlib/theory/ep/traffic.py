@@ -35,7 +35,7 @@ def expected_visits(num_experts: int, top_k: int, groups: int) -> float:
     e, k = choices(num_experts, top_k)
     n = whole("groups", groups, 1)
     size, longer = divmod(e, n)
-    missed = longer * comb(e - size - 1, k) + (n - longer) * comb(e - size, k)
+    missed = sum(many * comb(e - held, k) for held, many in ((size, n - longer), (size + 1, longer)) if many)
     return n - missed / comb(e, k)
 
 
