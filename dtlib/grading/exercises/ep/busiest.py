@@ -1,0 +1,51 @@
+"""ep.2: rows and tokens of each rank from a table of experts, and how long all wait for the busiest; on paper."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from dtlib.grading.exercises.inputs import Case, Cases, Rng, call
+from dtlib.grading.exercises.kinds import on_paper, values
+
+from . import _routing
+
+#: Tokens, experts a token, experts, ranks, and a rank that gets nothing (None: none does).
+KINDS = (
+    (6, 2, 6, 3, None), (9, 2, 8, 4, 3), (8, 3, 12, 1, None), (12, 1, 10, 5, 0), (10, 4, 8, 2, None), (14, 3, 12, 3, 2),
+    (12, 2, 12, 6, 2), (11, 2, 7, 7, None),
+)  # fmt: skip
+
+
+def draw(rng: Rng) -> Cases:
+    """Each kind, with a router that nobody has balanced."""
+    cases = []
+    for tokens, top_k, num_experts, ep, empty in KINDS:
+        popular = _routing.uneven(rng, num_experts).reshape(ep, -1)
+        if empty is not None:
+            popular[empty] = 0
+        cases.append(case(_routing.experts(rng, tokens, top_k, popular.ravel()), num_experts, ep))
+    return cases
+
+
+def case(experts: Any, num_experts: int, ep: int) -> dict[str, Any]:
+    return call(f"experts {experts.tolist()}, E={num_experts}, N={ep}", [experts, num_experts, ep])
+
+
+def right(case: Case) -> list[Any]:
+    experts, num_experts, ep = case["arguments"]
+    has = np.zeros((len(experts), num_experts), np.int64)
+    np.put_along_axis(has, experts, 1, axis=1)
+    of_ranks = has.reshape(len(experts), ep, -1).sum(2)
+    rows, tokens = of_ranks.sum(0), (of_ranks > 0).sum(0)
+    return [rows, tokens, float(ep * rows.max() / rows.sum())]
+
+
+part = partial(values, right=right, parts="rows, tokens, slowdown")
+
+EXERCISE = on_paper(
+    "ep.2", "busiest_rank", "The busiest rank", draw,
+    part(2, "rows", "rows that each rank computes", part=0),
+    part(3, "tokens", "tokens that come to each rank", part=1),
+    part(2, "slowdown", "how many times longer the busiest rank computes", part=2),
+)  # fmt: skip
