@@ -34,7 +34,7 @@ V3 = ep.Layer(
     top_groups=4,
     dispatch_bytes_per_element=ep.fp8_bytes_per_element(),
 )
-MIXTRAL = ep.Layer(hidden=4096, expert_hidden=14336, num_experts=48, top_k=2)
+COARSE = ep.Layer(hidden=4096, expert_hidden=14336, num_experts=192, top_k=2)
 
 
 # --- memory ----------------------------------------------------------------------------------------------------
@@ -52,7 +52,7 @@ def test_what_a_token_does_not_meet_is_what_published_totals_differ_by(layers, s
     """Attention and embeddings, which are in both, cancel; both are rounded."""
     hidden, width, experts, k = sizes
     all_of_it = ep.layer_parameters(hidden, width, experts, num_shared=1)
-    met = ep.active_parameters(hidden, width, experts, k, num_shared=1)
+    met = ep.layer_parameters(hidden, width, experts, top_k=k, num_shared=1)
     rounded = 0.1 if total < 100 else 1
     assert layers * (all_of_it.total - met.total) / 1e9 == pytest.approx(total - active, abs=rounded)
     assert (all_of_it.router, all_of_it.shared) == (met.router, met.shared) == (hidden * experts, 3 * hidden * width)
@@ -64,7 +64,7 @@ def test_a_layer_counted_by_its_matrices():
         "routed": 1024,
         "shared": 512,
     }
-    assert ep.active_parameters(8, 16, 4, 4).total == ep.layer_parameters(8, 16, 4).total
+    assert ep.layer_parameters(8, 16, 4, top_k=4).total == ep.layer_parameters(8, 16, 4).total
     assert V3.expert_params == ep.layer_parameters(7168, 2048, 1).routed
 
 
@@ -105,10 +105,10 @@ def test_seconds_of_an_all_to_all_inside_a_node_counted_by_messages():
 
 @pytest.mark.parametrize("of", ANY, ids=lambda of: of.name)
 def test_one_copy_a_node_by_its_two_steps_and_best_is_the_fastest(of):
-    layer, t = MIXTRAL, 500
+    layer, t = COARSE, 500
     n, m, g = of.world_size, of.num_nodes, of.ranks_per_node
-    inside = t * 4096 * ep.expected_visits(48, 2, n) * (g - 1) / g * 4 / of.inside_bytes_per_s
-    across = t * 4096 * ep.expected_visits(48, 2, m) * (m - 1) / m * 4 / (of.across_bytes_per_s * of.num_ports / g)
+    inside = t * 4096 * ep.expected_visits(192, 2, n) * (g - 1) / g * 4 / of.inside_bytes_per_s
+    across = t * 4096 * ep.expected_visits(192, 2, m) * (m - 1) / m * 4 / (of.across_bytes_per_s * of.num_ports / g)
     waits = 2 * (g - 1) * of.inside_alpha_seconds + 2 * (m - 1) * of.across_alpha_seconds
     close(ep.all_to_all_seconds(of, layer, t, copies="node"), inside + across + waits)
     each = [ep.all_to_all_seconds(of, layer, t, copies=copies) for copies in ep.COPIES]
@@ -118,8 +118,8 @@ def test_one_copy_a_node_by_its_two_steps_and_best_is_the_fastest(of):
 
 def test_alone_nothing_travels():
     alone = cluster.cluster("H100", 1, ranks_per_node=1)
-    assert ep.all_to_all_seconds(alone, MIXTRAL, 100) == 0
-    assert ep.hiding_width(alone, MIXTRAL, F) == ep.hiding_tokens(alone, MIXTRAL, F) == 0
+    assert ep.all_to_all_seconds(alone, COARSE, 100) == 0
+    assert ep.hiding_width(alone, COARSE, F) == ep.hiding_tokens(alone, COARSE, F) == 0
 
 
 # --- thresholds ------------------------------------------------------------------------------------------------
@@ -142,24 +142,24 @@ def test_the_width_of_one_node_is_the_equation():
 @pytest.mark.parametrize("of", ANY, ids=lambda of: of.name)
 def test_at_the_width_bytes_and_products_take_as_long_whatever_tokens_and_hidden(of, copies):
     free = replace(of, inside_alpha_seconds=0.0, across_alpha_seconds=0.0)
-    width = ep.hiding_width(of, MIXTRAL, F, copies=copies)
+    width = ep.hiding_width(of, COARSE, F, copies=copies)
     for hidden, tokens in ((512, 10), (4096, 10**4)):
-        layer = replace(MIXTRAL, hidden=hidden, expert_hidden=round(1000 * width), num_shared=3)
+        layer = replace(COARSE, hidden=hidden, expert_hidden=round(1000 * width), num_shared=3)
         products = 6 * hidden * width * 2 * tokens / F
         close(products, ep.all_to_all_seconds(free, layer, tokens, copies=copies), rel=1e-5)
-    assert ep.hiding_width(of, replace(MIXTRAL, expert_hidden=7), F, copies=copies) == pytest.approx(width)
+    assert ep.hiding_width(of, replace(COARSE, expert_hidden=7), F, copies=copies) == pytest.approx(width)
 
 
 @pytest.mark.parametrize("copies", [*ep.COPIES, "best"])
 @pytest.mark.parametrize("of", ANY, ids=lambda of: of.name)
 def test_from_so_many_tokens_on_nothing_is_exposed_and_with_fewer_something(of, copies):
-    layer = replace(MIXTRAL, expert_hidden=math.ceil(1.5 * ep.hiding_width(of, MIXTRAL, F, copies=copies)))
+    layer = replace(COARSE, expert_hidden=math.ceil(1.5 * ep.hiding_width(of, COARSE, F, copies=copies)))
     tokens = ep.hiding_tokens(of, layer, F, copies=copies)
     fast = 1e30  # of memory: products alone
     for factor in (1.01, 1.5, 10, 1000):
         assert ep.layer_seconds(of, layer, math.ceil(factor * tokens) + 1, F, fast, copies=copies).exposed == 0
     assert ep.layer_seconds(of, layer, math.floor(0.99 * tokens), F, fast, copies=copies).exposed > 0
-    narrow = replace(MIXTRAL, expert_hidden=math.floor(0.9 * ep.hiding_width(of, MIXTRAL, F, copies=copies)))
+    narrow = replace(COARSE, expert_hidden=math.floor(0.9 * ep.hiding_width(of, COARSE, F, copies=copies)))
     assert ep.hiding_tokens(of, narrow, F, MEMORY, copies=copies) == math.inf
     assert ep.layer_seconds(of, narrow, 10**7, F, MEMORY, copies=copies).exposed > 0
 
@@ -213,7 +213,7 @@ def test_beside_a_dense_model_of_equal_compute():
     [
         (lambda: ep.layer_parameters(0, 1, 1), "hidden must be at least 1"),
         (lambda: ep.layer_parameters(1, 1, 1, gated=1), "gated must be True or False"),
-        (lambda: ep.active_parameters(1, 1, 2, 3), "top_k must be at most num_experts"),
+        (lambda: ep.layer_parameters(1, 1, 2, top_k=3), "top_k must be at most num_experts"),
         (lambda: ep.state_bytes(1, 1, dp=8, ep=3), "ep must divide dp, 8; 3 does not"),
         (lambda: ep.state_bytes(1, 1, dp=8, ep=2, stage=4), "stage must be"),
         (lambda: replace(V3, hidden=0), "hidden must be at least 1"),

@@ -2,28 +2,19 @@
 
 Letters: E experts (`num_experts`) of width f (`expert_hidden`), k of which a token chooses (`top_k`), S that all meet
 (`num_shared`); N ranks that share them (`ep`), of t tokens each (`tokens`) of width h (`hidden`), T tokens in all; G
-groups of experts (`groups`), of which a token may use M (`top_groups`). Experts lie in order: rank r has those from
-rE/N to (r + 1)E/N. "Uniform routing": each token draws its k experts without replacement, all sets alike, independent
-of the other tokens.
+groups of experts (`groups`), of which a token may use M (`top_groups`). Experts lie in order, E/N on a rank, or one
+more on the first ones. "Uniform routing": each token draws its k experts without replacement, all sets alike,
+independent of the others.
 
 Arguments out of range raise ``ValueError``, which names the argument, its value and the rule.
 """
 
-from .balance import (
-    Bounds,
-    busiest_rank_bounds,
-    busiest_rank_tokens,
-    capacity,
-    dropped_share,
-    largest_normal,
-    padded_share,
-)
-from .hiding import LayerSeconds, all_to_all_seconds, hiding_tokens, hiding_width, layer_seconds, reading_tokens
+from .balance import busiest_rank_bounds, busiest_rank_tokens, capacity, dropped_share, largest_normal, padded_share
+from .hiding import all_to_all_seconds, hiding_tokens, hiding_width, layer_seconds, reading_tokens
 from .layer import Layer
-from .memory import LayerParameters, StateBytes, active_parameters, layer_parameters, state_bytes
+from .memory import layer_parameters, state_bytes
 from .routing import Routing, loads, route, scores
 from .steering import (
-    Steered,
     balance_loss,
     balance_loss_gradient,
     balanced_violation,
@@ -34,8 +25,6 @@ from .steering import (
 )
 from .traffic import (
     COPIES,
-    LinkElements,
-    StepBytes,
     dispatch_elements,
     expected_visits,
     expected_visits_limited,
@@ -46,16 +35,8 @@ from .traffic import (
 
 __all__ = [
     "COPIES",
-    "Bounds",
     "Layer",
-    "LayerParameters",
-    "LayerSeconds",
-    "LinkElements",
     "Routing",
-    "StateBytes",
-    "Steered",
-    "StepBytes",
-    "active_parameters",
     "all_to_all_seconds",
     "balance_loss",
     "balance_loss_gradient",

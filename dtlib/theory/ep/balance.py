@@ -7,7 +7,6 @@ is less even, so these are what no balancing goes below.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from math import comb
@@ -67,16 +66,8 @@ def busiest_rank_tokens(tokens: int, num_experts: int, top_k: int, ep: int, copi
     return t * n * mean + largest_normal(n) * math.sqrt(max(0.0, t * n * spread))
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """What lies between `least` and `most`."""
-
-    least: float
-    most: float
-
-
-def busiest_rank_bounds(tokens: int, num_experts: int, top_k: int, ep: int) -> Bounds:
-    """Between what the mean of the busiest rank's copies lies, exactly, however few tokens there are.
+def busiest_rank_bounds(tokens: int, num_experts: int, top_k: int, ep: int) -> tuple[float, float]:
+    """The least and the most that the mean of the busiest rank's copies can be, exactly, however few tokens there are.
 
     The count of one rank is the sum of Nt hypergeometric ones, its distribution F their convolution. Counts of a fixed
     sum are negatively associated: all of them lie below x less often than independent ones would, F(x)^N. And one of
@@ -90,7 +81,7 @@ def busiest_rank_bounds(tokens: int, num_experts: int, top_k: int, ep: int) -> B
     pmf = np.fft.irfft(np.fft.rfft(one, length + length % 2) ** (t * n))[:length]
     above = np.clip(1 - np.cumsum(pmf), 0, 1)
     above[above < 1e-12] = 0  # what the transform is off by
-    return Bounds(float((1 - (1 - above) ** n).sum()), float(np.minimum(1, n * above).sum()))
+    return float((1 - (1 - above) ** n).sum()), float(np.minimum(1, n * above).sum())
 
 
 @formula("ep.capacity", source="fedus2022", equation=r"\left\lceil c\,\frac{T k}{E} \right\rceil")

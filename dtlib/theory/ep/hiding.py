@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 from dtlib.theory import cluster
 from dtlib.theory.cluster import Cluster
@@ -19,36 +20,27 @@ from .layer import Layer
 from .traffic import COPIES, link_elements
 
 
-def all_to_all_seconds(
-    of: Cluster, layer: Layer, tokens: int, *, copies: str = "best", element_bytes: float | None = None
-) -> float:
-    """Seconds that t `tokens` of each rank of a cluster take to their experts and back.
+def all_to_all_seconds(of: Cluster, layer: Layer, tokens: int, *, copies: str = "best") -> float:
+    """Seconds that t `tokens` of each rank of a cluster take to their experts and back, in w_d + w_c bytes an element.
 
     With a copy for each ``"expert"`` or ``"rank"``, twice the best plan that `cluster` knows for an all-to-all. With
-    one for each ``"node"``, m − 1 messages across and g − 1 inside, one after the other. ``"best"`` is the fastest of
-    the three. `element_bytes` is w_d + w_c unless it is told.
+    one for each ``"node"``, m − 1 messages across and g − 1 inside, one after the other. ``"best"`` is the fastest.
     """
     if copies == "best":
-        return min(all_to_all_seconds(of, layer, tokens, copies=each, element_bytes=element_bytes) for each in COPIES)
+        return min(all_to_all_seconds(of, layer, tokens, copies=each) for each in COPIES)
     n, g = of.world_size, of.ranks_per_node
-    sent = link_elements(
-        tokens,
-        layer.hidden,
-        layer.num_experts,
-        layer.top_k,
-        n,
-        copies=copies,
-        ranks_per_node=g,
-        groups=layer.groups,
-        top_groups=layer.top_groups,
-    )
-    both = layer.dispatch_bytes_per_element + layer.combine_bytes_per_element
-    width = both if element_bytes is None else amount("element_bytes", element_bytes, positive=True)
+    how: dict[str, Any] = {
+        "copies": copies,
+        "ranks_per_node": g,
+        "groups": layer.groups,
+        "top_groups": layer.top_groups,
+    }
+    elements = link_elements(tokens, layer.hidden, layer.num_experts, layer.top_k, n, **how)
+    sent = elements.scaled(layer.dispatch_bytes_per_element + layer.combine_bytes_per_element)
     if copies != "node":
-        held = sent.total * n / max(1, n - 1) * width / 2
-        return 2 * cluster.best("all_to_all", of, held).seconds
-    inside = 2 * (g - 1) * of.inside_alpha_seconds + sent.inside * width / of.inside_bytes_per_s
-    return inside + 2 * (of.num_nodes - 1) * of.across_alpha_seconds + sent.across * width / of.shared_bytes_per_s
+        return 2 * cluster.best("all_to_all", of, sent.total / 2 * n / max(1, n - 1)).seconds
+    inside = 2 * (g - 1) * of.inside_alpha_seconds + sent.inside / of.inside_bytes_per_s
+    return inside + 2 * (of.num_nodes - 1) * of.across_alpha_seconds + sent.across / of.shared_bytes_per_s
 
 
 def _seconds_per_token(of: Cluster, layer: Layer, copies: str) -> float:

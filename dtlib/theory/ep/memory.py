@@ -22,31 +22,29 @@ class LayerParameters(Breakdown):
     shared: int
 
 
-@formula("ep.layer_parameters", source="derived here", equation=r"E h + 3(E + S)\,h f")
+@formula(
+    "ep.layer_parameters",
+    source="derived here",
+    equation=r"E h + 3(E + S)\,h f \text{ in total}, \quad E h + 3(k + S)\,h f \text{ active}",
+)
 def layer_parameters(
-    hidden: int, expert_hidden: int, num_experts: int, *, num_shared: int = 0, gated: bool = True
+    hidden: int,
+    expert_hidden: int,
+    num_experts: int,
+    *,
+    top_k: int | None = None,
+    num_shared: int = 0,
+    gated: bool = True,
 ) -> LayerParameters:
-    """Parameters of a layer of experts, in total.
+    """Parameters of a layer of experts, in total or, with `top_k`, those that one token meets.
 
-    A router of Eh, E experts and S `num_shared` ones of 3hf each, 2hf where they are not `gated`; no biases.
-    ``ValueError`` for sizes below 1.
+    A router of Eh, E experts, or k of them, and S `num_shared` ones: 3hf each, 2hf where they are not `gated`; no
+    biases. ``ValueError`` for sizes below 1 or more choices than experts.
     """
-    h, f, e = whole("hidden", hidden, 1), whole("expert_hidden", expert_hidden, 1), whole("num_experts", num_experts, 1)
+    h, f = whole("hidden", hidden, 1), whole("expert_hidden", expert_hidden, 1)
+    e, k = choices(num_experts, num_experts if top_k is None else top_k)
     each = (3 if flag("gated", gated) else 2) * h * f
-    return LayerParameters(e * h, e * each, whole("num_shared", num_shared, 0) * each)
-
-
-@formula("ep.active_parameters", source="derived here", equation=r"E h + 3(k + S)\,h f")
-def active_parameters(
-    hidden: int, expert_hidden: int, num_experts: int, top_k: int, *, num_shared: int = 0, gated: bool = True
-) -> LayerParameters:
-    """Parameters of a layer of experts that one token meets.
-
-    As `layer_parameters`, with k of the E experts. ``ValueError`` for more choices than experts.
-    """
-    e, k = choices(num_experts, top_k)
-    whole_layer = layer_parameters(hidden, expert_hidden, e, num_shared=num_shared, gated=gated)
-    return LayerParameters(whole_layer.router, whole_layer.routed // e * k, whole_layer.shared)
+    return LayerParameters(e * h, k * each, whole("num_shared", num_shared, 0) * each)
 
 
 @dataclass(frozen=True)

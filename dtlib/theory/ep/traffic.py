@@ -1,7 +1,6 @@
 """What travels: copies of tokens to the ranks that hold their experts, and the experts' results back.
 
 The regime of all of it: uniform routing. A token's k experts are drawn from E without replacement, all sets alike.
-Beside a copy travel the numbers of its experts and their weights, k of each a token: left out.
 """
 
 from __future__ import annotations
@@ -97,7 +96,7 @@ def link_elements(
 
     A copy for each expert or rank goes where it must, one of N places alike: g − 1 of them in the node, N − g not. A
     copy for each node goes to the rank with the sender's place there, t h V_m (m − 1)/m across with V_m nodes visited
-    of m = N/g, and on to the visited ranks but the one it is on: t h V_N (g − 1)/g inside.
+    of m = N/g, and on to the visited ranks but the one it is on: t h V_N (g − 1)/g inside; N must divide E.
     """
     t, h, n = whole("tokens", tokens, 0), whole("hidden", hidden, 1), whole("ep", ep, 1)
     e, k = choices(num_experts, top_k)
@@ -111,6 +110,7 @@ def link_elements(
         return expected_visits_limited(e, k, groups, top_groups, parts)
 
     if copies == "node":
+        groups_of(e, n, "ep")
         return LinkElements(t * h * visits(n) * (g - 1) / g, t * h * visits(n // g) * (n - g) / n)
     sent = t * h * (k if copies == "expert" else visits(n))
     return LinkElements(sent * (g - 1) / n, sent * (n - g) / n)
@@ -143,12 +143,14 @@ def fp8_bytes_per_element(block: int = 128) -> float:
 
 @dataclass(frozen=True)
 class StepBytes(Breakdown):
-    """Bytes that a rank sends in a step for one layer: tokens to experts, results back, and their gradients."""
+    """Bytes that a rank sends in a step for one layer: tokens to experts, results back, their gradients, and what
+    travels beside them for each `visits` of an expert."""
 
     dispatch_forward: float
     combine_forward: float
     dispatch_backward: float
     combine_backward: float
+    visits: float
 
 
 @formula("ep.step_bytes", source="deepseek2024", equation=r"2\,\frac{N-1}{N}\, t\,V h\,(w_d + w_c)")
@@ -162,6 +164,7 @@ def step_bytes(
     *,
     dispatch_bytes_per_element: float = 2,
     combine_bytes_per_element: float = 2,
+    visit_bytes: float = 0,
     **nodes: Any,
 ) -> StepBytes:
     """Bytes that a rank sends in a step, for one layer.
@@ -169,9 +172,12 @@ def step_bytes(
     Each way back has the elements of the way out: a rank adds up its experts' results of a token, weighted, before it
     returns them. Backward, the gradients of the results go the dispatch's way and those of the tokens the combine's.
     w_d is `dispatch_bytes_per_element`, `fp8_bytes_per_element()` in DeepSeek-V3 both forward and backward, w_c
-    `combine_bytes_per_element`, bf16 there. With a copy an expert, k in place of V. Errors as `dispatch_elements`.
+    `combine_bytes_per_element`, bf16 there. With a copy an expert, k in place of V. `visit_bytes` are those that go to
+    and fro beside the copies for each of k choices: its expert, its weight, the weight's gradient. Errors as
+    `dispatch_elements`.
     """
     elements = dispatch_elements(tokens, hidden, num_experts, top_k, ep, copies, **nodes)
     out = elements * amount("dispatch_bytes_per_element", dispatch_bytes_per_element, positive=True)
     back = elements * amount("combine_bytes_per_element", combine_bytes_per_element, positive=True)
-    return StepBytes(out, back, out, back)
+    beside = dispatch_elements(tokens, 1, num_experts, top_k, ep, "expert") * amount("visit_bytes", visit_bytes)
+    return StepBytes(out, back, out, back, beside)
