@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from dtlib.theory.models import Architecture, model_parameters
 from dtlib.theory.valid import whole
 
+from .experts import MoE, refuse_experts
+
 
 @dataclass(frozen=True)
 class GPTConfig:
@@ -33,7 +35,14 @@ class GPTConfig:
 
     What makes a Llama of it: `num_kv_heads` heads of keys and values, each shared by as many heads of queries (None: as
     many as these), `rms_norm`, `swiglu` (an MLP with a gate of its own), `rotary` positions, and no `biases` in the
-    linear layers. ``ValueError`` for sizes that do not fit.
+    linear layers.
+
+    With `num_experts` the layers after the `first_dense` ones have an `experts.MoE` for an MLP: each token visits
+    `top_k` experts of width `expert_ratio` · `hidden` and `num_shared` that all visit; `scoring`, `normalised`,
+    `expert_groups`, `top_groups` and `expert_scale` are the `experts.Router`'s, and an expert takes `capacity_factor`
+    times its mean share of the tokens of a call (None: all that come). Experts have no biases.
+
+    ``ValueError`` for sizes that do not fit.
     """
 
     num_layers: int = 2
@@ -51,12 +60,23 @@ class GPTConfig:
     swiglu: bool = False
     rotary: bool = False
     biases: bool = True
+    num_experts: int = 0
+    top_k: int = 2
+    expert_ratio: float = 2.0
+    num_shared: int = 0
+    first_dense: int = 0
+    scoring: str = "softmax"
+    normalised: bool = True
+    expert_groups: int = 1
+    top_groups: int | None = None
+    expert_scale: float = 1.0
+    capacity_factor: float | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value = getattr(self, field.name)
-            if field.type == "int" and (not isinstance(value, int) or value < 1):
-                raise ValueError(f"{field.name} must be a whole number of at least 1, not {value!r}")
+            value, least = getattr(self, field.name), 0 if field.default == 0 else 1
+            if field.type == "int" and (not isinstance(value, int) or value < least):
+                raise ValueError(f"{field.name} must be a whole number of at least {least}, not {value!r}")
         if self.hidden % self.num_heads:
             raise ValueError(f"hidden must be a multiple of num_heads={self.num_heads}, not {self.hidden}")
         if self.num_heads % whole("num_kv_heads", self.kv_heads, 1):
@@ -68,6 +88,17 @@ class GPTConfig:
             )
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be at least 0 and below 1, not {self.dropout!r}")
+        if self.num_experts:
+            refuse_experts(self)
+
+    @property
+    def expert_hidden(self) -> int:
+        """The width of an expert: `expert_ratio` · `hidden`."""
+        return round(self.expert_ratio * self.hidden)
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether this layer has experts for an MLP."""
+        return self.num_experts > 0 and layer >= self.first_dense
 
     @property
     def kv_heads(self) -> int:
@@ -76,7 +107,9 @@ class GPTConfig:
 
     @property
     def architecture(self) -> Architecture:
-        """These sizes as `dtlib.theory` knows a model."""
+        """These sizes as `dtlib.theory` knows a model; ``ValueError`` for one with experts, which it does not know."""
+        if self.num_experts:
+            raise ValueError(f"num_experts must be 0 for an Architecture, which has no experts, not {self.num_experts}")
         return Architecture(
             name="", num_layers=self.num_layers, hidden=self.hidden, num_heads=self.num_heads,
             num_kv_heads=self.kv_heads, head_dim=self.hidden // self.num_heads, ffn_hidden=self.mlp_ratio * self.hidden,
@@ -86,8 +119,12 @@ class GPTConfig:
 
     @property
     def num_params(self) -> int:
-        """Ψ, counted from the sizes: 12 l h² + 13 l h + 2 h + (V + s) h for a tied head, `mlp_ratio` 4 and a GPT."""
-        return model_parameters(self.architecture).total
+        """Ψ, counted from the sizes: 12 l h² + 13 l h + 2 h + (V + s) h for a tied head, `mlp_ratio` 4 and a GPT; with
+        experts h e + (e + S) · 2 h f in the place of an MLP, 3 h f if they are gated."""
+        parts = model_parameters(replace(self, num_experts=0).architecture)
+        sparse = sum(map(self.has_experts, range(self.num_layers)))
+        of_experts = (self.num_experts + self.num_shared) * (3 if self.swiglu else 2) * self.expert_hidden
+        return parts.total + sparse * ((self.num_experts + of_experts) * self.hidden - parts.mlp // self.num_layers)
 
 
 #: `tiny` trains in seconds on one core; `25m` (25.3 million parameters) is what the benchmarks time.
@@ -279,15 +316,15 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: attention and MLP, each behind a norm and beside a residual path."""
+    """One layer: attention and MLP, or experts in its place, each behind a norm and beside a residual path."""
 
-    def __init__(self, config: GPTConfig) -> None:
+    def __init__(self, config: GPTConfig, layer: int = 0) -> None:
         super().__init__()
         norm = RMSNorm if config.rms_norm else nn.LayerNorm
         self.attention_norm = norm(config.hidden, dtype=config.dtype)
         self.attention = Attention(config)
         self.mlp_norm = norm(config.hidden, dtype=config.dtype)
-        self.mlp = MLP(config)
+        self.mlp: nn.Module = MoE(config) if config.has_experts(layer) else MLP(config)
         self.drop = ByteDropout(config.dropout) if config.written_out else nn.Dropout(config.dropout)
 
     def forward(self, x_bsh: Tensor, offset: int | Tensor = 0, **where: Any) -> Tensor:
@@ -311,7 +348,7 @@ class GPT(nn.Module):
             self.token_embedding = nn.Embedding(config.vocab, config.hidden, dtype=config.dtype)
             if not config.rotary:
                 self.position_embedding = nn.Embedding(config.seq, config.hidden, dtype=config.dtype)
-            self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+            self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
             self.norm = (RMSNorm if config.rms_norm else nn.LayerNorm)(config.hidden, dtype=config.dtype)
             self.head = nn.Linear(config.hidden, config.vocab, bias=False, dtype=config.dtype)
         if config.tied:
@@ -325,8 +362,8 @@ class GPT(nn.Module):
         generator = torch.Generator().manual_seed(seed)
         residual = 0.02 / (2 * self.config.num_layers) ** 0.5
         for name, parameter in self.named_parameters():
-            if parameter.dim() == 2:
-                deviation = residual if name.endswith(("attention.out.weight", "mlp.down.weight")) else 0.02
+            if parameter.dim() > 1:
+                deviation = residual if name.endswith(("attention.out.weight", "down.weight", "down_efh")) else 0.02
                 drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float32)
                 parameter.copy_(drawn.mul_(deviation))
             else:
