@@ -41,9 +41,9 @@ def balance_loss(routed: Routed, group: Group = None) -> Tensor:
     t, k = routed.experts_tk.shape
     counts = torch.cat([loads(routed.experts_tk, num_experts), routed.experts_tk.new_tensor([t])])
     dist.all_reduce(counts, group=group)
-    visits_e, tokens = counts[:-1], counts[-1]
     share_te = routed.scores_te / routed.scores_te.sum(-1, keepdim=True)
-    return num_experts * (visits_e / (tokens * k) @ share_te.sum(0)) * n / tokens
+    *_, tokens = counts = counts.to(share_te.dtype)
+    return num_experts * n / (k * tokens**2) * (counts[:-1] @ share_te.sum(0))
 
 
 @torch.no_grad()

@@ -137,8 +137,6 @@ class Exchange(nn.Module):
         self, x_th: Tensor, routed: Routed, experts: Experts, shared: Callable[[Tensor], Tensor] | None
     ) -> Tensor:
         """What the experts of all ranks answer to each of this rank's tokens (t, h), the shared ones too."""
-        x_nh, pairs, route = dispatch(
-            x_th, routed, self.num_experts, self.group, capacity_factor=self.capacity_factor
-        )
+        x_nh, pairs, route = dispatch(x_th, routed, self.num_experts, self.group, capacity_factor=self.capacity_factor)
         y_th = combine(experts(x_nh, pairs), route)
         return y_th if shared is None else y_th + shared(x_th)

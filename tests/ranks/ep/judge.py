@@ -107,7 +107,9 @@ class Whole:
     def balance(self, routed: Sequence[Any]) -> Tensor:
         """E Σ f P, written out."""
         scores_te = torch.cat([each.scores_te for each in routed])
-        visits_e = torch.cat([each.experts_tk for each in routed]).flatten().bincount(minlength=scores_te.shape[1])
+        visits_e = (
+            torch.cat([each.experts_tk for each in routed]).flatten().bincount(minlength=scores_te.shape[1]).double()
+        )
         shares_te = scores_te / scores_te.sum(-1, keepdim=True)
         return scores_te.shape[1] * (visits_e / visits_e.sum() * shares_te.mean(0)).sum()
 
