@@ -8,7 +8,6 @@ expert that it visits, expert by expert.
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import ceil
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from dtlib.theory.ep import capacity
 from dtlib.theory.valid import flag, whole
 
 SCORINGS = ("softmax", "sigmoid")
@@ -120,7 +120,8 @@ class Pairs(NamedTuple):
 def pairs_of(routed: Routed, num_experts: int, capacity_factor: float | None = None) -> Pairs:
     """The visits of `routed`, sorted by expert, an expert's by token.
 
-    With a `capacity_factor` c an expert takes `capacity` tokens of a call at most: the *later* ones are dropped.
+    With a `capacity_factor` an expert takes `theory.ep.capacity` of the call's tokens at most: the *later* ones are
+    dropped.
     """
     t, k = routed.experts_tk.shape
     expert_p = routed.experts_tk.flatten()
@@ -132,12 +133,6 @@ def pairs_of(routed: Routed, num_experts: int, capacity_factor: float | None = N
         order_p, counts_e = order_p[place_p < most], counts_e.clamp(max=most)
     row_p = order_p.div(k, rounding_mode="floor")
     return Pairs(row_p, routed.weights_tk.flatten()[order_p], counts_e.tolist())
-
-
-def capacity(tokens: int, top_k: int, num_experts: int, capacity_factor: float) -> int:
-    """How many of a call's tokens an expert takes: ⌈c t k / e⌉, c times the mean. Source: Fedus et al. 2021, arXiv
-    2101.03961, section 2.2."""
-    return ceil(capacity_factor * tokens * top_k / num_experts)
 
 
 class Experts(nn.Module):

@@ -1,7 +1,7 @@
 """Expert parallelism on real processes: experts lie on different ranks, and tokens travel to those that they visit.
 
-The mechanism stands on the chapter's page: counts, then rows, by `all_to_all_single` with unequal splits, and back. What
-is here sends one copy for each *rank* that a token visits, not for each expert, and cuts a whole GPT:
+The mechanism stands on the chapter's page: counts, then rows, by `all_to_all_single` with unequal splits, and back.
+What is here sends one copy for each *rank* that a token visits, not for each expert, and cuts a whole GPT:
 
     model = ep.parallelize(GPT(config), group)           # config.num_experts > 0
     optimizer = torch.optim.AdamW(model.parameters())

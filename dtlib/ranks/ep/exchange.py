@@ -1,7 +1,7 @@
 """The way of tokens to experts on other ranks, and of their answers back.
 
-Shapes: t tokens of this rank, h hidden, e experts of all ranks, k choices of a token; v rows that are sent, one for each
-rank that a token visits, n rows that arrive, p pairs of such a row and an expert that it visits.
+Shapes: t tokens of this rank, h hidden, e experts of all ranks, k choices of a token; v rows that are sent, one for
+each rank that a token visits, n rows that arrive, p pairs of such a row and an expert that it visits.
 """
 
 from __future__ import annotations
@@ -69,10 +69,9 @@ def dispatch(
     first_n = torch.searchsorted(key_v, torch.arange(n + 1, device=x_th.device) * t)
     sent = first_n.diff()
 
-    told = [[rows, *counts] for rows, counts in zip(sent.tolist(), _cut(pairs.counts_e, lengths), strict=True)]
-    heard = _exchange(
-        torch.tensor(sum(told, []), device=x_th.device), [1 + each for each in lengths], [1 + lengths[me]] * n, group
-    ).view(n, -1)
+    parts = zip(sent.tolist(), _cut(pairs.counts_e, lengths), strict=True)
+    told = torch.tensor([number for rows, counts in parts for number in (rows, *counts)], device=x_th.device)
+    heard = _exchange(told, [1 + each for each in lengths], [1 + lengths[me]] * n, group).view(n, -1)
     received, counts_ne = heard[:, 0], heard[:, 1:]
     arriving = counts_ne.sum(1).tolist()
     place_p = _exchange(copy_p - first_n[rank_p], visits, arriving, group)
