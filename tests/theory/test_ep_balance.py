@@ -85,6 +85,8 @@ def test_where_nothing_can_be_uneven_nothing_is():
     assert ep.busiest_rank_tokens(7, 8, 8, 4) == pytest.approx(7 * 8)  # k = E
     assert ep.busiest_rank_tokens(7, 8, 3, 1) == pytest.approx(7 * 3)  # N = 1
     assert ep.busiest_rank_tokens(7, 1, 1, 1) == pytest.approx(7)
+    assert ep.busiest_rank_tokens(7, 8, 3, 1, "rank") == pytest.approx(7)
+    assert ep.busiest_rank_tokens(7, 8, 8, 4, "rank") == pytest.approx(7 * 4)
     assert ep.busiest_rank_bounds(7, 8, 8, 4) == pytest.approx((56, 56))
     assert ep.busiest_rank_tokens(0, 8, 2, 4) == 0
 
@@ -166,6 +168,19 @@ def test_the_loss_is_at_least_one_where_both_rank_alike_and_at_most_where_opposi
     assert ep.balance_loss(np.tile(p, (len(chosen), 1)), chosen) >= 1 - 1e-9
     assert ep.balance_loss(np.tile(p[::-1], (len(chosen), 1)), chosen) <= 1 + 1e-9
     assert ep.balance_loss(np.tile(p, (len(chosen), 1)), chosen) >= 6 * counts.min() / counts.sum() - 1e-9
+
+
+def test_the_mean_of_the_ranks_losses_is_another_than_that_of_all_tokens():
+    draw = np.random.default_rng(5)
+    s = ep.scores(
+        3 * draw.standard_normal((4, 10, 6)).reshape(40, 6) + np.repeat(draw.standard_normal((4, 6)), 10, axis=0)
+    )
+    chosen = ep.route(s, 2).experts_tk
+    own = [ep.balance_loss(s[at : at + 10], chosen[at : at + 10]) for at in range(0, 40, 10)]
+    f = np.stack([ep.loads(each, 6) / 20 for each in chosen.reshape(4, 10, 2)])
+    p = s.reshape(4, 10, 6).mean(axis=1)
+    apart = 6 * ((f - f.mean(axis=0)) * (p - p.mean(axis=0))).mean(axis=0).sum()
+    close(np.mean(own) - ep.balance_loss(s, chosen), apart)
 
 
 @pytest.mark.parametrize("kind", ["softmax", "sigmoid"])

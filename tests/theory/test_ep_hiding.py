@@ -200,7 +200,7 @@ def test_beside_a_dense_model_of_equal_compute():
     assert ep.layer_seconds(INSIDE, V3, 10**5, F, MEMORY).over_dense == pytest.approx(1)
     far = ep.layer_seconds(ACROSS, V3, 10**5, F, MEMORY)
     close(far.over_dense, far.travel / far.dense)
-    assert far.over_dense == pytest.approx(ep.hiding_width(ACROSS, V3, F) / 2048, rel=0.01)
+    close(far.over_dense, ep.hiding_width(ACROSS, V3, F) / 2048, rel=0.01)
     one = ep.layer_seconds(INSIDE, replace(V3, num_shared=0), 1, F, MEMORY)
     close(one.experts / one.dense, 256 / 8 / 8)
 

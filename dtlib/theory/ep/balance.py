@@ -46,7 +46,6 @@ def _moments(e: int, k: int, n: int, copies: str) -> tuple[float, float]:
     "ep.busiest_rank_tokens",
     source="derived here",
     equation=r"t\,k + m_N \sqrt{t\,k\,\frac{E-k}{E-1}}",
-    use="The step waits for the rank that got the most.",
 )
 def busiest_rank_tokens(tokens: int, num_experts: int, top_k: int, ep: int, copies: str = "expert") -> float:
     """Copies that the busiest of N ranks gets, in the mean, of t `tokens` a rank.
@@ -55,7 +54,8 @@ def busiest_rank_tokens(tokens: int, num_experts: int, top_k: int, ep: int, copi
     less than independent ones would have. The N counts add up to Ntk, so two covary by −v/(N − 1) a token. Sums over
     many tokens are normal, and N normal numbers of equal variance and covariance are a common one and N independent
     ones of v + v/(N − 1): the largest is m_N (`largest_normal`) such deviations above the mean. ``"rank"`` counts a
-    token once however many of its experts lie there. N = E is the busiest expert.
+    token once however many of its experts lie there: with q_j the chance to miss j ranks, 1 − q₁ for k/N and q₁ − q₂
+    for v + v/(N − 1). N = E is the busiest expert.
 
     With few tokens it is off by less than one copy on up to 64 ranks; `busiest_rank_bounds` hold for any number.
     ``ValueError`` where N does not divide E.

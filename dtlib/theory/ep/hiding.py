@@ -107,7 +107,8 @@ class LayerSeconds:
 
     @property
     def over_dense(self) -> float:
-        """How many times as long as the dense MLP it takes, travel hidden as far as it can be."""
+        """How many times as long as the dense MLP it takes, travel hidden as far as it can be: with many tokens
+        max(1, f*/f), f* the `hiding_width`."""
         return (self.experts + self.exposed) / self.dense
 
 
@@ -132,7 +133,7 @@ def layer_seconds(
     "ep.hiding_tokens",
     source="derived here",
     equation=r"t \ge \frac{2 \alpha (N-1)}{6 h f (k + S)/F - \frac{N-1}{N} V h (w_d + w_c)/B}",
-    use="With more tokens a rank the all-to-all hides behind the experts; narrow experts hide it with none.",
+    use="With more tokens a rank the all-to-all hides behind experts that are wide enough.",
 )
 def hiding_tokens(
     of: Cluster, layer: Layer, flops_per_s: float, memory_bytes_per_s: float | None = None, *, copies: str = "best"
@@ -140,9 +141,9 @@ def hiding_tokens(
     """Tokens a rank from which the experts take as long as the all-to-all, there and back.
 
     What a token adds to either side is `hiding_width`'s; beside it stand N − 1 messages each way, which only tokens can
-    pay. Infinite where f is below the `hiding_width`. With `memory_bytes_per_s`, few tokens hide as well where reading
-    the experts' weights R takes as long as they travel; where it does up to the tokens from which the products take
-    over, at R ≥ 2α(N − 1) + their bytes, all hide: 0. ``ValueError`` for rates that are not positive.
+    pay. Infinite where f is below the `hiding_width`. With `memory_bytes_per_s` the experts take as long as reading
+    their weights at least, which covers the travel of few tokens; where that is so until their products take longer,
+    nothing is exposed with any number: 0. ``ValueError`` for rates that are not positive.
     """
     if copies == "best":
         return min(hiding_tokens(of, layer, flops_per_s, memory_bytes_per_s, copies=each) for each in COPIES)

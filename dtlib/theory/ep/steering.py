@@ -36,7 +36,9 @@ def balance_loss(scores_te: ArrayLike, experts_tk: ArrayLike) -> float:
     f_i is the share of the choices that fell on expert i, P_i the mean over the tokens of its score, as a share of the
     token's scores: both add up to 1. Where f or P is even it is 1, whatever the other. Where both rank the experts
     alike it is at least 1, where they rank them opposite at most 1 (Chebyshev's sum inequality), and E times the
-    smallest f is as low as P can make it: 1 is the least for f = P alone. ``ValueError`` for shapes that do not match.
+    smallest f is as low as P can make it: 1 is the least for f = P alone. The mean of several ranks' own losses is that
+    of their tokens together plus E times the sum of the covariances of f_i and P_i over the ranks. ``ValueError`` for
+    shapes that do not match.
     """
     f, p = _shares(scores_te, experts_tk)
     return float(f.size * f @ p.mean(axis=0))

@@ -42,7 +42,6 @@ def expected_visits(num_experts: int, top_k: int, groups: int) -> float:
     "ep.expected_visits_limited",
     source="derived here",
     equation=r"M\left(1 - \binom{(M-1)E/G}{k} \Big/ \binom{M E/G}{k}\right)",
-    use="A limit of M nodes sends at most M copies of a token between nodes.",
 )
 def expected_visits_limited(
     num_experts: int, top_k: int, groups: int, top_groups: int, parts: int | None = None
