@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 
@@ -23,9 +24,14 @@ def close(law: float, seen: float, rel: float = 1e-9) -> None:
     assert all(seen != pytest.approx(off * law, rel=rel) for off in (1.03, 1 / 1.03))
 
 
+@cache
+def owners(e: int, n: int) -> list[int]:
+    """Whose each expert is: they lie in order, one more on the first ranks where N does not divide E."""
+    return [r for r, own in enumerate(np.array_split(np.arange(e), n)) for _ in own]
+
+
 def rank_of(expert: int, e: int, n: int) -> int:
-    """Experts lie in order, one more on the first ranks where N does not divide E."""
-    return next(r for r, own in enumerate(np.array_split(np.arange(e), n)) if expert in own)
+    return owners(e, n)[expert]
 
 
 def visited(experts, e: int, n: int) -> set[int]:

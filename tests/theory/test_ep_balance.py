@@ -6,7 +6,7 @@ from itertools import combinations, product
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -161,6 +161,7 @@ def test_the_loss_is_one_where_either_side_is_even_and_below_where_they_are_oppo
     close(ep.balance_loss([[2.0, 2.0, 4.0, 2.0]], [[2, 1]]), 4 * (0.5 * 0.4 + 0.5 * 0.2))
 
 
+@settings(max_examples=30)
 @given(arrays.arrays(float, (2, 6), elements=st.floats(0.01, 1)))
 def test_the_loss_is_at_least_one_where_both_rank_alike_and_at_most_where_opposite(both):
     p, counts = np.sort(both[0]), np.sort(np.ceil(both[1] * 9).astype(int))

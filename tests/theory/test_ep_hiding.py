@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtlib.theory import cluster, ep, hardware, memory, zero
@@ -169,6 +169,7 @@ def test_tokens_of_one_node_are_the_equation():
     close(ep.hiding_tokens(INSIDE, V3, F, copies="rank"), 14 * INSIDE.inside_alpha_seconds / (compute - sent))
 
 
+@settings(max_examples=40)
 @given(tokens=st.integers(1, 10**5), memory_bytes_per_s=st.floats(1e11, 1e14))
 def test_where_the_threshold_is_none_reading_the_weights_hides_few_tokens_as_well(tokens, memory_bytes_per_s):
     if ep.hiding_tokens(INSIDE, V3, F, memory_bytes_per_s) == 0:

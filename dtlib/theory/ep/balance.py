@@ -78,7 +78,7 @@ def busiest_rank_bounds(tokens: int, num_experts: int, top_k: int, ep: int) -> t
     mine = e // n
     one = np.array([comb(mine, x) * comb(e - mine, k - x) / comb(e, k) for x in range(min(k, mine) + 1)])
     length = at_most("tokens", t * n * (len(one) - 1) + 1, _MOST)
-    pmf = np.fft.irfft(np.fft.rfft(one, length + length % 2) ** (t * n))[:length]
+    pmf = np.fft.irfft(np.fft.rfft(one, 2 << length.bit_length()) ** (t * n))[:length]
     above = np.clip(1 - np.cumsum(pmf), 0, 1)
     above[above < 1e-12] = 0  # what the transform is off by
     return float((1 - (1 - above) ** n).sum()), float(np.minimum(1, n * above).sum())
