@@ -77,14 +77,16 @@ def busiest_rank_bounds(tokens: int, num_experts: int, top_k: int, ep: int) -> t
     t, n = whole("tokens", tokens, 0), groups_of(e, ep, "ep")
     mine = e // n
     one = np.array([comb(mine, x) * comb(e - mine, k - x) / comb(e, k) for x in range(min(k, mine) + 1)])
-    length = at_most("tokens", t * n * (len(one) - 1) + 1, _MOST)
-    pmf = np.fft.irfft(np.fft.rfft(one, 2 << length.bit_length()) ** (t * n))[:length]
-    above = np.clip(1 - np.cumsum(pmf), 0, 1)
+    mean, spread = t * k, at_most("tokens", t * n, _MOST) * (k / n) * (1 - 1 / n)
+    length = 64 << int(1 + math.sqrt(spread)).bit_length()  # at least 64 deviations: the rest is 0 in doubles
+    first = max(0, mean - length // 2)
+    around = np.fft.irfft(np.fft.rfft(np.bincount(np.arange(len(one)) % length, one), length) ** (t * n), length)
+    above = np.clip(1 - np.cumsum(around[np.arange(first, first + length) % length]), 0, 1)
     above[above < 1e-12] = 0  # what the transform is off by
-    return float((1 - (1 - above) ** n).sum()), float(np.minimum(1, n * above).sum())
+    return first + float((1 - (1 - above) ** n).sum()), first + float(np.minimum(1, n * above).sum())
 
 
-@formula("ep.capacity", source="fedus2022", equation=r"\left\lceil c\,\frac{T k}{E} \right\rceil")
+@formula("ep.capacity", source="fedus2022", equation=r"\min\Bigl(T, \Bigl\lceil c\,\frac{T k}{E} \Bigr\rceil\Bigr)")
 def capacity(tokens: int, top_k: int, num_experts: int, capacity_factor: float) -> int:
     """Slots that an expert has for T `tokens`: c times its even share, rounded up, and never more than T.
 
