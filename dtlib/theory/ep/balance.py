@@ -45,6 +45,7 @@ def _moments(e: int, k: int, n: int, copies: str) -> tuple[float, float]:
 @formula(
     "ep.busiest_rank_tokens",
     source="derived here",
+    label="eq-ep-busiest",
     equation=r"t\,k + m_N \sqrt{t\,k\,\frac{E-k}{E-1}}",
 )
 def busiest_rank_tokens(tokens: int, num_experts: int, top_k: int, ep: int, copies: str = "expert") -> float:
@@ -86,7 +87,12 @@ def busiest_rank_bounds(tokens: int, num_experts: int, top_k: int, ep: int) -> t
     return first + float((1 - (1 - above) ** n).sum()), first + float(np.minimum(1, n * above).sum())
 
 
-@formula("ep.capacity", source="fedus2022", equation=r"\min\Bigl(T, \Bigl\lceil c\,\frac{T k}{E} \Bigr\rceil\Bigr)")
+@formula(
+    "ep.capacity",
+    source="fedus2022",
+    label="thm-ep-dropped",
+    equation=r"\min\Bigl(T, \Bigl\lceil c\,\frac{T k}{E} \Bigr\rceil\Bigr)",
+)
 def capacity(tokens: int, top_k: int, num_experts: int, capacity_factor: float) -> int:
     """Slots that an expert has for T `tokens`: c times its even share, rounded up, and never more than T.
 
@@ -111,6 +117,7 @@ def _binomial(trials: int, chance: float) -> NDArray[np.float64]:
 @formula(
     "ep.dropped_share",
     source="derived here",
+    label="thm-ep-dropped",
     equation=r"\frac{E}{T k} \sum_{x > C} (x - C) \binom{T}{x} \Bigl(\frac kE\Bigr)^x \Bigl(1 - \frac kE\Bigr)^{T-x}",
 )
 def dropped_share(tokens: int, top_k: int, num_experts: int, capacity_factor: float) -> float:
@@ -128,7 +135,9 @@ def dropped_share(tokens: int, top_k: int, num_experts: int, capacity_factor: fl
     return float(chances @ np.arange(1, len(chances) + 1)) * num_experts / (tokens * top_k)
 
 
-@formula("ep.padded_share", source="derived here", equation=r"1 - \frac{T k\,(1 - \delta)}{E\,C}")
+@formula(
+    "ep.padded_share", source="derived here", label="thm-ep-dropped", equation=r"1 - \frac{T k\,(1 - \delta)}{E\,C}"
+)
 def padded_share(tokens: int, top_k: int, num_experts: int, capacity_factor: float) -> float:
     """Share of the experts' slots that stay empty, in the mean: computed, and sent, for nothing.
 

@@ -58,6 +58,7 @@ def _read_seconds(layer: Layer, routed: float, memory_bytes_per_s: float) -> flo
 @formula(
     "ep.hiding_width",
     source="derived here",
+    label="thm-ep-width",
     equation=r"f \ge \frac{N-1}{N} \cdot \frac{V}{k + S} \cdot \frac{(w_d + w_c)\,F}{6 B}",
     use="Wider experts hide the all-to-all of any number of tokens, as far as its bytes go.",
 )
@@ -132,6 +133,7 @@ def layer_seconds(
 @formula(
     "ep.hiding_tokens",
     source="derived here",
+    label="thm-ep-width",
     equation=r"t \ge \frac{2 \alpha (N-1)}{6 h f (k + S)/F - \frac{N-1}{N} V h (w_d + w_c)/B}",
     use="With more tokens a rank the all-to-all hides behind experts that are wide enough.",
 )

@@ -29,7 +29,7 @@ def _shares(scores_te: ArrayLike, experts_tk: ArrayLike) -> tuple[NDArray[np.flo
     return loads(chosen, s.shape[1]) / chosen.size, s / total
 
 
-@formula("ep.balance_loss", source="fedus2022", equation=r"E \sum_i f_i P_i")
+@formula("ep.balance_loss", source="fedus2022", label="eq-ep-loss", equation=r"E \sum_i f_i P_i")
 def balance_loss(scores_te: ArrayLike, experts_tk: ArrayLike) -> float:
     """The auxiliary loss, without its coefficient.
 
@@ -47,6 +47,7 @@ def balance_loss(scores_te: ArrayLike, experts_tk: ArrayLike) -> float:
 @formula(
     "ep.balance_loss_gradient",
     source="derived here",
+    label="eq-ep-loss",
     equation=r"\frac{E}{T}\, p_i \Bigl(f_i - \sum_j f_j p_j\Bigr)",
 )
 def balance_loss_gradient(scores_te: ArrayLike, experts_tk: ArrayLike, kind: str = "softmax") -> NDArray[np.float64]:
@@ -96,6 +97,7 @@ def _load(loads_e: ArrayLike) -> NDArray[np.float64]:
 @formula(
     "ep.balanced_violation",
     source="derived here",
+    label="eq-ep-busiest",
     equation=r"m_E \sqrt{\frac{E}{T k} \cdot \frac{E-k}{E-1}}",
     use="Of a perfectly even router a batch still shows this MaxVio.",
 )

@@ -22,6 +22,7 @@ COPIES = ("expert", "rank", "node")
 @formula(
     "ep.expected_visits",
     source="derived here",
+    label="thm-ep-visits",
     equation=r"N\left(1 - \binom{E - E/N}{k} \Big/ \binom{E}{k}\right)",
 )
 def expected_visits(num_experts: int, top_k: int, groups: int) -> float:
@@ -41,6 +42,7 @@ def expected_visits(num_experts: int, top_k: int, groups: int) -> float:
 @formula(
     "ep.expected_visits_limited",
     source="derived here",
+    label="thm-ep-visits",
     equation=r"M\left(1 - \binom{(M-1)E/G}{k} \Big/ \binom{M E/G}{k}\right)",
 )
 def expected_visits_limited(
@@ -118,6 +120,7 @@ def link_elements(
 @formula(
     "ep.dispatch_elements",
     source="derived here",
+    label="eq-ep-copies",
     equation=(
         r"\frac{N-1}{N}\, t\,h \cdot"
         r" \begin{cases} k & \text{a copy an expert} \\ V & \text{a copy a rank} \end{cases}"
@@ -152,7 +155,9 @@ class StepBytes(Breakdown):
     visits: float
 
 
-@formula("ep.step_bytes", source="deepseek2024", equation=r"2\,\frac{N-1}{N}\, t\,V h\,(w_d + w_c)")
+@formula(
+    "ep.step_bytes", source="deepseek2024", label="eq-ep-copies", equation=r"2\,\frac{N-1}{N}\, t\,V h\,(w_d + w_c)"
+)
 def step_bytes(
     tokens: int,
     hidden: int,
