@@ -57,7 +57,7 @@ lab: $(READY)  ## open JupyterLab on the exercises
 serve: book  ## build the book and serve it on this machine
 	@$(BIN)/python -m http.server --directory $(BOOK) --bind 127.0.0.1 8000
 
-chapter: $(READY)  ## lay out the empty rooms of a chapter: make chapter STEM=ep TITLE="expert parallelism"
+chapter: $(READY)  ## lay out the empty rooms of a chapter: make chapter STEM=batch TITLE="batch size"
 	@$(BIN)/python _ext/new_chapter.py "$(STEM)" "$(TITLE)"
 	@$(BIN)/ruff check -q --fix --select I,RUF022 dtlib && $(BIN)/ruff format -q dtlib
 	-@$(BIN)/pytest -q --no-header --tb=short tests/test_course.py

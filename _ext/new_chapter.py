@@ -1,4 +1,4 @@
-"""Lay out the empty rooms of a new chapter: ``make chapter STEM=ep TITLE="expert parallelism"``.
+"""Lay out the empty rooms of a new chapter: ``make chapter STEM=batch TITLE="batch size"``.
 
 It writes the chapter's row in ``dtlib/course.py``, its empty modules, its page with the headings of a lesson, the
 notebook of its solutions, and its lines in the contents, the README and the page of letters. What is still to be
