@@ -230,6 +230,14 @@ def test_the_bias_balances_when_it_has_made_up_for_the_spread_and_not_before(rat
     assert chance < jitter < chance + 25 * rate
 
 
+@pytest.mark.parametrize(("spread", "rate"), [(0.5, 0.004), (0.5, 0.03), (0.3, 0.04), (0.31, 0.1), (0.05, 0.1)])
+def test_a_favourite_of_two_is_given_up_in_the_step_after_so_many(spread, rate):
+    run = ep.steer([spread, 0.0], tokens=8, top_k=1, rate=rate, steps=200, noise=0)
+    steps = int(np.argmin(run.bias_se[:, 0]))  # until then it went down, and then it goes up
+    assert ep.bias_steps(spread, rate) == steps
+    assert (ep.bias_steps(0, rate), ep.bias_steps(2 * steps * rate, rate)) == (0, steps)
+
+
 def test_a_smaller_rate_jitters_less_and_without_any_the_favourites_stay():
     ends = [
         ep.steer(np.linspace(0, 0.2, 8), tokens=1024, top_k=2, rate=rate, steps=200).violation[120:].mean()
