@@ -20,7 +20,7 @@ al. 2020, arXiv 2006.16668; DeepSeek-AI 2024, arXiv 2412.19437, section 3.2.2.
 
 from dtlib.ranks.shared.split import clip_grad_norm, load_state_dict, split, state_dict, unsplit
 
-from .balance import balance_loss, move_bias, routing
+from .balance import balance_loss, move_bias, routing, sequence_balance_loss, with_loss
 from .exchange import Arrived, Exchange, Route, combine, dispatch
 from .gpt import OwnExperts, average_gradients, parallelize
 
@@ -38,7 +38,9 @@ __all__ = [
     "move_bias",
     "parallelize",
     "routing",
+    "sequence_balance_loss",
     "split",
     "state_dict",
     "unsplit",
+    "with_loss",
 ]

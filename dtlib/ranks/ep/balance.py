@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -44,6 +45,41 @@ def balance_loss(routed: Routed, group: Group = None) -> Tensor:
     share_te = routed.scores_te / routed.scores_te.sum(-1, keepdim=True)
     *_, tokens = counts = counts.to(share_te.dtype)
     return num_experts * n / (k * tokens**2) * (counts[:-1] @ share_te.sum(0))
+
+
+def sequence_balance_loss(routed: Routed, columns: int, group: Group = None) -> Tensor:
+    """E Σ f_i P_i of each sequence by itself, added up: f_i and P_i as in `balance_loss`, over its own tokens.
+
+    A sequence is `columns` tokens of `routed` one after another, on each rank of `group`, which share out its tokens.
+    As it knows no other sequence it is the same whichever of them are computed together: on how many ranks, in how many
+    micro-batches. What each rank gets is the term of its own tokens: their *sum* is the loss. Sends b · e numbers.
+    Source: DeepSeek-AI 2024, arXiv 2412.19437, equation 17.
+    """
+    n, num_experts, k = size_of(group), routed.scores_te.shape[1], routed.experts_tk.shape[1]
+    visits_bk = routed.experts_tk.reshape(-1, columns * k)
+    counts_be = visits_bk.new_zeros(len(visits_bk), num_experts).scatter_add_(1, visits_bk, torch.ones_like(visits_bk))
+    if n > 1:
+        dist.all_reduce(counts_be, group=group)
+    share_te = routed.scores_te / routed.scores_te.sum(-1, keepdim=True)
+    share_be = share_te.unflatten(0, (-1, columns)).sum(1)
+    return num_experts / (k * (n * columns) ** 2) * (counts_be * share_be).sum()
+
+
+def with_loss(x: Tensor, loss: Tensor) -> Tensor:
+    """`x`, in whose backward pass `loss` has a gradient of 1: for a loss in the middle of a model."""
+    return _WithLoss.apply(x, loss)
+
+
+class _WithLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: Tensor, loss: Tensor) -> Tensor:
+        context.save_for_backward(loss)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Any:
+        (loss,) = context.saved_tensors
+        return gradient, torch.ones_like(loss)
 
 
 @torch.no_grad()

@@ -57,8 +57,8 @@ def parallelize(model: GPT, group: Group = None) -> GPT:
     n, config = size_of(group), model.config
     if not config.num_experts:
         raise ValueError("model must have experts, and its num_experts is 0")
-    if any(isinstance(each, SplitModule) or each in split_modules for each in model.modules()):
-        raise ValueError("model must have its weights whole, and is split already")
+    if any(isinstance(each, OwnExperts) or each in split_modules for each in model.modules()):
+        raise ValueError("model must have its experts whole, and is split already")
     evenly("num_experts", config.num_experts, n)
     begin_alike(model, group)
     for layer in model.modules():

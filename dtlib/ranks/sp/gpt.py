@@ -147,10 +147,13 @@ def parallelize(model: GPT, group: Group = None, *, gather_again: bool = False) 
     weights of norms, the biases behind the sums and learned positions meet a part of the tokens on each rank: their
     gradients are summed over the group in each backward pass. All ranks are called with all tokens; logits, loss,
     clipping and checkpoints are those of `ranks.tp`. A number of positions that the ranks do not divide is refused
-    with a ``ValueError`` when the model is called, before anything is sent; other errors as `tp.parallelize`.
+    with a ``ValueError`` when the model is called, before anything is sent, and so is a model with experts, each of
+    which would see a part of the tokens; other errors as `tp.parallelize`.
 
     Source: Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2.
     """
+    if isinstance(model, GPT) and model.config.num_experts:
+        raise ValueError(f"model must be without experts where tokens are split, and has {model.config.num_experts}")
     tokens = SplitTokens(group, gather_again)
     each = (GatheringLinear, ScatteringLinear, ScatteringEmbedding)
     split_all(model, group, 1, Layers(*(partial(layer, tokens=tokens) for layer in each)))

@@ -11,23 +11,25 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dtlib.ranks import activations, cp, dp, pp, sp, tp
+from dtlib.ranks import activations, cp, dp, ep, pp, sp, tp
+from dtlib.ranks.experts import Routed, Router
 from dtlib.ranks.mesh import Mesh
 from dtlib.ranks.model import GPT, IGNORED
 from dtlib.ranks.shared.alike import described, refuse_unlike
 from dtlib.ranks.shared.clipping import clip_grad_norm
 from dtlib.ranks.shared.held import Held, Place, places
 from dtlib.ranks.shared.parts import on_one_stage
-from dtlib.ranks.shared.replicas import begin_alike
+from dtlib.ranks.shared.replicas import begin_alike, group_of
 from dtlib.ranks.zero import Zero, held
 from dtlib.theory.footprint import AXES
 from dtlib.theory.memory import checked_recompute
 from dtlib.theory.pp import Action, Schedule
-from dtlib.theory.valid import flag
+from dtlib.theory.valid import amount, flag, whole
 
 
 class Training:
@@ -40,6 +42,7 @@ weight meets a part of the tokens, in the backward pass |
     | cp | tokens | summed, with dp |
     | pp | layers, as `schedule` places them | the tied embedding's: added up at both ends |
     | dp | sequences | summed, by `zero` |
+    | `ep` ranks of dp | experts | an expert's: summed over the other ranks of dp that hold it, and cp |
 
     The loss is the mean over all tokens that count, of all ranks, so the ranks of dp and cp differ in one thing alone,
     their tokens: `zero` spreads states over both. 0 all-reduces gradients and keeps everything; 1 to 3 are the stages
@@ -51,6 +54,11 @@ weight meets a part of the tokens, in the backward pass |
     ``ValueError`` before anything is sent for another axis, a `schedule` for another number of ranks, for stages 2 and
     3 where two pipeline stages share the embedding, whose sum is of whole gradients, and for stage 3 where `schedule`
     splits backward passes: the later half would gather the weights a third time. Other errors are those of the parts.
+
+    Experts lie on `ep` neighbours of dp, and dp / ep hold the same; an expert's gradient is divided by all tokens, as
+    any other. The ranks of tp have routers and experts whole and compute the same with them. `balance` is the weight of
+    `ep.sequence_balance_loss` in what is trained, its mean over the sequences and sum over the layers; the loss that is
+    returned is without it.
 
     `recompute` is a word of `activations.recompute`, of each layer (True: ``"full"``). Where `schedule` splits backward
     passes a full one takes a whole stage at a time, as its later half needs what was computed: there the sums of
@@ -70,8 +78,11 @@ weight meets a part of the tokens, in the backward pass |
         way: str = "ring",
         recompute: str | bool = "none",
         gather_again: bool = False,
+        ep: int = 1,
+        balance: float = 0.0,
     ) -> None:
         _refuse(model, mesh, schedule, zero)
+        _refuse_experts(model, mesh, ep, amount("balance", balance), sequence_parallel)
         flag("sequence_parallel", sequence_parallel)
         if flag("gather_again", gather_again) and not sequence_parallel:
             raise ValueError("gather_again must be False without sequence_parallel, which splits the tokens")
@@ -84,6 +95,10 @@ weight meets a part of the tokens, in the backward pass |
         tied = model.head.weight is model.token_embedding.weight
         begin_alike(model, None)
 
+        self.balance, self.columns, self.share = balance, 1, 0.0
+        for each in model.modules() if balance else ():
+            if isinstance(each, Router):
+                each.register_forward_hook(self._balanced)
         if sequence_parallel:
             sp.parallelize(model, tensor_group, gather_again=gather_again)
         else:
@@ -92,6 +107,8 @@ weight meets a part of the tokens, in the backward pass |
         if mesh.size("cp") > 1:
             cp.parallelize(model, mesh.group("cp"), order=order, way=way, sum_gradients=False)
             self.context = cp.Context(mesh.group("cp"), order, way)
+        if ep > 1:
+            _spread_experts(model, mesh, ep)
         place, stages = mesh.coordinates()["pp"], pp.cut(model, schedule.num_stages)
         own = {number: stages[number] for number, where in enumerate(schedule.placed) if where == place}
         self.stages = own
@@ -105,14 +122,20 @@ weight meets a part of the tokens, in the backward pass |
         ends = schedule.placed[0], schedule.placed[-1]
         self.tied = model.token_embedding.weight if tied and place in ends else None
         self.alike = mesh.ranks("pp", "cp", "tp")  # called with the same sequences
+        self.biases = dict[str, Tensor]()
         self.places = dict[int, Place]()  # now, as a stage 3 will take the shapes away
         for number, stage in own.items():
             before = sum(len(each.blocks) for each in stages[:number])
+            for name, buffer in stage.named_buffers():
+                self.biases[_in_the_model(Place(name, ()), before).name] = buffer
             own_places = places(stage, is_first=mesh.coordinates()["tp"] == 0)
+            for each in stage.parameters() if mesh.coordinates()["tp"] else ():
+                if group_of(each, None) is not None:  # an expert, which the first rank of tp has too
+                    own_places[id(each)] = replace(own_places[id(each)], counts=NOWHERE)
             self.places = {key: _in_the_model(each, before) for key, each in own_places.items()} | self.places
         if self.tied is not None and place == ends[1] != ends[0]:  # it counts at the other end
-            tied_to, nowhere = self.places[id(self.tied)], ((slice(None), False),)
-            self.places[id(self.tied)] = replace(tied_to, name="token_embedding.weight", counts=nowhere)
+            tied_to = self.places[id(self.tied)]
+            self.places[id(self.tied)] = replace(tied_to, name="token_embedding.weight", counts=NOWHERE)
         self.sends_once = zero < 2
         together = [nn.ModuleList(own.values())] if self.sends_once else own.values()
         self.optimizers: list[Optimizer] = []
@@ -165,6 +188,10 @@ weight meets a part of the tokens, in the backward pass |
 
     def backward(self, tokens_bs: Tensor, targets_bs: Tensor) -> Tensor:
         """As `step`, up to the gradients: each rank's are summed and wait for the optimizer."""
+        if self.balance:
+            rows = tokens_bs.new_tensor(len(tokens_bs))
+            dist.all_reduce(rows, group=self.batch_group)
+            self.share = self.balance * dist.get_world_size(self.batch_group) * self.mesh.size("cp") / rows.item()
         with ExitStack() as stack:
             if self.sends_once:
                 for part in self.parts:
@@ -188,7 +215,10 @@ weight meets a part of the tokens, in the backward pass |
         return clip_grad_norm(mine, max_norm, norm_type, error_if_nonfinite, copies=copies, device=device)
 
     def held(self) -> Iterator[Held]:
-        """What this rank has of the parameters, and of their states."""
+        """What this rank has of the parameters and their states, and of the routers' biases."""
+        is_first = dist.get_rank(self.batch_group) == 0 and self.mesh.coordinates()["tp"] == 0
+        for name, buffer in self.biases.items():
+            yield Held(Place(name, tuple(buffer.shape)), buffer, is_first=is_first)
         for part, optimizer in zip(self.parts, self.optimizers, strict=True):
             yield from held(part, self.places, optimizer, self.batch_group)
 
@@ -208,6 +238,7 @@ weight meets a part of the tokens, in the backward pass |
         if self.context is not None:
             tokens_bs, self.where = self.context.enter(tokens_bs)
             targets_bs = self.where["layout"].take(targets_bs)
+        self.columns = tokens_bs.shape[1]
         if tokens_bs.shape[1] % n:
             raise ValueError(f"tokens_bs must have positions that {n} ranks of tp can share out, not {s}")
         return tokens_bs, targets_bs
@@ -218,9 +249,21 @@ weight meets a part of the tokens, in the backward pass |
         dist.all_reduce(counted, group=self.batch_group)
         return counted.item() / dist.get_world_size(self.batch_group)
 
+    def _balanced(self, router: Router, x: Any, routed: Routed) -> Routed:
+        """`routed`, in whose backward pass the experts' balance counts: divided by the sequences of all ranks, and
+        times these, as data parallelism divides by them."""
+        if not (torch.is_grad_enabled() and routed.scores_te.requires_grad):
+            return routed
+        loss = self.share * ep.sequence_balance_loss(routed, self.columns, self.mesh.group("cp"))
+        return routed._replace(weights_tk=ep.with_loss(routed.weights_tk, loss))
+
     def _mean(self, loss: Tensor) -> Tensor:
         dist.all_reduce(loss, group=self.batch_group)
         return loss / dist.get_world_size(self.batch_group)
+
+
+NOWHERE = ((slice(None), False),)
+"""What of a parameter counts on this rank where another one has it too."""
 
 
 class Rests(nn.Module):
@@ -246,6 +289,18 @@ class Rests(nn.Module):
         """There is nothing to reduce."""
 
 
+def _spread_experts(model: GPT, mesh: Mesh, num: int) -> None:
+    """Lay the experts of `model` on `num` neighbours of dp; those on dp and cp that hold the same sum its gradient."""
+    axes: dict[str, int] = {}
+    for axis, size in mesh.axes.items():
+        axes |= {"same": size // num, "ep": num} if axis == "dp" else {axis: size}
+    finer = Mesh(axes)
+    ep.parallelize(model, finer.group("ep"))
+    for each in model.modules():
+        for parameter in each.parameters() if isinstance(each, ep.OwnExperts) else ():
+            dp.belongs_to(parameter, finer.group("same", "cp"))
+
+
 def _in_the_model(place: Place, before: int) -> Place:
     """`place`, with the name that a layer has where others come `before` it."""
     if not place.name.startswith("blocks."):
@@ -256,6 +311,20 @@ def _in_the_model(place: Place, before: int) -> Place:
 
 def _splits_backward(schedule: Schedule) -> bool:
     return any(action.kind == "W" for actions in schedule.actions for action in actions)
+
+
+def _refuse_experts(model: GPT, mesh: Mesh, num: Any, balance: float, sequence_parallel: bool) -> None:
+    experts, d = model.config.num_experts, mesh.axes.get("dp", 1)
+    if d % whole("ep", num, 1):
+        raise ValueError(f"ep must divide the dp of mesh, which has its ranks, and {num} does not divide {d}")
+    if num > max(1, experts):
+        raise ValueError(f"ep must be at most the number of experts of model, {experts}, not {num}")
+    if balance and not experts:
+        raise ValueError(f"balance must be 0 for a model without experts, not {balance!r}")
+    if sequence_parallel and experts:
+        raise ValueError(
+            "sequence_parallel must be False for a model with experts, which would see parts of the tokens"
+        )
 
 
 def _refuse(model: Any, mesh: Any, schedule: Schedule, zero: Any) -> None:

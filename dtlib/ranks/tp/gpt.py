@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from dtlib.ranks.mesh import Group
-from dtlib.ranks.model import GPT
+from dtlib.ranks.model import GPT, MLP
 from dtlib.ranks.shared.alike import size_of
 from dtlib.ranks.shared.replicas import begin_alike, broadcast, split_modules
 from dtlib.ranks.shared.split import SplitModule
@@ -25,6 +25,7 @@ def parallelize(model: GPT, group: Group = None, *, chunks: int = 1) -> GPT:
     | attention, MLP of each layer | heads, width f | heads/t, f/t | forward, backward, each |
     | norms, learned positions, biases behind the sums | all | all | never |
     | head | (v, h) | (v/t, h) | backward |
+    | router and experts, in the place of an MLP | all | all | never |
 
     All ranks begin with the weights of the group's rank 0, whatever they had, and throw its dice from now on, where
     they hold the same tensors; ``torch.manual_seed`` is called for that. The model is called as before. Its logits are
@@ -49,7 +50,8 @@ def split_all(model: GPT, group: Group, chunks: int, layers: Layers) -> GPT:
     sharers, tied = sharers_of(config.kv_heads, group), model.head.weight is model.token_embedding.weight
     for block in model.blocks:
         split_attention(block.attention, group, sharers=sharers, chunks=chunks, layers=layers)
-        split_mlp(block.mlp, group, chunks=chunks, layers=layers)
+        if isinstance(block.mlp, MLP):
+            split_mlp(block.mlp, group, chunks=chunks, layers=layers)
     model.token_embedding = layers.embedding(model.token_embedding, group)
     model.head = layers.column(model.head, group)
     if tied:

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch.testing import assert_close
 
 from dtlib import lab
+from dtlib.ranks import ep, threed, tp
 from dtlib.ranks import model as gpt
-from dtlib.ranks import threed, tp
 from dtlib.ranks.mesh import Mesh
 from dtlib.theory import pp as theory
 
@@ -70,19 +70,29 @@ def data():
 
 
 @cache
-def alone(config, frozen=()):
-    """Losses, the gradients of every step and weights of one process, the whole batch at once."""
+def alone(config, frozen=(), balance=0.0):
+    """Losses, the gradients of every step and weights of one process, the whole batch at once; it is trained with
+    `balance` times the mean over sequences of E Σ f P, of all layers with experts."""
     model, losses, gradients, norms = made(config, frozen), [], [], []
     adam = make_adamw(model.parameters())
     for x, y in zip(*data(), strict=True):
-        loss = gpt.next_token_loss(model(x), y)
-        loss.backward()
+        with ep.routing(model) as routed:
+            loss = gpt.next_token_loss(model(x), y)
+        (loss + balance * sum(map(unbalanced, routed))).backward()
         losses.append(loss.item())
         gradients.append({name: p.grad.clone() for name, p in model.named_parameters() if p.requires_grad})
         norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM).item())
         adam.step()
         adam.zero_grad()
     return losses, norms, gradients, {name: each.detach() for name, each in model.named_parameters()}
+
+
+def unbalanced(routed):
+    scores_bse = routed.scores_te.view(ROWS, GPT.seq, -1)
+    chosen_bse = torch.zeros_like(routed.scores_te).scatter(1, routed.experts_tk, 1.0).view_as(scores_bse)
+    shares_be = chosen_bse.mean(1) / routed.experts_tk.shape[1]
+    parts_be = (scores_bse / scores_bse.sum(-1, keepdim=True)).mean(1)
+    return scores_bse.shape[-1] * (shares_be * parts_be).sum(-1).mean()
 
 
 def built(case):
@@ -115,8 +125,8 @@ def gradients_of(training):
             found |= {id(each): each.grad for each in part.parameters() if each.requires_grad}
             continue
         for shard in part.shards:
-            chunks = [None] * dist.get_world_size(part.group)
-            dist.all_gather_object(chunks, shard.grad, group=part.group)
+            chunks = [None] * shard.peers.n
+            dist.all_gather_object(chunks, shard.grad, group=shard.peers.group)
             full = torch.cat(chunks)
             found |= {id(each): shard.view(full, index) for index, each in shard.params.items()}
     return found
@@ -149,7 +159,7 @@ def on_a_rank(cases):
 
 def compare(case, by_rank):
     """Every rank has the losses; together they have every gradient and every weight, each like one process's."""
-    losses, norms, gradients, weights = alone(case.config, case.frozen)
+    losses, norms, gradients, weights = alone(case.config, case.frozen, dict(case.options).get("balance", 0.0))
     seen = set()
     for found in by_rank:
         assert_close(found[0], losses, **CLOSE)
