@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest import mock
 
 import pytest
+import torch.distributed as dist
+from torch.testing import assert_close
 
-from .judge import GPT, LLAMA, case, check
+from dtlib import lab
+from dtlib.ranks import dp, ep, sp, threed, zero
+from dtlib.ranks.experts import Router
+from dtlib.ranks.mesh import Mesh
+from dtlib.ranks.model import GPT as Model
+from dtlib.ranks.shared.held import Held
+from dtlib.ranks.threed import training
+
+from .judge import GPT, LLAMA, built, case, check, train
+from .test_checkpoint import CLOSE, from_there, steps
+from .test_training import is_refused
 
 MOE = replace(GPT, num_experts=4, top_k=2, num_shared=1, first_dense=1, expert_ratio=1.5)
 DEEPSEEK = replace(LLAMA, num_experts=6, top_k=3, scoring="sigmoid", expert_groups=3, top_groups=2, expert_scale=2.5)
@@ -35,3 +48,134 @@ def test_experts_train_like_one_process_on_three_axes():
         case("dp 4, cp 2", config=DEEPSEEK, ep=2, zero=3, balance=B),
         case("dp 2, cp 2, pp 2", "ZB-H1", m=4, config=MOE, ep=2, zero=1, balance=B),
     ])  # fmt: skip
+
+
+# --- which gradient is summed over what, and what counts once: each line left out ------------------------------------
+
+
+def axes_without(axis):
+    def group(mesh, *axes):
+        return whole_group(mesh, *(each for each in axes if axes != ("same", "cp") or each != axis))
+
+    return group
+
+
+def routers_apart(model, mesh, num):
+    spread(model, mesh, num)
+    for each in model.modules():
+        if isinstance(each, Router):
+            training.dp.belongs_to(each.weight, mesh.group("tp"))  # which has one rank here
+
+
+def divided_by_its_own(self, index):
+    self._params[index].grad.mul_(self.world_size / dist.get_world_size(self._groups[index]))
+    pack(self, index)
+
+
+def everything_counts(self, tensor):
+    yield tensor, self.start, True
+
+
+def of_own_tokens(routed, columns, group):
+    return of_sequences(routed, columns, alone_group())
+
+
+def of_a_call(routed, columns, group):
+    return ep.balance_loss(routed, group) * len(routed.scores_te) / columns
+
+
+def once_a_rank(x, loss):
+    return attached(x, 2 * loss)
+
+
+def without_experts(self, tensor):
+    return ((view, start, counts and tensor.dim() < 3) for view, start, counts in slices(self, tensor))
+
+
+def alone_group():
+    return Mesh({"all": dist.get_world_size(), "one": 1}).group("one")
+
+
+whole_group, spread, pack, slices = Mesh.group, training._spread_experts, dp.BucketedDataParallel._pack, Held.slices
+of_sequences, attached = ep.sequence_balance_loss, ep.with_loss
+MUTANTS = {
+    "experts, not summed over dp": ("dp 4", Mesh, "group", axes_without("same")),
+    "experts, not summed over cp": ("dp 2, cp 2", Mesh, "group", axes_without("cp")),
+    "experts, times ep": ("dp 4", dp.BucketedDataParallel, "_pack", divided_by_its_own),
+    "routers, not summed over dp": ("dp 4", training, "_spread_experts", routers_apart),
+    "a norm without some ranks' experts": ("dp 4", zero.pieces, "group_of", lambda parameter, others: others),
+    "a norm without experts": ("dp 4", Held, "slices", without_experts),
+    "a norm with replicas": ("dp 4", Held, "slices", everything_counts),
+    "a norm that counts experts once a rank of tp": ("dp 2, tp 2", training, "NOWHERE", ((slice(None), True),)),
+    "balance, of the tokens of one rank of cp": ("dp 2, cp 2", ep, "sequence_balance_loss", of_own_tokens),
+    "balance, of a micro-batch": ("dp 2, tp 2", ep, "sequence_balance_loss", of_a_call),
+    "balance, once a rank of tp": ("dp 2, tp 2", ep, "with_loss", once_a_rank),
+}
+
+
+def mutants(cases):
+    results = []
+    for mutated, (_, *where) in zip(cases, MUTANTS.values(), strict=True):
+        with mock.patch.object(*where):
+            results.append(train(mutated))
+    return results
+
+
+def test_each_line_that_is_left_out_is_refused():
+    cases = [case(axes, config=MOE, ep=2, balance=B) for axes, *_ in MUTANTS.values()]
+    by_rank = lab.run(mutants, 4, args=(cases,), timeout_s=200)
+    for number, name in enumerate(MUTANTS):
+        assert is_refused(cases[number], [found[number] for found in by_rank]), name
+
+
+# --- checkpoints, bad arguments ---------------------------------------------------------------------------------------
+
+
+def saved(case, folder):
+    """Save after a step that has moved the routers' biases, too; the losses of the next two."""
+    training = built(case)
+    steps(training, [0])
+    for stage in training.stages.values():
+        ep.move_bias(stage, 0.05, training.batch_group)
+    threed.save(training, folder)
+    return steps(training, [1, 2])
+
+
+def test_a_checkpoint_goes_from_one_ep_to_another(tmp_path):
+    first = case("dp 4", config=MOE, ep=4, zero=3)
+    others = [
+        case("dp 4", config=MOE, ep=2, zero=1), case("dp 2, tp 2", config=MOE, ep=2), case("tp 2, cp 2", config=MOE),
+        case("dp 2, pp 2", config=MOE, ep=1, zero=1), first,
+    ]  # fmt: skip
+    losses, *_ = lab.run(saved, 4, args=(first, tmp_path))
+    for found in lab.run(from_there, 4, args=(others, tmp_path))[0]:
+        assert_close(found, losses, **CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("axes", "options", "said"),
+    [
+        ("dp 4", {"ep": 3}, "ep must divide the dp of mesh, which has its ranks, and 3 does not divide 4"),
+        ("tp 4", {"ep": 2}, "ep must divide the dp of mesh, which has its ranks, and 2 does not divide 1"),
+        ("dp 4", {"ep": 0}, "ep must be at least 1, not 0"),
+        ("dp 4", {"ep": 4, "config": UNEVEN}, "ep must be at most the number of experts of model, 3, not 4"),
+        ("dp 4", {"ep": 2, "config": GPT}, "ep must be at most the number of experts of model, 0, not 2"),
+        ("dp 4", {"balance": 0.1, "config": GPT}, "balance must be 0 for a model without experts, not 0.1"),
+        ("dp 4", {"balance": -0.1}, "balance must be"),
+        ("dp 2, tp 2", {"sequence_parallel": True}, "sequence_parallel must be False for a model with experts"),
+    ],
+)
+def test_what_cannot_be_is_named(axes, options, said):
+    def refused():
+        with pytest.raises(ValueError, match=said):
+            built(case(axes, **{"config": MOE, **options}))
+
+    lab.run(refused, 4)
+
+
+def test_tokens_that_sequence_parallelism_splits_have_no_experts():
+    def refused():
+        with pytest.raises(ValueError, match="model must be without experts where tokens are split, and has 4"):
+            sp.parallelize(Model(MOE))
+
+    lab.run(refused, 2)
