@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from dtlib.ranks.experts import Experts, Pairs, Routed, pairs_of
 from dtlib.ranks.mesh import Group
@@ -74,10 +76,11 @@ def dispatch(
     heard = _exchange(told, [1 + each for each in lengths], [1 + lengths[me]] * n, group).view(n, -1)
     received, counts_ne = heard[:, 0], heard[:, 1:]
     arriving = counts_ne.sum(1).tolist()
-    place_p = _exchange(copy_p - first_n[rank_p], visits, arriving, group)
-    weights_p = exchange(pairs.weights_p, visits, arriving, group)
     route = Route(group, t, key_v % max(t, 1), sent.tolist(), received.tolist())
-    x_nh = exchange(x_th.index_select(0, route.token_v), route.sent, route.received, group)
+    rows = start(x_th.index_select(0, route.token_v), route.sent, route.received, group)
+    weights = start(pairs.weights_p, visits, arriving, group)
+    place_p = _exchange(copy_p - first_n[rank_p], visits, arriving, group)
+    weights_p, x_nh = wait(weights), wait(rows)
 
     row_p = place_p + (received.cumsum(0) - received).repeat_interleave(counts_ne.sum(1))
     expert_p = torch.arange(lengths[me], device=x_th.device).repeat(n).repeat_interleave(counts_ne.flatten())
@@ -86,36 +89,90 @@ def dispatch(
     return Arrived(x_nh, own, route)
 
 
-def combine(y_nh: Tensor, route: Route) -> Tensor:
+def combine(y_nh: Tensor, route: Route, beside: Callable[[], Tensor] | None = None) -> Tensor:
     """Send the answers (n, h) of this rank's experts back where the rows came from, and add up what comes for each
     token: (t, h), zeros for one without a visit.
 
     - forward: one all-to-all, `dispatch` the other way;
     - input gradient: each answer gets its token's, by an all-to-all as `dispatch`.
+
+    What is computed `beside`, (t, h), is added: forward and backward it is computed while rows are under way.
     """
-    y_vh = exchange(y_nh, route.received, route.sent, route.group)
-    return y_vh.new_zeros(route.tokens, y_vh.shape[1]).index_add(0, route.token_v, y_vh)
+    rows = start(y_nh, route.received, route.sent, route.group)
+    y_th = y_nh.new_zeros(route.tokens, y_nh.shape[1]) if beside is None else beside()
+    return y_th.index_add(0, route.token_v, wait(rows))
 
 
-def exchange(rows: Tensor, sent: list[int], received: list[int], group: Group) -> Tensor:
-    """An all-to-all of rows with a gradient: ``sent[r]`` of them go to rank r, ``received[r]`` come from it."""
-    return _Exchange.apply(rows, sent, received, group)
+class Underway(NamedTuple):
+    """Rows that are under way, and what to wait for."""
+
+    arriving: Tensor
+    trip: Trip
 
 
-class _Exchange(torch.autograd.Function):
+def start(rows: Tensor, sent: list[int], received: list[int], group: Group) -> Underway:
+    """Begin an all-to-all with a gradient: ``sent[r]`` of the `rows` go to rank r, ``received[r]`` come from it."""
+    trip = Trip(sent, received, group)
+    return Underway(_Start.apply(rows, trip), trip)
+
+
+def wait(underway: Underway) -> Tensor:
+    """The rows that have arrived. Backward their gradients begin the way back here, and are awaited in `start`."""
+    return _Wait.apply(*underway)
+
+
+@dataclass
+class Trip:
+    """How many rows go to each rank and come from it, and the exchange that is under way."""
+
+    sent: list[int]
+    received: list[int]
+    group: Group
+    work: Any = None
+
+    def leave(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
+        """Begin: where the rows will be."""
+        arriving, rows = rows.new_empty(sum(received), *rows.shape[1:]), rows.contiguous()
+        call = dist.all_to_all_single(arriving, rows, received, sent, group=self.group, async_op=True)
+        self.work = call, arriving, rows  # which must live until they have left
+        return arriving
+
+    def arrive(self) -> Tensor:
+        """Wait for them."""
+        (call, arriving, _), self.work = self.work, None
+        call.wait()
+        return arriving
+
+
+class _Start(torch.autograd.Function):
     @staticmethod
-    def forward(context: Any, rows: Tensor, sent: list[int], received: list[int], group: Group) -> Tensor:
-        context.back = received, sent, group
-        return _exchange(rows, sent, received, group)
+    def forward(context: Any, rows: Tensor, trip: Trip) -> Tensor:
+        context.trip = trip
+        return trip.leave(rows, trip.sent, trip.received)
 
     @staticmethod
+    @once_differentiable
+    def backward(context: Any, left: Tensor) -> Any:
+        return context.trip.arrive(), None
+
+
+class _Wait(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, arriving: Tensor, trip: Trip) -> Tensor:
+        context.trip = trip
+        trip.arrive()
+        return arriving.view_as(arriving)
+
+    @staticmethod
+    @once_differentiable
     def backward(context: Any, gradient: Tensor) -> Any:
-        return _Exchange.apply(gradient, *context.back), None, None, None
+        context.trip.leave(gradient, context.trip.received, context.trip.sent)
+        return gradient, None  # what comes back instead has the shape of what was sent, which only `_Start` may return
 
 
-def _exchange(rows: Tensor, sent: list[int], received: list[int], group: Group) -> Tensor:
-    arrived = rows.new_empty(sum(received), *rows.shape[1:])
-    dist.all_to_all_single(arrived, rows.contiguous(), received, sent, group=group)
+def _exchange(numbers: Tensor, sent: list[int], received: list[int], group: Group) -> Tensor:
+    arrived = numbers.new_empty(sum(received))
+    dist.all_to_all_single(arrived, numbers, received, sent, group=group)
     return arrived
 
 
@@ -137,5 +194,4 @@ class Exchange(nn.Module):
     ) -> Tensor:
         """What the experts of all ranks answer to each of this rank's tokens (t, h), the shared ones too."""
         x_nh, pairs, route = dispatch(x_th, routed, self.num_experts, self.group, capacity_factor=self.capacity_factor)
-        y_th = combine(experts(x_nh, pairs), route)
-        return y_th if shared is None else y_th + shared(x_th)
+        return combine(experts(x_nh, pairs), route, None if shared is None else partial(shared, x_th))

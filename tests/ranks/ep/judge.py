@@ -91,7 +91,7 @@ class Whole:
     """One process, which reads the tokens of `n` ranks."""
 
     def __init__(self, case: Case, n: int) -> None:
-        self.case, self.model, self.ranks = case, make(case, 0), range(n)
+        self.case, self.model, self.ranks, self.missing = case, make(case, 0), range(n), list[str]()
 
     def backward(self, step: int) -> list[float]:
         """The mean loss of the ranks, and for each layer the balance of all of their tokens."""
@@ -133,7 +133,7 @@ class Spread(Whole):
     """A rank, which begins with weights of its own, so that only a broadcast makes them those of one model."""
 
     def __init__(self, case: Case, n: int) -> None:
-        self.case, self.rank = case, dist.get_rank()
+        self.case, self.rank, self.missing = case, dist.get_rank(), []
         self.model = activations.recompute(ep.parallelize(make(case, self.rank)), case.recompute)
 
     def backward(self, step: int) -> list[float]:
@@ -142,8 +142,7 @@ class Spread(Whole):
             loss = next_token_loss(self.model(tokens), targets)
         balance = sum(ep.balance_loss(each) for each in routed) if self.case.balance else 0
         (loss + self.case.balance * balance).backward()
-        missing = [name for name, p in self.model.named_parameters() if p.requires_grad and p.grad is None]
-        assert not missing, f"gradients that are None: {missing}"
+        self.missing += [name for name, p in self.model.named_parameters() if p.requires_grad and p.grad is None]
         ep.average_gradients(self.model)
         return [loss.item()]
 
@@ -171,7 +170,7 @@ def train(one: Whole) -> Found:
         found["visits"].append(one.move())
     with torch.no_grad():
         logits = model(data(one.case, 0, 0)[0])
-    found |= {"without": logits, "records a graph": logits.requires_grad}
+    found |= {"without": logits, "records a graph": logits.requires_grad, "missing": one.missing}
     found["weights"] = one.whole(model.state_dict())
     for key in ("exp_avg", "exp_avg_sq"):
         found[key] = one.whole({name: optimizer.state[model.get_parameter(name)][key] for name in names})
@@ -199,6 +198,7 @@ def compare(name: str, ranks: Sequence[Found]) -> None:
     """Raise AssertionError unless every rank found what one process finds, and the same as the others to the bit."""
     oracle = one_process(name, len(ranks))
     for rank, found in enumerate(ranks):
+        assert not found["missing"], f"missing: gradients of {found['missing']}"
         for step in range(STEPS):
             expected = {what: oracle[what][step] for what in ("gradients", "norms", "visits")}
             expected["losses"] = [oracle["losses"][step][rank]]

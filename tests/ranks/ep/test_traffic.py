@@ -1,0 +1,160 @@
+"""What a dispatch and a combine send, within 1 % on the wire; precision; a rank without tokens; errors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.testing import assert_close
+
+from dtlib import lab
+from dtlib.ranks import ep
+from dtlib.ranks.experts import MoE, Router
+from dtlib.ranks.model import GPT, GPTConfig
+from dtlib.theory import ep as theory
+
+from .judge import CONFIG
+
+N, TOKENS, HIDDEN, E, K = 3, 768, 384, 12, 3
+WIDE = GPTConfig(hidden=HIDDEN, num_heads=4, num_experts=E, top_k=K, expert_ratio=0.25)
+
+
+def a_layer(config=WIDE):
+    torch.manual_seed(0)
+    moe = MoE(config)
+    moe.experts, moe.way = ep.OwnExperts(moe.experts, None), ep.Exchange(config.num_experts, None)
+    return moe
+
+
+def sends():
+    """In a rank: bytes of a forward and a backward pass, visits to other ranks, pairs on other ranks, pairs here."""
+    moe, me = a_layer(), dist.get_rank()
+    x_th = torch.randn(TOKENS, HIDDEN, generator=torch.Generator().manual_seed(me)).requires_grad_()
+    moe(x_th).sum().backward()
+    with lab.wire() as forward, ep.routing(moe) as routed:
+        y_th = moe(x_th)
+    with lab.wire() as backward:
+        y_th.sum().backward()
+    rank_tk = routed[0].experts_tk // (E // N)
+    visits = sum(int((rank_tk == rank).any(1).sum()) for rank in range(N) if rank != me)
+    arrived = ep.dispatch(x_th, routed[0], E)
+    assert sum(arrived.pairs.counts_e) == len(arrived.pairs.row_p) == len(arrived.pairs.weights_p)
+    return forward.total_bytes, backward.total_bytes, visits, int((rank_tk != me).sum()), len(arrived.pairs.row_p)
+
+
+def test_a_token_travels_once_to_each_rank_that_it_visits():
+    found = lab.run(sends, N)
+    visits, pairs, arrived = (sum(each[place] for each in found) for place in (2, 3, 4))
+    elements = visits * HIDDEN
+    for forward, backward, *_ in found:
+        # beside the rows: for each visit of an expert 8 bytes of its row, 4 of its weight, and 4 of its gradient back
+        assert forward == pytest.approx(2 * 4 * elements + 12 * pairs, rel=0.005)
+        assert backward == pytest.approx(2 * 4 * elements + 4 * pairs, rel=0.005)
+        assert forward + backward == pytest.approx(4 * 4 * elements, rel=0.01)
+    assert arrived == N * TOKENS * K  # dropless
+    assert pairs > 1.2 * visits  # one copy for each expert would be far off
+    # scores of random tokens are not quite uniform, and 2,304 tokens not the mean
+    assert elements / N == pytest.approx(theory.dispatch_elements(TOKENS, HIDDEN, E, K, N), rel=0.03)
+
+
+def test_scores_are_float32_where_tokens_are_bfloat16():
+    router = Router(64, 8, 2, dtype=torch.bfloat16)
+    x_th = torch.randn(50, 64).bfloat16()
+    experts_tk, weights_tk, scores_te = router(x_th)
+    assert weights_tk.dtype == scores_te.dtype == router.bias_e.dtype == torch.float32
+    expected = (x_th.float() @ router.weight.float().T).softmax(-1)
+    assert_close(scores_te, expected)
+    route = theory.route(expected.detach().double().numpy(), 2)
+    assert_close(experts_tk, torch.from_numpy(route.experts_tk))
+    moe = MoE(replace(WIDE, dtype=torch.bfloat16))
+    y_th = moe(torch.randn(20, HIDDEN).bfloat16())
+    y_th.sum().backward()
+    assert y_th.dtype == torch.bfloat16
+    assert all(each.grad.dtype == torch.bfloat16 and each.grad.any() for each in moe.parameters())
+
+
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+def test_groups_are_those_of_theory(scoring):
+    router = Router(16, 12, 3, scoring=scoring, groups=4, top_groups=2, scale=2.5, dtype=torch.float64)
+    router.bias_e.copy_(torch.linspace(-0.02, 0.02, 12).flip(0))
+    found = router(torch.randn(40, 16, dtype=torch.float64))
+    options = {"bias_e": router.bias_e.numpy(), "groups": 4, "top_groups": 2, "scale": 2.5}
+    route = theory.route(found.scores_te.detach().numpy(), 3, **options)
+    assert_close(found.experts_tk, torch.from_numpy(route.experts_tk))
+    assert_close(found.weights_tk.detach(), torch.from_numpy(route.weights_tk))
+
+
+def test_a_rank_without_tokens_takes_part():
+    x_th = torch.randn(9, HIDDEN, generator=torch.Generator().manual_seed(5))
+
+    def on_a_rank():
+        moe, me = a_layer(), dist.get_rank()
+        own_th = (x_th if me == 1 else x_th[:0]).clone().requires_grad_()
+        y_th = moe(own_th)
+        y_th.sum().backward()
+        return y_th.detach(), own_th.grad, moe.experts.up_ehf.grad, moe.router.weight.grad
+
+    torch.manual_seed(0)
+    moe, x_th = MoE(WIDE), x_th.requires_grad_()
+    y_th = moe(x_th)
+    y_th.sum().backward()
+    found = lab.run(on_a_rank, N)
+    assert_close(found[1][:2], (y_th.detach(), x_th.grad))
+    assert_close(torch.cat([each[2] for each in found]), moe.experts.up_ehf.grad)
+    assert_close(sum(each[3] for each in found), moe.router.weight.grad)
+
+
+def test_bad_input_is_named():
+    def errors():
+        small, said = ep.parallelize(GPT(CONFIG)), []
+        calls = (
+            lambda: ep.parallelize(torch.nn.Linear(2, 2)),
+            lambda: ep.parallelize(GPT(replace(CONFIG, num_experts=0))),
+            lambda: ep.parallelize(GPT(replace(CONFIG, num_experts=2))),
+            lambda: ep.parallelize(small),
+            lambda: ep.move_bias(small, -1),
+            lambda: ep.move_bias(torch.nn.Linear(2, 2), 1),
+        )
+        for call in calls:
+            with lab.wire() as wire, pytest.raises(ValueError) as error:
+                call()
+            said.append((str(error.value), wire.total_bytes))
+        return said
+
+    words = [
+        "model must be a GPT", "model must have experts", "num_experts must be at least the number of ranks",
+        "model must have its weights whole", "rate must be at least 0", "model must have experts",
+    ]  # fmt: skip
+    for rank in lab.run(errors, N):
+        for (said, sent), expected in zip(rank, words, strict=True):
+            assert said.startswith(expected)
+            assert sent == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"top_k": 7}, "top_k must be at most num_experts=6, not 7"),
+        ({"scoring": "relu"}, "scoring must be one of softmax, sigmoid"),
+        ({"expert_groups": 4}, "groups must divide num_experts=6"),
+        ({"expert_groups": 3, "top_groups": 4}, "top_groups must be at most groups=3"),
+        ({"expert_groups": 6, "top_groups": 1}, "top_k must be at most the 1 experts"),
+        ({"expert_ratio": 0.3}, "expert_ratio must make a whole number"),
+        ({"first_dense": 2}, "first_dense must be below num_layers=2"),
+        ({"capacity_factor": 0.0}, "capacity_factor must be above 0"),
+        ({"num_shared": -1}, "num_shared must be a whole number of at least 0"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_named(changes, words):
+    with pytest.raises(ValueError, match=words):
+        replace(CONFIG, **changes)
+
+
+def test_parameters_are_counted():
+    for changes in ({}, {"first_dense": 1, "swiglu": True, "num_shared": 2}, {"num_experts": 5, "expert_ratio": 0.5}):
+        config = replace(CONFIG, **changes)
+        assert sum(each.numel() for each in GPT(config).parameters()) == config.num_params
+    with pytest.raises(ValueError, match="num_experts must be 0"):
+        assert CONFIG.architecture
