@@ -1,0 +1,118 @@
+"""ep.6: what is wrong with a run whose experts lie on ranks, by loads, bytes, rows and norms; on paper."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from dtlib.grading.exercises.inputs import Array, Case, Rng, call, in_any_order, in_words
+from dtlib.grading.exercises.kinds import on_paper, values
+
+from . import _routing
+
+NOTHING, GATHERED, COPIES, DROPPED, SIGN, COLLAPSED, IDLE, TIMES = (
+    "nothing wrong", "tokens gathered", "a copy for each expert", "rows dropped", "bias the wrong way",
+    "router collapsed", "idle rank", "times the ranks",
+)  # fmt: skip
+STEPS = 5
+
+#: What is wrong, ranks, experts, experts a token, tokens of a rank, and what looks as if something were wrong: a rank
+#: that is idle in the last step, an expert with twice the mean load, a collapse of which the bias is the cause.
+KINDS = (
+    (NOTHING, 4, 12, 2, 9, "idle"), (NOTHING, 3, 12, 2, 8, "busy"), (NOTHING, 2, 8, 1, 10, ""),
+    (NOTHING, 4, 16, 3, 6, "busy"), (NOTHING, 3, 9, 2, 10, "idle"),
+    (GATHERED, 4, 8, 2, 8, ""), (GATHERED, 3, 9, 1, 9, ""), (GATHERED, 3, 12, 2, 11, "busy"),
+    (COPIES, 2, 12, 3, 10, ""), (COPIES, 3, 18, 4, 8, ""), (COPIES, 4, 16, 3, 7, ""),
+    (DROPPED, 2, 8, 2, 10, ""), (DROPPED, 3, 12, 2, 9, "busy"), (DROPPED, 4, 8, 1, 8, ""),
+    (SIGN, 2, 8, 1, 12, ""), (SIGN, 3, 12, 3, 8, "collapse"), (SIGN, 4, 16, 2, 7, "collapse"),
+    (COLLAPSED, 2, 8, 2, 11, ""), (COLLAPSED, 3, 9, 2, 9, ""), (COLLAPSED, 4, 16, 3, 8, ""),
+    (IDLE, 4, 12, 2, 8, ""), (IDLE, 3, 12, 2, 10, ""), (IDLE, 4, 16, 3, 7, ""),
+    (TIMES, 2, 8, 1, 10, ""), (TIMES, 3, 12, 2, 9, "busy"), (TIMES, 4, 12, 3, 8, "idle"),
+)  # fmt: skip
+
+
+def case(
+    rng: Rng, number: int, kind: str, n: int, num_experts: int, top_k: int, tokens: int, looks: str
+) -> dict[str, Any]:
+    hidden, width = 64 * int(rng.integers(4, 60)), (1, 2, 4)[(n + top_k + tokens) % 3]
+    while True:
+        tables = routed(rng, kind, n, num_experts, top_k, n * tokens, looks)
+        visits, copies, every = rows_sent(tables[-1], n, num_experts)
+        loads = np.stack([np.bincount(each.ravel(), minlength=num_experts) for each in tables])
+        apart = abs(np.log(copies.sum() / every.sum())) > 0.1 or kind not in (GATHERED, COPIES)
+        apart = apart and (kind != COPIES or copies.sum() > 1.1 * visits.sum())
+        apart = apart and (kind != NOTHING or bool(looks) or in_turn(tables[-1], n, num_experts) < visits.sum())
+        if apart and 1.1 * visits.sum() < every.sum() and is_so(loads, n * tokens, kind, n, looks):
+            break
+    rows = loads[-1].reshape(n, -1).sum(1)
+    if kind == DROPPED:
+        rows[2 * (n - 1) % n] -= 1  # of rank 0, 1 and 2
+    rate = float(rng.integers(2, 9)) / 1000
+    moves = rate * np.sign(loads.mean(1, keepdims=True) - loads) * (-1 if kind == SIGN else 1)
+    first = np.round(rng.normal(0, 0.03, num_experts), 3)
+    alone, sent = float(rng.uniform(0.2, 3)), {GATHERED: every, COPIES: copies}.get(kind, visits)
+    near = rng.uniform(0.996, 1.004, 2)
+    run = {
+        "ep": n, "num_experts": num_experts, "hidden": hidden, "element_bytes": width, "experts": tables[-1],
+        "sent_bytes": np.round(sent * hidden * width * rng.uniform(1.0005, 1.008, n)).tolist(), "rows": rows.tolist(),
+        "loads": loads, "biases": np.round(np.vstack([first, first + np.cumsum(moves, axis=0)]), 3),
+        "norm_alone": float(alone * near[0]), "norm": float(alone * near[1] * (n if kind == TIMES else 1)),
+    }  # fmt: skip
+    words = {name: each.tolist() if isinstance(each, np.ndarray) else each for name, each in run.items()}
+    return call(f"run {number}: {in_words(words)}", [run]) | {"wrong": kind}
+
+
+def routed(rng: Rng, kind: str, n: int, num_experts: int, top_k: int, tokens: int, looks: str) -> list[Array]:
+    """The experts of all tokens in each of the steps."""
+    popular = np.exp(rng.normal(0, 0.5, (STEPS, num_experts)))
+    rank = int(rng.integers(n)) * (num_experts // n)
+    if kind == IDLE or looks == "idle":
+        popular[-1 if looks == "idle" else 0 :, rank : rank + num_experts // n] = 0
+    if kind == COLLAPSED or looks in ("collapse", "busy"):
+        popular[-1, int(rng.integers(num_experts))] *= 4 if looks == "busy" else 60
+    return [_routing.experts(rng, tokens, top_k, each) for each in popular]
+
+
+def is_so(loads: Array, tokens: int, kind: str, n: int, looks: str) -> bool:
+    """Whether loads show what they are to show, and nothing else."""
+    idle = loads.reshape(STEPS, n, -1).sum(2) == 0
+    share, over = loads[-1].max() / tokens, loads[-1].max() / loads[-1].mean()
+    collapses, is_idle = kind == COLLAPSED or looks == "collapse", kind == IDLE or looks == "idle"
+    return (
+        idle.all(0).sum() == (kind == IDLE) and idle[-1].any() == is_idle and (looks != "busy" or over > 2.2)
+        and (share > 0.55 if collapses else share < 0.45)
+    )  # fmt: skip
+
+
+def rows_sent(experts: Array, n: int, num_experts: int) -> tuple[Array, Array, Array]:
+    """Rows that each rank sends to others: once to each rank that a token visits, once for each expert, to all."""
+    homes, ranks = np.arange(len(experts)) * n // len(experts), experts // (num_experts // n)
+    has = np.zeros((len(experts), n), int)
+    np.add.at(has, (np.arange(len(experts))[:, None], ranks), 1)
+    has[np.arange(len(experts)), homes] = 0
+    by_rank = has.reshape(n, -1, n)
+    return (by_rank > 0).sum((1, 2)), by_rank.sum((1, 2)), np.full(n, (n - 1) * len(experts) // n)
+
+
+def in_turn(experts: Array, n: int, num_experts: int) -> float:
+    """The rows, and a little more, that seem to be sent to whoever deals out tokens, or experts, in turn."""
+    tokens = experts.reshape(-1, n, experts.shape[1]).swapaxes(0, 1).reshape(experts.shape)
+    others = experts % n * (num_experts // n) + experts // n
+    return 1.05 * float(max(rows_sent(each, n, num_experts)[0].sum() for each in (tokens, others)))
+
+
+def right(case: Case) -> str:
+    return str(case["wrong"])
+
+
+def of(*kinds: str) -> Any:
+    return partial(values, right=right, where=lambda case: case["wrong"] in kinds)
+
+
+EXERCISE = on_paper(
+    "ep.6", "diagnose_experts", "What is wrong with these experts?", in_any_order(KINDS, case),
+    of(GATHERED, COPIES)(2, "traffic", "rows that need not have been sent", kind="traffic"),
+    of(SIGN, COLLAPSED, IDLE)(3, "balance", "a router that does not balance"),
+    of(DROPPED, TIMES)(2, "work", "rows that nobody computes, and gradients that are too large", kind="gradient"),
+    of(NOTHING)(2, "nothing", "nothing where nothing is wrong"),
+)  # fmt: skip
