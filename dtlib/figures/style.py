@@ -18,6 +18,7 @@ import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from .inline import INK as INK
@@ -146,6 +147,7 @@ def use() -> None:
 
     mpl.rcParams.update(_RC)
     mpl.rcParams["axes.prop_cycle"] = cycler(color=[spare.color for spare in _SPARE])
+    _load_backend()
     _show_as_svg()
 
 
@@ -153,7 +155,18 @@ def context() -> AbstractContextManager[None]:
     """The same style for one ``with`` block, for library code that must not change the caller's settings."""
     import matplotlib as mpl
 
+    _load_backend()
     return mpl.rc_context(_RC)
+
+
+@cache
+def _load_backend() -> None:
+    """Load what draws before a block of other settings begins: a notebook's backend says when it is loaded that figures
+    are shown, and the end of the block would take that back."""
+    import matplotlib as mpl
+    import matplotlib.pyplot as plt
+
+    plt.switch_backend(mpl.get_backend())
 
 
 def line(axes: Any, x: Any, y: Any, name: str, *, label: str | None = None, **options: Any) -> Any:

@@ -143,3 +143,19 @@ def test_importing_figures_is_cheap():
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_figures_are_shown_in_a_notebook_whose_first_picture_is_the_librarys():
+    import nbclient
+    from nbformat import v4
+
+    cells = (
+        "from dtlib import figures; figures.owners({'a': [[0]]})",
+        "import matplotlib.pyplot as plt; plt.subplots();",
+    )
+    notebook = v4.new_notebook(cells=[v4.new_code_cell(cell) for cell in cells])
+    nbclient.NotebookClient(notebook, kernel_name="python3", timeout=120).execute()
+    assert [[out.output_type for out in cell.outputs] for cell in notebook.cells] == [
+        ["execute_result"],
+        ["display_data"],
+    ]
