@@ -74,8 +74,12 @@ CHAPTERS = (
         "which degrees, how fast, and why not otherwise; held to runs that others published",
         rooms=("theory", "exercises"),
     ),
+    Chapter(
+        "mtp", "multi-token prediction",
+        "heads one after another hold one set of logits; a heavier last stage; a draft that is checked",
+    ),
 )  # fmt: skip
-TO_COME = ("batch", "asynchrony", "compression", "ep", "mtp", "reliability", "casebook")
+TO_COME = ("batch", "asynchrony", "compression", "ep", "reliability", "casebook")
 """The stems of the chapters that are planned."""
 
 
