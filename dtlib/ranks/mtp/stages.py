@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from dtlib.ranks.activations import checkpoint
@@ -82,6 +83,8 @@ def parallelize(heads: Heads, group: Group = None) -> Heads:
 
     Norms and projections are on every rank. ``ValueError`` as `tp.parallelize`.
     """
+    if not dist.is_initialized():
+        raise ValueError("group needs torch.distributed: call this in a rank of lab.run")
     begin_alike(heads, group)
     model, own = heads.model, heads.model.blocks
     model.blocks = nn.ModuleList([*own, *heads.blocks])

@@ -65,15 +65,16 @@ def best_stages(num_layers: int, stages: int, last_layers: float) -> list[int]:
     "mtp.bubble_of_stages",
     source="derived here",
     label="thm-mtp-bubble",
-    equation=r"1 - \frac{m \sum_j c_j}{p\,\bigl(\sum_j c_j + (m-1) \max_j c_j\bigr)}",
+    equation=r"1 - \frac{m \sum_j T_j}{p\,\bigl(\sum_j T_j + (m-1) \max_j T_j\bigr)}",
 )
 def bubble_of_stages(costs: Sequence[float], m: int) -> float:
     """Idle part of a step whose stages differ.
 
-    `costs` are the seconds that each stage spends on a micro-batch, forward and backward. A step takes Σc + (m − 1)·max
-    c: the first micro-batch passes all stages, and each further one comes behind it by what the slowest takes. Exact
+    `costs` are the seconds that each stage spends on a micro-batch, forward and backward. A step takes ΣT + (m − 1)·max
+    T: the first micro-batch passes all stages, and each further one comes behind it by what the slowest takes. Exact
     for GPipe, and for 1F1B where the last stage is the slowest; forward and backward in the same proportion. Equal
-    stages give (p − 1)/(m + p − 1), and with many micro-batches 1 − mean/max is left: no number of them hides it. ``ValueError`` for no stages or costs that are not positive.
+    stages give (p − 1)/(m + p − 1), and with many micro-batches 1 − mean/max is left: no number of them hides it.
+    ``ValueError`` for no stages or costs that are not positive.
     """
     each, m = [float(amount("costs", one, positive=True)) for one in costs], whole("m", m, 1)
     if not each:

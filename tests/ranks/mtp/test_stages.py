@@ -1,4 +1,4 @@
-"""Heads at the end of a pipeline, and with a vocabulary that is cut over ranks: gradients of one process, and mutants."""
+"""Heads at the end of a pipeline, and with a vocabulary that is cut over ranks: the gradients of one process."""
 
 from __future__ import annotations
 
