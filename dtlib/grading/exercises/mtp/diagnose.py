@@ -20,7 +20,7 @@ KINDS = (
     (AGAIN, 2, 2, 40), (AGAIN, 4, 4, 0), (AGAIN, 8, 2, 70),
     (AVERAGED, 2, 4, 30), (AVERAGED, 3, 2, 0), (AVERAGED, 8, 4, 11),
     (CACHE, 2, 2, 3), (CACHE, 4, 4, 200), (CACHE, 8, 2, 40),
-    (GRAPH, 2, 4, 20), (GRAPH, 3, 2, 0), (GRAPH, 8, 4, 60),
+    (GRAPH, 2, 2, 20), (GRAPH, 3, 4, 0), (GRAPH, 8, 4, 60),
 )  # fmt: skip
 
 
