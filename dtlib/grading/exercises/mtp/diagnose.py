@@ -55,7 +55,7 @@ def of(*kinds: str) -> Any:
 
 
 EXERCISE = on_paper(
-    "mtp.4", "find_fault", "What is wrong with these heads?", in_any_order(KINDS, case),
+    "mtp.4", "find_fault_of_heads", "What is wrong with these heads?", in_any_order(KINDS, case),
     of(AGAIN, AVERAGED)(2, "trunk", "a trunk's gradient that is counted again, or averaged"),
     of(LATE)(2, "targets", "targets that are shifted by one head too few"),
     of(CACHE, GRAPH)(2, "kept", "a cache that is not rolled back, logits that are all there at once"),
