@@ -78,8 +78,12 @@ CHAPTERS = (
         "ep", "expert parallelism",
         "tokens routed to experts on other ranks: copies sent, the busiest rank, a balance without a loss term",
     ),
+    Chapter(
+        "mtp", "multi-token prediction",
+        "heads one after another hold one set of logits; a heavier last stage; a draft that is checked",
+    ),
 )  # fmt: skip
-TO_COME = ("batch", "asynchrony", "compression", "mtp", "reliability", "casebook")
+TO_COME = ("batch", "asynchrony", "compression", "reliability", "casebook")
 """The stems of the chapters that are planned."""
 
 
