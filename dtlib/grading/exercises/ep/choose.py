@@ -79,7 +79,7 @@ def needed(job: Job, dp: int, tp: int, ep: int, *, over: int = 0, cut: int = 0) 
 def seconds(job: Job, dp: int, tp: int, ep: int, *, copies: bool = False, near: int = 0, group: int = 0) -> float:
     """Seconds of a step; with a copy an expert, with ep on links of `near` ranks, experts summed over a `group`."""
     dense, experts = parameters(job)
-    tokens, k, num_experts = job["sequences"] // dp * job["seq"], job["top_k"], job["num_experts"]
+    tokens, k, num_experts = job["seq"] * job["sequences"] // dp, job["top_k"], job["num_experts"]
 
     def ring(n: int, span: int, full_bytes: float) -> float:
         alpha, rate = job["inside" if span <= job["node"] else "across"]
