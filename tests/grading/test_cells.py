@@ -48,7 +48,11 @@ class TestTheCourse:
         [None, "def broken(:", "raise RuntimeError", "import sys; sys.exit()", "torch = np = dist = tensor = None"],
         ids=["deleted", "syntax error", "raises", "exits", "rebinds"],
     )
-    @pytest.mark.parametrize("exercise", [all_exercises()[name] for name in FEW], ids=lambda each: each.id)
+    @pytest.mark.parametrize(
+        "exercise",
+        [each if each.id in FEW else pytest.param(each, marks=pytest.mark.soak) for each in EXERCISES],
+        ids=lambda each: each.id,
+    )
     def test_any_other_cell_may_be_lost(self, exercise, instead):
         cells = code_of(exercise.id.partition(".")[0], "solutions")
         for lost in cells.keys() - {exercise.id.replace(".", "-")}:

@@ -73,7 +73,13 @@ CHOSEN = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("p", "cases"), [(1, CHOSEN[::2]), (2, CHOSEN[1::2]), (3, CHOSEN), (4, CHOSEN)])
+@pytest.mark.parametrize(
+    ("p", "cases"),
+    [
+        (1, CHOSEN[::2]), (2, CHOSEN[1::2]), (3, CHOSEN), (4, CHOSEN),
+        pytest.param(1, CHOSEN[1::2], marks=pytest.mark.soak), pytest.param(2, CHOSEN[::2], marks=pytest.mark.soak),
+    ],
+)  # fmt: skip
 def test_every_schedule_trains_like_one_process(p, cases):
     check(p, cases)
 
