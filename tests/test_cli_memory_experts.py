@@ -43,7 +43,7 @@ def test_the_table_says_what_is_active_what_is_assumed_and_what_is_not_counted()
     assert (
         "deepseek-v3: 671,026,404,352 parameters, 37,552,282,624 active (with both embeddings), on 2,048 ranks" in said
     )
-    assert "(dp 128 × tp 1 × pp 16, experts over ep 64 of dp), ZeRO stage 1" in said
+    assert "(dp 128 × tp 1 × pp 16, experts over ep 64 of dp), ZeRO stage 1, 1 × 4,096 tokens in a micro-batch" in said
     assert "The busiest rank of ep is taken to get as many tokens as each other one: --imbalance 1. No token is" in said
     assert "it counts dense models alone, and deepseek-v3 has 256 experts a layer and latent attention." in said
     assert "all to all " in said
@@ -51,7 +51,10 @@ def test_the_table_says_what_is_active_what_is_assumed_and_what_is_not_counted()
     alone = invoke("mixtral-8x7b").output
     assert "busiest" not in alone
     assert "all to all" not in alone
+    dense = invoke("llama3-8b", "--mtp", 1).output
+    assert "251,678,720 of them in modules that predict further tokens, on 1 rank (" in dense
     dense = invoke("llama3-8b").output
+    assert "llama3-8b: 8,030,261,248 parameters on 1 rank (" in dense
     assert "active" not in dense
     assert "counts dense models alone" not in dense
 
@@ -106,6 +109,7 @@ def test_the_list_has_what_is_active():
             "--imbalance must be from 1 to --ep=8, all tokens on one rank, not 9",
         ),
         (("mixtral-8x7b", "--imbalance", 2), "--imbalance must be from 1 to --ep=1"),
+        (("mixtral-8x7b", "--imbalance", "nan"), "--imbalance must be finite and zero or more, not nan"),
         (("mixtral-8x7b", "--mtp", -1), "--mtp must be at least 0, not -1"),
         (("mixtral-8x7b", "--ffn", 64), "--ffn must be absent, since all layers of mixtral-8x7b have experts in place"),
         (("deepseek-v3", "--head-dim", 128), "--head-dim must be nope_dim + rope_dim=192, not 128"),

@@ -216,7 +216,8 @@ def _print(job: Job) -> None:
     degrees += f" × cp {plan.cp}" if plan.cp > 1 else ""
     degrees += f", experts over ep {plan.ep} of dp" if plan.ep > 1 else ""
     ranks = f"{plan.world_size:,} {'rank' if plan.world_size == 1 else 'ranks'} ({degrees}), ZeRO stage {plan.zero}"
-    console.print(f"{job.model.name}: {_counted(job.model)} on {ranks}", soft_wrap=True)
+    tokens = f"{plan.micro_batch:,} × {plan.seq_of(job.model):,} tokens in a micro-batch"
+    console.print(f"{job.model.name}: {_counted(job.model)} on {ranks}, {tokens}", soft_wrap=True)
     whose = f"on a rank of pipeline stage {job.stage}" if plan.pp > 1 else "on each rank"
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column, justify in ((whose, "left"), ("bytes", "right"), ("share", "right")):
@@ -246,10 +247,12 @@ def _counted(model: Architecture) -> str:
     from dtlib.theory.models import active_parameters, model_parameters
 
     found, active = model_parameters(model), active_parameters(model).total
-    said = f"{found.total:,} parameters"
+    said = [f"{found.total:,} parameters"]
     if found.mtp:
-        said += f", {found.mtp:,} of them in modules that predict further tokens"
-    return said + (f", {active:,} active (with both embeddings)," if active < found.total else "")
+        said.append(f"{found.mtp:,} of them in modules that predict further tokens")
+    if active < found.total:
+        said.append(f"{active:,} active (with both embeddings)")
+    return ", ".join(said) + ("," if len(said) > 1 else "")
 
 
 def _busiest(plan: Plan) -> str:

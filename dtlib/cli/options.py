@@ -161,7 +161,7 @@ def with_flags(message: str, command: click.Command, *, card: str = "card", mode
     before = "|".join(
         rf"(?<={each} )" for each in ("multiple of", "where", "with", "fits", "divide", "1 to", " on", " and")
     )
-    flag = re.compile(rf"(?:^|{before})({words})\b(?=[ =,]|$)")
+    flag = re.compile(rf"(?:^|{before})({words})\b(?=[ =,]|$)(?! or more)")
     return flag.sub(lambda found: f"--{_dashed(found[1])}", message)
 
 

@@ -82,7 +82,8 @@ def best_draft(acceptance: float, draft_cost: float, *, check_cost: float = 1.0)
 
     The (k+1)-th token adds q^(k+1) tokens and c to the cost, so it pays while q^(k+1)/c is above the speed so far. That
     gain falls with k, so the first length that does not pay ends the search: the shortest of the fastest. 0: do not
-    draft. Where tokens are always right, or drafting is free, no length is the best: ``ValueError``, as for a best
+    draft. With v above 1, the same for each length, the best may still be slower than a pass without a check (`speedup`
+    below 1). Where tokens are always right, or drafting is free, no length is the best: ``ValueError``, as for a best
     length above 10,000.
     """
     q, c = _share("acceptance", acceptance), float(amount("draft_cost", draft_cost))

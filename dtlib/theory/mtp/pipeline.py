@@ -39,13 +39,14 @@ def last_stage_layers(
     source="derived here",
     label="thm-mtp-stages",
     equation=r"p^* = 1 + \frac{l}{u}",
-    use="With more stages the last one is the slowest even if it has no layer at all.",
+    use="With more stages the last one has more than an even share even if it has no layer at all.",
 )
 def most_stages(num_layers: int, last_layers: float) -> float:
-    """Stages beyond which the last one sets the pace.
+    """Stages beyond which the last one has more than an even share.
 
     All work is l + u layers, u of which (`last_layers`) cannot leave the last stage. An even share, (l + u)/p, is at
-    least u up to p = 1 + l/u. ``ValueError`` unless u is positive.
+    least u up to p = 1 + l/u. It is the slowest of all only if u is above the whole layers of another, too.
+    ``ValueError`` unless u is positive.
     """
     return 1 + whole("num_layers", num_layers, 1) / amount("last_layers", last_layers, positive=True)
 

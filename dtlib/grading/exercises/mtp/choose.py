@@ -20,14 +20,18 @@ def check_cost(k: int, batch: int, ridge: float) -> float:
     return max(1.0, batch * (k + 1) / ridge) / max(1.0, batch / ridge)
 
 
-def times(job: Job, *, check: Callable[..., float] = check_cost, chain: Any = None, free: bool = False) -> Plans:
-    """Passes that a token takes with each draft, by another theory of the check, of the chain, or with free guesses."""
+def times(job: Job, *, check: Callable[..., float] = check_cost, chain: Any = None, paid: Any = None) -> Plans:
+    """Passes that a token takes with each draft, by another theory of the check, the chain, or the guesses paid for."""
     drafts, batch, ridge = job
     chain = chain or (lambda shares: 1 + float(np.cumprod(shares).sum()))
     return {
-        (name, k): (check(k, batch, ridge) + (0 if free else k * of["cost"])) / chain(of["shares"][:k])
+        (name, k): (check(k, batch, ridge) + (paid(k) if paid else k) * of["cost"]) / chain(of["shares"][:k])
         for name, of in drafts.items() for k in range(1, len(of["shares"]) + 1)
     }  # fmt: skip
+
+
+def mean_share(shares: list[float]) -> float:
+    return mtp.accepted_tokens(float(np.mean(shares)), len(shares))
 
 
 def one_share(shares: list[float]) -> float:
@@ -35,10 +39,11 @@ def one_share(shares: list[float]) -> float:
 
 
 WRONG: tuple[dict[str, Any], ...] = (
-    {"check": lambda *_: 1.0}, {"chain": one_share}, {"free": True}, {"chain": lambda shares: 1 + sum(shares)},
+    {"check": lambda *_: 1.0}, {"chain": one_share}, {"chain": mean_share}, {"paid": lambda k: 0},
+    {"paid": lambda k: k + 1}, {"chain": lambda shares: 1 + sum(shares)},
 )  # fmt: skip
-"""Mistakes that a job must tell apart: a check that costs one pass, the first share for all, guesses that cost nothing,
-shares that are added."""
+"""Mistakes that a job must tell apart: a check that costs one pass, the first share or the mean for all, guesses that
+cost nothing or are one more, shares that are added."""
 
 
 def best(plans: Plans) -> tuple[str, int] | None:

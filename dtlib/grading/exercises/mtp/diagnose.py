@@ -31,8 +31,10 @@ def case(rng: Rng, number: int, kind: str, n: int, width: int, wrong_guesses: in
         losses.append(losses[-1] * float(rng.uniform(1.08, 1.3)))
     if kind == LATE:  # each predicts what the one before it does
         losses = [losses[0], *losses[:-1]]
-    losses = [each * float(rng.uniform(0.995, 1.005)) for each in losses]
-    parts = rng.uniform(0.8, 1.2, n) / n  # of the heads in the trunk's gradient, which point alike here
+    noise = rng.uniform(0.995, 1.005, n)
+    noise[:2].sort()  # the second of a late run is not the better one
+    losses = [each * float(off) for each, off in zip(losses, noise, strict=True)]
+    parts = np.sort(rng.uniform(0.8, 1.2, n)) / n  # of the trunk's gradient, which point alike here: the first, least
     times = np.arange(n, 0, -1) if kind == AGAIN else np.full(n, 1 / n if kind == AVERAGED else 1)
     norm = float(rng.uniform(0.2, 30))
     held = mtp.logits_bytes(1, tokens, vocab, n, in_turn=kind != GRAPH, element_bytes=width)
