@@ -73,11 +73,19 @@ def needed(job: Job, dp: int, tp: int, ep: int, *, over: int = 0, cut: int = 0) 
     """Bytes of a rank; the optimizer of an expert is cut `over` so many ranks, experts `cut` so many times."""
     dense, experts = parameters(job)
     states = dense / tp * (6 + 12 / dp) + experts / (cut or ep) / tp * (6 + 12 / (over or dp // ep))
-    return states + 34 * job["seq"] * job["hidden"] * job["layers"] / tp
+    return states + kept(job, tp)
 
 
-def seconds(job: Job, dp: int, tp: int, ep: int, *, copies: bool = False, near: int = 0, group: int = 0) -> float:
-    """Seconds of a step; with a copy an expert, with ep on links of `near` ranks, experts summed over a `group`."""
+def kept(job: Job, tp: int) -> float:
+    """Bytes of one sequence."""
+    return float(34 * job["seq"] * job["hidden"] * job["layers"] / tp)
+
+
+def seconds(
+    job: Job, dp: int, tp: int, ep: int, *, copies: bool = False, near: int = 0, group: int = 0, is_own: bool = False
+) -> float:
+    """Seconds of a step; with a copy an expert, with ep on links of `near` ranks, experts summed over a `group`, by the
+    links that so few ranks side by side have."""
     dense, experts = parameters(job)
     tokens, k, num_experts = job["seq"] * job["sequences"] // dp, job["top_k"], job["num_experts"]
 
@@ -88,7 +96,9 @@ def seconds(job: Job, dp: int, tp: int, ep: int, *, copies: bool = False, near: 
     visits = k if copies else ep * (1 - comb(num_experts - num_experts // ep, k) / comb(num_experts, k))
     alpha, rate = job["inside" if (near or tp * ep) <= job["node"] else "across"]
     exchange = (ep - 1) * (alpha + 2 * tokens / tp * job["hidden"] * visits / ep / rate)
-    gradients = ring(dp, cards := tp * dp, 4 * dense / tp) + ring(group or dp // ep, cards, 4 * experts / ep / tp)
+    cards, few = tp * dp, group or dp // ep
+    gradients = ring(dp, dp if is_own else cards, 4 * dense / tp)
+    gradients += ring(few, few if is_own else cards, 4 * experts / ep / tp)
     return 4 * job["layers"] * (ring(tp, tp, 2 * tokens * job["hidden"]) + exchange) + gradients
 
 
@@ -117,9 +127,13 @@ WRONG: tuple[Callable[[Job], dict[Plan, float]], ...] = (
     lambda job: possible(job, seconds=lambda job, dp, tp, ep: seconds(job, dp, tp, ep, group=dp)),
     lambda job: possible(job, fill_nodes=False),
     lambda job: possible(job, share=False),
+    lambda job: possible(job, needed=lambda job, dp, tp, ep: needed(job, dp, tp, ep) - kept(job, tp) / 6),
+    lambda job: possible(job, seconds=lambda job, dp, tp, ep: seconds(job, dp, tp, ep, is_own=True)),
+    lambda job: {plan: cost for plan, cost in possible(job).items() if plan[2].bit_count() == 1},
 )
 """An expert's optimizer over all of dp, or not cut; experts not cut; a copy an expert; links of ep always fast, or by
-ep alone; gradients of experts summed over all of dp; groups in parts of nodes; ranks without sequences."""
+ep alone; gradients of experts summed over all of dp; groups in parts of nodes; ranks without sequences; a
+margin of the states alone; gradients over links of dp ranks side by side; powers of two for ep."""
 
 EXERCISE = on_paper(
     "ep.7", "choose_layout", "Where to put the experts?", draw,

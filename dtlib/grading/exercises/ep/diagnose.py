@@ -17,7 +17,7 @@ NOTHING, GATHERED, COPIES, DROPPED, SIGN, COLLAPSED, IDLE, TIMES = (
 STEPS = 5
 
 #: What is wrong, ranks, experts, experts a token, tokens of a rank, and what looks as if something were wrong: a rank
-#: that is idle in the last step, an expert with twice the mean load, a collapse of which the bias is the cause.
+#: that is idle in all steps but one, an expert with twice the mean load, a collapse of which the bias is the cause.
 KINDS = (
     (NOTHING, 4, 12, 2, 9, "idle"), (NOTHING, 3, 12, 2, 8, "busy"), (NOTHING, 2, 8, 1, 10, ""),
     (NOTHING, 4, 16, 3, 6, "busy"), (NOTHING, 3, 9, 2, 10, "idle"),
@@ -37,6 +37,7 @@ def case(
     hidden, width = 64 * int(rng.integers(4, 60)), (1, 2, 4)[(n + top_k + tokens) % 3]
     while True:
         tables = routed(rng, kind, n, num_experts, top_k, n * tokens, looks)
+        tables = [rng.permuted(each, axis=1) for each in tables]  # the popular ones do not come first
         visits, copies, every = rows_sent(tables[-1], n, num_experts)
         loads = np.stack([np.bincount(each.ravel(), minlength=num_experts) for each in tables])
         apart = abs(np.log(copies.sum() / every.sum())) > 0.1 or kind not in (GATHERED, COPIES)
@@ -67,7 +68,8 @@ def routed(rng: Rng, kind: str, n: int, num_experts: int, top_k: int, tokens: in
     popular = np.exp(rng.normal(0, 0.5, (STEPS, num_experts)))
     rank = int(rng.integers(n)) * (num_experts // n)
     if kind == IDLE or looks == "idle":
-        popular[-1 if looks == "idle" else 0 :, rank : rank + num_experts // n] = 0
+        visited = int(rng.integers(STEPS - 1)) if looks == "idle" else STEPS
+        popular[np.arange(STEPS) != visited, rank : rank + num_experts // n] = 0
     if kind == COLLAPSED or looks in ("collapse", "busy"):
         popular[-1, int(rng.integers(num_experts))] *= 4 if looks == "busy" else 60
     return [_routing.experts(rng, tokens, top_k, each) for each in popular]
