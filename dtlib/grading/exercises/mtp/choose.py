@@ -20,13 +20,16 @@ def check_cost(k: int, batch: int, ridge: float) -> float:
     return max(1.0, batch * (k + 1) / ridge) / max(1.0, batch / ridge)
 
 
-def times(job: Job, *, check: Callable[..., float] = check_cost, chain: Any = None, paid: Any = None) -> Plans:
+def times(
+    job: Job, *, check: Callable[..., float] = check_cost, chain: Any = None, paid: Any = None, most: int = 9
+) -> Plans:
     """Passes that a token takes with each draft, by another theory of the check, the chain, or the guesses paid for."""
     drafts, batch, ridge = job
     chain = chain or (lambda shares: 1 + float(np.cumprod(shares).sum()))
     return {
-        (name, k): (check(k, batch, ridge) + (paid(k) if paid else k) * of["cost"]) / chain(of["shares"][:k])
-        for name, of in drafts.items() for k in range(1, len(of["shares"]) + 1)
+        (name, k): (c + (paid(k, c) if paid else k) * of["cost"]) / chain(of["shares"][:k])
+        for name, of in drafts.items() for k in range(1, min(most, len(of["shares"])) + 1)
+        for c in [check(k, batch, ridge)]
     }  # fmt: skip
 
 
@@ -39,11 +42,12 @@ def one_share(shares: list[float]) -> float:
 
 
 WRONG: tuple[dict[str, Any], ...] = (
-    {"check": lambda *_: 1.0}, {"chain": one_share}, {"chain": mean_share}, {"paid": lambda k: 0},
-    {"paid": lambda k: k + 1}, {"chain": lambda shares: 1 + sum(shares)},
+    {"check": lambda *_: 1.0}, {"chain": one_share}, {"chain": mean_share}, {"paid": lambda k, _: 0},
+    {"paid": lambda k, _: k + 1}, {"paid": lambda k, c: k * c}, {"chain": lambda shares: 1 + sum(shares)}, {"most": 3},
+    {"check": lambda k, batch, ridge: 1.0 if batch * (k + 1) <= ridge else 99.0},
 )  # fmt: skip
 """Mistakes that a job must tell apart: a check that costs one pass, the first share or the mean for all, guesses that
-cost nothing or are one more, shares that are added."""
+cost nothing, are one more or cost a check each, shares that are added, three guesses at most, none beyond the ridge."""
 
 
 def best(plans: Plans) -> tuple[str, int] | None:
