@@ -33,7 +33,7 @@ ON_PAPER = [name for name, exercise in all_exercises().items() if bank.is_on_pap
 SEEDS = range(2)
 MANY = range(50)
 #: What changes no answer: the vocabulary and heads are there to be left alone, and the width of a head cancels.
-DECOYS = {"tp.1": {(3,)}, "cp.2": {(3,)}, "tp.4": {(0, "num_kv_heads"), (0, "vocab")}}
+DECOYS = {"tp.1": {(3,)}, "cp.2": {(3,)}, "tp.4": {(0, "num_kv_heads"), (0, "vocab")}, "mtp.4": {(0, "wrong_guesses")}}
 #: A run tells the same twice: what was sent and how long it took say what these do.
 DECOYS["planner.4"] = {(0, each) for each in ("dp", "tp", "tp_bytes", "across")} | {(0, "seconds", "dp")}
 #: Judged by the plan that comes out, not by the way to it: several answers are right, and one number more or less

@@ -125,7 +125,7 @@ def test_bad_input_is_named():
 
     words = [
         "model must be a GPT", "model must have experts", "num_experts must be at least the number of ranks",
-        "model must have its weights whole", "rate must be at least 0", "model must have experts",
+        "model must have its experts whole", "rate must be at least 0", "model must have experts",
     ]  # fmt: skip
     for rank in lab.run(errors, N):
         for (said, sent), expected in zip(rank, words, strict=True):

@@ -1,6 +1,7 @@
 """mtp.3: which draft, and how long, on paper."""
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,7 @@ def best(plans: Plans) -> tuple[str, int] | None:
 
 def drawn(rng: Rng) -> Job:
     found = {}
-    for name, low, high in (("heads", 0.01, 0.04), ("modules", 0.04, 0.12), ("a small model", 0.1, 0.3)):
+    for name, low, high in (("heads", 0.01, 0.15), ("modules", 0.02, 0.2), ("a small model", 0.02, 0.3)):
         first, falls = float(rng.uniform(0.4, 0.95)), float(rng.uniform(0.75, 1.02))
         most = int(rng.integers(2, 7))
         shares = [round(min(0.97, first * falls**j), 3) for j in range(most)]
@@ -80,6 +81,14 @@ def draw(rng: Rng) -> Cases:
             job = drawn(rng)
             plans = times(job)
             if is_clear(plans) and best(plans) and best(times(job, **mistake)) not in (best(plans), None):
+                break
+        cases.append(case("a cluster", job))
+    for name, is_cheap in product(NAMES, (True, False)):  # its cost decides: another would be chosen at 0.06
+        while True:
+            drafts, batch, ridge = job = drawn(rng)
+            plan, dear = best(times(job)), drafts | {name: drafts[name] | {"cost": 0.06}}
+            chosen = plan is not None and plan[0] == name
+            if chosen == is_cheap and is_clear(times(job)) and plan != best(times((dear, batch, ridge))):
                 break
         cases.append(case("a cluster", job))
     drafts, _, _ = drawn(rng)
