@@ -4,12 +4,12 @@ The mechanism stands on the chapter's page: counts, then rows, by `all_to_all_si
 What is here sends one copy for each *rank* that a token visits, not for each expert, and cuts a whole GPT:
 
     model = ep.parallelize(GPT(config), group)           # config.num_experts > 0
+    model = dp.BucketedDataParallel(model, group=group)  # an expert belongs to its rank: divided, and not summed again
     optimizer = torch.optim.AdamW(model.parameters())
     with ep.routing(model) as routed:
         loss = next_token_loss(model(tokens), targets)   # each rank's own tokens
     loss = loss + 0.01 * sum(ep.balance_loss(each, group) for each in routed)
     loss.backward()
-    ep.average_gradients(model, group)
     optimizer.step()
     ep.move_bias(model, 1e-3, group)                     # balance without a loss
 
@@ -22,14 +22,13 @@ from dtlib.ranks.shared.split import clip_grad_norm, load_state_dict, split, sta
 
 from .balance import balance_loss, move_bias, routing, sequence_balance_loss, with_loss
 from .exchange import Arrived, Exchange, Route, combine, dispatch
-from .gpt import OwnExperts, average_gradients, parallelize
+from .gpt import OwnExperts, parallelize
 
 __all__ = [
     "Arrived",
     "Exchange",
     "OwnExperts",
     "Route",
-    "average_gradients",
     "balance_loss",
     "clip_grad_norm",
     "combine",

@@ -1,17 +1,16 @@
-"""One call that lays the experts of a GPT of `ranks.model` on the ranks of a group, and the sums of its gradients."""
+"""One call that lays the experts of a GPT of `ranks.model` on the ranks of a group."""
 
 from __future__ import annotations
 
-import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from dtlib.ranks.experts import Experts, MoE
 from dtlib.ranks.mesh import Group
 from dtlib.ranks.model import GPT
 from dtlib.ranks.shared.alike import size_of
-from dtlib.ranks.shared.replicas import begin_alike, split_modules
-from dtlib.ranks.shared.split import Split, SplitModule, evenly, splits_of
+from dtlib.ranks.shared.replicas import begin_alike, belongs_to, split_modules
+from dtlib.ranks.shared.split import Split, SplitModule, evenly
 
 from .exchange import Exchange
 
@@ -34,18 +33,20 @@ class OwnExperts(SplitModule, Experts):
         self.take("down_efh", experts.down_efh, split)
 
 
-def parallelize(model: GPT, group: Group = None) -> GPT:
+def parallelize(model: GPT, group: Group = None, *, holders: dist.ProcessGroup | None = None) -> GPT:
     """Lay the experts of `model`, which is changed and returned, on the ranks of `group` (None: all ranks).
 
     | | whole | this rank | sent |
     |---|---|---|---|
     | tokens | its own | its own | |
     | experts of each layer | e | e/N, the first e mod N ranks have one more | rows, as `dispatch` and `combine` |
-    | all other weights, routers too | all | all | never: `average_gradients` |
+    | all other weights, routers too | all | all | by whoever wraps it |
 
     Each rank calls it with tokens of its own, any number of them, and all ranks equally often. The loss is each rank's.
-    All ranks begin with the weights of the group's rank 0; build the optimizer afterwards. Put `activations.recompute`
-    on top.
+    All ranks begin with the weights of the group's rank 0. Put `activations.recompute` on top, then data parallelism or
+    ZeRO over all ranks that have other tokens, then an optimizer: an expert belongs to `holders` (`dp.belongs_to`), the
+    ranks of other such groups that have the same one, or to this rank alone (None). So its gradient, a sum over the
+    tokens of `group` already, is summed over these, and divided as all others are.
 
     ``ValueError`` before anything is sent for another model, one without experts or split already, fewer experts than
     ranks, or a group without this rank; on all ranks where their models are not alike.
@@ -61,43 +62,12 @@ def parallelize(model: GPT, group: Group = None) -> GPT:
         raise ValueError("model must have its experts whole, and is split already")
     evenly("num_experts", config.num_experts, n)
     begin_alike(model, group)
+    if holders is None:
+        holders = dist.new_group([dist.get_rank()], use_local_synchronization=True)
     for layer in model.modules():
         if isinstance(layer, MoE):
             layer.experts = OwnExperts(layer.experts, group)
             layer.way = Exchange(config.num_experts, group, config.capacity_factor)
+            for parameter in layer.experts.parameters():
+                belongs_to(parameter, holders)
     return model
-
-
-@torch.no_grad()
-def average_gradients(model: nn.Module, group: Group = None, *, replicas: Group | tuple[()] = ()) -> None:
-    """Make the gradients of `model` those of the mean loss over the ranks of `group`, in place; all must call it.
-
-    `group` are the ranks with different tokens: those that share the experts, or several such groups. Then `replicas`
-    are the ranks of it that have the same experts as this one; without it there is no other.
-
-    | | after the backward pass | what it does |
-    |---|---|---|
-    | experts | sums over the tokens of the ranks that share them out | sum over `replicas`, divide by all of `group` |
-    | all others | of this rank's tokens | sum over `group`, divide by all of `group` |
-
-    So an expert's gradient is divided as any other, and never multiplied by the ranks that have other experts. What is
-    trained and has no gradient counts as zero. One all-reduce for each dtype and kind.
-    """
-    n = size_of(group)
-    split = splits_of(model)
-    kinds: dict[tuple[bool, torch.dtype], list[Tensor]] = {}
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        kinds.setdefault((name in split, parameter.dtype), []).append(parameter.grad)
-    for (is_expert, _), gradients in kinds.items():
-        if is_expert and replicas == ():
-            torch._foreach_div_(gradients, n)
-            continue
-        flat = torch.cat([each.flatten() for each in gradients])
-        dist.all_reduce(flat, group=replicas if is_expert else group)
-        flat /= n
-        for gradient, part in zip(gradients, flat.split([each.numel() for each in gradients]), strict=True):
-            gradient.copy_(part.view_as(gradient))

@@ -295,10 +295,7 @@ def _spread_experts(model: GPT, mesh: Mesh, num: int) -> None:
     for axis, size in mesh.axes.items():
         axes |= {"same": size // num, "ep": num} if axis == "dp" else {axis: size}
     finer = Mesh(axes)
-    ep.parallelize(model, finer.group("ep"))
-    for each in model.modules():
-        for parameter in each.parameters() if isinstance(each, ep.OwnExperts) else ():
-            dp.belongs_to(parameter, finer.group("same", "cp"))
+    ep.parallelize(model, finer.group("ep"), holders=finer.group("same", "cp"))
 
 
 def _in_the_model(place: Place, before: int) -> Place:

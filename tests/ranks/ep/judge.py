@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from dtlib import lab
-from dtlib.ranks import activations, ep
+from dtlib.ranks import activations, dp, ep
 from dtlib.ranks.experts import Router
 from dtlib.ranks.model import GPT, GPTConfig, next_token_loss
 from dtlib.theory.ep import bias_step
@@ -135,15 +135,17 @@ class Spread(Whole):
     def __init__(self, case: Case, n: int) -> None:
         self.case, self.rank, self.missing = case, dist.get_rank(), []
         self.model = activations.recompute(ep.parallelize(make(case, self.rank)), case.recompute)
+        self.wrapped = dp.FlatDataParallel(self.model, find_unused_parameters=True)
 
     def backward(self, step: int) -> list[float]:
         tokens, targets = data(self.case, step, self.rank)
         with ep.routing(self.model) as routed:
-            loss = next_token_loss(self.model(tokens), targets)
+            loss = next_token_loss(self.wrapped(tokens), targets)
         balance = sum(ep.balance_loss(each) for each in routed) if self.case.balance else 0
-        (loss + self.case.balance * balance).backward()
+        with self.wrapped.no_sync():
+            (loss + self.case.balance * balance).backward()
         self.missing += [name for name, p in self.model.named_parameters() if p.requires_grad and p.grad is None]
-        ep.average_gradients(self.model)
+        self.wrapped.sync()
         return [loss.item()]
 
     def clip(self) -> Tensor:

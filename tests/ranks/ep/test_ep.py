@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dtlib.ranks import ep, experts
+from dtlib.ranks import dp, ep, experts
 from dtlib.ranks import model as gpt
 from dtlib.ranks.ep import exchange
 from dtlib.ranks.shared import replicas
@@ -27,24 +27,28 @@ def test_equals_one_process(n):
 
 def experts_not_divided():
     """An expert's gradient is the sum over all ranks' losses: it comes out multiplied by the ranks."""
-    average = ep.average_gradients
-
-    def wrong(model):
-        average(model)
-        for name, parameter in model.named_parameters():
-            if "experts" in name:
-                parameter.grad *= dist.get_world_size()
-
-    return patched(ep, "average_gradients", wrong)
+    return gradients_times_the_ranks(lambda name: "experts" in name)
 
 
 def sum_for_mean():
-    def wrong(model):
-        for name, parameter in model.named_parameters():
-            if "experts" not in name:
-                dist.all_reduce(parameter.grad)
+    return gradients_times_the_ranks(lambda name: "experts" not in name)
 
-    return patched(ep, "average_gradients", wrong)
+
+def gradients_times_the_ranks(chosen):
+    average = dp.FlatDataParallel._average
+
+    def wrong(self, unused):
+        average(self, unused)
+        for name, parameter in self.module.named_parameters():
+            if chosen(name) and parameter.requires_grad:
+                parameter.grad *= dist.get_world_size()
+
+    return patched(dp.FlatDataParallel, "_average", wrong)
+
+
+def experts_summed_over_all():
+    """As if all ranks held the same experts."""
+    return patched(ep.gpt, "belongs_to", lambda parameter, group: None)
 
 
 def router_cut_off():
@@ -138,6 +142,7 @@ def no_broadcast():
 MUTANTS = {
     experts_not_divided: ("top 2", "gradients"),
     sum_for_mean: ("top 2", "gradients"),
+    experts_summed_over_all: ("top 2", "losses"),
     router_cut_off: ("top 2", "gradients"),
     tokens_cut_off: ("top 2", "gradients"),
     no_gradient_without_tokens: ("one expert for all", "missing"),
