@@ -1,7 +1,8 @@
 """Experts on other ranks against every rank gathering all tokens, and against slots of one size: a layer, in one run.
 
 All compute the same layer of experts, forward and backward, with each rank's own tokens: `dtlib.ranks.ep`; tokens
-gathered from all ranks, each rank computing its own experts, the answers reduced and scattered; and a capacity of
+gathered from all ranks by rings, each rank computing its own experts, the answers reduced and scattered (gloo's own
+call sends twice as much); and a capacity of
 `CAPACITY` times the mean, each expert's slots sent whether they are filled or not. The first two must agree on the
 answers and on every gradient; the third drops what does not fit. The targets: at most 0.95 of the better one's time
 on two ranks and 0.75 on four. How far the products are the same work for all depends on how wide an expert is: so the
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from benchmarks._report import console, print_table, ratio_cells, save
 from dtlib import lab
 from dtlib.ranks import ep
+from dtlib.ranks.collectives import ring_all_gather, ring_reduce_scatter
 from dtlib.ranks.experts import MoE, Pairs, Routed, pairs_of
 from dtlib.ranks.model import GPTConfig
 from dtlib.theory.ep import capacity
@@ -40,9 +42,7 @@ class Gather(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, rows: Tensor) -> Tensor:
         """(t, …) to (N t, …)."""
-        every = rows.new_empty(dist.get_world_size() * len(rows), *rows.shape[1:])
-        dist.all_gather_single(every, rows.contiguous())
-        return every
+        return ring_all_gather(rows.contiguous())
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> Tensor:
@@ -56,9 +56,7 @@ class Scatter(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, rows: Tensor) -> Tensor:
         """(N t, …) to (t, …)."""
-        own = rows.new_empty(len(rows) // dist.get_world_size(), *rows.shape[1:])
-        dist.reduce_scatter_single(own, rows.contiguous())
-        return own
+        return ring_reduce_scatter(rows.contiguous())
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> Tensor:
@@ -72,8 +70,7 @@ class GatherAll(nn.Module):
     def forward(self, x_th: Tensor, routed: Routed, experts: ep.OwnExperts, shared: Any) -> Tensor:
         """The answers of all ranks' experts to this rank's tokens."""
         (own,) = experts.splits["up_ehf"].ranges[dist.get_rank()]
-        experts_tk = routed.experts_tk.new_empty(dist.get_world_size() * len(x_th), routed.experts_tk.shape[1])
-        dist.all_gather_single(experts_tk, routed.experts_tk)
+        experts_tk = ring_all_gather(routed.experts_tk)
         weights_tk, x_nh = Gather.apply(routed.weights_tk), Gather.apply(x_th)
         row_p, weights_p, counts_e = pairs_of(Routed(experts_tk, weights_tk, weights_tk), CONFIG.num_experts)
         start, stop = sum(counts_e[: own.start]), sum(counts_e[: own.stop])
