@@ -92,7 +92,7 @@ def rows(text: str) -> Iterator[list[str]]:
 def letters_of(formula: str) -> set[str]:
     """The letters in LaTeX, commands for Greek ones among them; words and names of functions are none."""
     bare = re.sub(r"\\(?:text|mathrm|operatorname)\{[^}]*\}|\\(?:begin|end)\{[^}]*\}", " ", formula)
-    greek = re.findall(r"\\(?:alpha|beta|Psi|Phi|rho|delta|varphi|nu|Omega)(?![a-z])", bare)
+    greek = re.findall(r"\\(?:alpha|beta|Psi|Phi|rho|delta|varphi|lambda|nu|Omega)(?![a-z])", bare)
     return {*greek, *re.findall(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", " ", bare))}
 
 

@@ -32,7 +32,7 @@ def routing(model: nn.Module) -> Iterator[list[Routed]]:
 
 
 def balance_loss(routed: Routed, group: Group = None) -> Tensor:
-    """E Σ f_i P_i: f_i the share of the visits that expert i gets, P_i its mean share of a token's scores, both over
+    """E Σ φ_i P_i: φ_i the share of the visits that expert i gets, P_i its mean share of a token's scores, both over
     the tokens of all ranks of `group`. It is 1 where either is even. Its gradient goes through P alone.
 
     What each rank gets is its own term: their *mean* is the loss of all tokens, and has its gradient, as with the
@@ -48,7 +48,7 @@ def balance_loss(routed: Routed, group: Group = None) -> Tensor:
 
 
 def sequence_balance_loss(routed: Routed, columns: int, group: Group = None) -> Tensor:
-    """E Σ f_i P_i of each sequence by itself, added up: f_i and P_i as in `balance_loss`, over its own tokens.
+    """E Σ φ_i P_i of each sequence by itself, added up: φ_i and P_i as in `balance_loss`, over its own tokens.
 
     A sequence is `columns` tokens of `routed` one after another, on each rank of `group`, which share out its tokens.
     As it knows no other sequence it is the same whichever of them are computed together: on how many ranks, in how many

@@ -53,8 +53,8 @@ def busiest_rank_tokens(tokens: int, num_experts: int, top_k: int, ep: int, copi
 
     Of a token a rank gets a hypergeometric number of its k choices, with variance v = (k/N)(1 − 1/N)(E − k)/(E − 1),
     less than independent ones would have. The N counts add up to Ntk, so two covary by −v/(N − 1) a token. Sums over
-    many tokens are normal, and N normal numbers of equal variance and covariance are a common one and N independent
-    ones of v + v/(N − 1): the largest is m_N (`largest_normal`) such deviations above the mean. ``"rank"`` counts a
+    many tokens are normal, and covary as N independent normal numbers of variance v + v/(N − 1) a token less their
+    mean, which is 0 in the mean: the largest is m_N (`largest_normal`) such deviations above the mean. ``"rank"`` counts a
     token once however many of its experts lie there: with q_j the chance to miss j ranks, 1 − q₁ for k/N and q₁ − q₂
     for v + v/(N − 1). N = E is the busiest expert.
 
@@ -118,7 +118,7 @@ def _binomial(trials: int, chance: float) -> NDArray[np.float64]:
     "ep.dropped_share",
     source="derived here",
     label="thm-ep-dropped",
-    equation=r"\frac{E}{T k} \sum_{x > C} (x - C) \binom{T}{x} \Bigl(\frac kE\Bigr)^x \Bigl(1 - \frac kE\Bigr)^{T-x}",
+    equation=r"\frac{E}{T k} \sum_{n > C} (n - C) \binom{T}{n} \Bigl(\frac kE\Bigr)^n \Bigl(1 - \frac kE\Bigr)^{T-n}",
 )
 def dropped_share(tokens: int, top_k: int, num_experts: int, capacity_factor: float) -> float:
     """Share of the choices that find their expert full, in the mean.

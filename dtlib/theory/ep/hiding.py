@@ -21,7 +21,7 @@ from .traffic import COPIES, link_elements
 
 
 def all_to_all_seconds(of: Cluster, layer: Layer, tokens: int, *, copies: str = "best") -> float:
-    """Seconds that t `tokens` of each rank of a cluster take to their experts and back, in w_d + w_c bytes an element.
+    """Seconds that t `tokens` of each rank of a cluster take to their experts and back, in w_out + w_back bytes an element.
 
     With a copy for each ``"expert"`` or ``"rank"``, twice the best plan that `cluster` knows for an all-to-all. With
     one for each ``"node"``, m − 1 messages across and g − 1 inside, one after the other. ``"best"`` is the fastest.
@@ -59,13 +59,13 @@ def _read_seconds(layer: Layer, routed: float, memory_bytes_per_s: float) -> flo
     "ep.hiding_width",
     source="derived here",
     label="thm-ep-width",
-    equation=r"f \ge \frac{N-1}{N} \cdot \frac{V}{k + S} \cdot \frac{(w_d + w_c)\,F}{6 B}",
+    equation=r"f \ge \frac{N-1}{N} \cdot \frac{V}{k + S} \cdot \frac{(w_\text{out} + w_\text{back})\,F}{6 B}",
     use="Wider experts hide the all-to-all of any number of tokens, as far as its bytes go.",
 )
 def hiding_width(of: Cluster, layer: Layer, flops_per_s: float, *, copies: str = "best") -> float:
     """The width of an expert from which its products take as long as the bytes of the all-to-all.
 
-    A token costs 6hf (k + S)/F seconds and (N − 1)/N · V h (w_d + w_c)/B: tokens and h cancel, and what decides is f.
+    A token costs 6hf (k + S)/F seconds and (N − 1)/N · V h (w_out + w_back)/B: tokens and h cancel, and what decides is f.
     V is the copies of a token, k with one for each expert; without gates 4 for 6. The equation is that of one node;
     across nodes each kind of link adds its bytes over its rate. Latency is `hiding_tokens`. The layer's own f does not
     count here. ``ValueError`` for a rate that is not positive.
@@ -134,7 +134,7 @@ def layer_seconds(
     "ep.hiding_tokens",
     source="derived here",
     label="thm-ep-width",
-    equation=r"t \ge \frac{2 \alpha (N-1)}{6 h f (k + S)/F - \frac{N-1}{N} V h (w_d + w_c)/B}",
+    equation=r"t \ge \frac{2 \alpha (N-1)}{6 h f (k + S)/F - \frac{N-1}{N} V h (w_\text{out} + w_\text{back})/B}",
     use="With more tokens a rank the all-to-all hides behind experts that are wide enough.",
 )
 def hiding_tokens(

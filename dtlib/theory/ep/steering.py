@@ -19,7 +19,7 @@ from .routing import checked_kind, choices, loads, matrix, route
 
 
 def _shares(scores_te: ArrayLike, experts_tk: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """f_e, the share of all choices that fell on an expert, and each token's scores as shares of their sum."""
+    """φ_e, the share of all choices that fell on an expert, and each token's scores as shares of their sum."""
     s, chosen = amount("scores_te", matrix("scores_te", scores_te)), np.asarray(experts_tk)
     if chosen.ndim != 2 or len(chosen) != len(s) or not chosen.size:
         raise ValueError(f"experts_tk must have a row for each of the {len(s)} tokens, not shape {chosen.shape}")
@@ -29,15 +29,15 @@ def _shares(scores_te: ArrayLike, experts_tk: ArrayLike) -> tuple[NDArray[np.flo
     return loads(chosen, s.shape[1]) / chosen.size, s / total
 
 
-@formula("ep.balance_loss", source="fedus2022", label="eq-ep-loss", equation=r"E \sum_i f_i P_i")
+@formula("ep.balance_loss", source="fedus2022", label="eq-ep-loss", equation=r"E \sum_i \varphi_i P_i")
 def balance_loss(scores_te: ArrayLike, experts_tk: ArrayLike) -> float:
     """The auxiliary loss, without its coefficient.
 
-    f_i is the share of the choices that fell on expert i, P_i the mean over the tokens of its score, as a share of the
-    token's scores: both add up to 1. Where f or P is even it is 1, whatever the other. Where both rank the experts
+    φ_i is the share of the choices that fell on expert i, P_i the mean over the tokens of its score, as a share of the
+    token's scores: both add up to 1. Where φ or P is even it is 1, whatever the other. Where both rank the experts
     alike it is at least 1, where they rank them opposite at most 1 (Chebyshev's sum inequality), and E times the
-    smallest f is as low as P can make it: 1 is the least for f = P alone. The mean of several ranks' own losses is that
-    of their tokens together plus E times the sum of the covariances of f_i and P_i over the ranks. ``ValueError`` for
+    smallest φ is as low as P can make it: 1 is the least for φ = P alone. The mean of several ranks' own losses is that
+    of their tokens together plus E times the sum of the covariances of φ_i and P_i over the ranks. ``ValueError`` for
     shapes that do not match.
     """
     f, p = _shares(scores_te, experts_tk)
@@ -48,15 +48,15 @@ def balance_loss(scores_te: ArrayLike, experts_tk: ArrayLike) -> float:
     "ep.balance_loss_gradient",
     source="derived here",
     label="eq-ep-loss",
-    equation=r"\frac{E}{T}\, p_i \Bigl(f_i - \sum_j f_j p_j\Bigr)",
+    equation=r"\frac{E}{T}\, p_i \Bigl(\varphi_i - \sum_j \varphi_j p_j\Bigr)",
 )
 def balance_loss_gradient(scores_te: ArrayLike, experts_tk: ArrayLike, kind: str = "softmax") -> NDArray[np.float64]:
     """The gradient of the auxiliary loss by the logits, (t, e).
 
-    No gradient goes through f, which counts. For a token whose scores have the shares p_i, an expert's logit is pushed
-    down where its load f_i is above the loads of the others as the token sees them, in proportion to p_i: an expert
-    that a token does not care for is hardly touched. It vanishes where f is even, and adds up to 0 for each token. A
-    sigmoid's has a factor 1 − s_i beside p_i. Errors as `balance_loss`.
+    No gradient goes through φ, which counts. For a token whose scores have the shares p_i, an expert's logit is pushed
+    down where its load φ_i is above the loads of the others as the token sees them, in proportion to p_i: an expert
+    that a token does not care for is hardly touched. It vanishes where φ is even, and adds up to 0 for each token. A
+    sigmoid's has a factor 1 − q_i beside p_i. Errors as `balance_loss`.
     """
     f, p = _shares(scores_te, experts_tk)
     pull = p * (f - p @ f[:, None]) * f.size / len(p)
