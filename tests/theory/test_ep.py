@@ -110,6 +110,19 @@ def test_limits_at_their_ends():
     assert ep.expected_visits_limited(16, 3, 4, 1) == 1
 
 
+def test_a_token_visits_no_more_than_its_choices_and_the_places_there_are():
+    """And twice as many choices visit less than twice as many places, where a place has several experts."""
+    for e in range(1, 25):
+        for n in (each for each in range(1, e + 1) if e % each == 0):
+            visits = [ep.expected_visits(e, k, n) for k in range(1, e + 1)]
+            assert all(v <= min(k, n) * (1 + 1e-12) for k, v in enumerate(visits, 1))
+            more = [visits[2 * k - 1] / visits[k - 1] for k in range(1, e // 2 + 1)]
+            assert all(each < 2 - 1e-9 if n < e else each == pytest.approx(2) for each in more)
+    for m in range(1, 5):
+        for k in range(1, 4 * m + 1):
+            assert ep.expected_visits_limited(16, k, 4, m) <= min(k, m) * (1 + 1e-12)
+
+
 def test_a_router_that_picks_the_best_groups_visits_more_of_them_than_drawn_ones():
     s = np.random.default_rng(0).random((4000, 256))
     chosen = ep.route(s, 8, **V3).experts_tk

@@ -150,6 +150,14 @@ def test_at_the_width_bytes_and_products_take_as_long_whatever_tokens_and_hidden
     assert ep.hiding_width(of, replace(COARSE, expert_hidden=7), F, copies=copies) == pytest.approx(width)
 
 
+@pytest.mark.parametrize("of", ANY, ids=lambda of: of.name)
+def test_with_twice_as_many_choices_narrower_experts_hide_unless_each_has_a_copy(of):
+    twice = replace(COARSE, top_k=4)
+    few, more = ([ep.hiding_width(of, each, F, copies=c) for c in ep.COPIES] for each in (COARSE, twice))
+    close(few[0], more[0])
+    assert all(after < before for before, after in zip(few[1:], more[1:], strict=True))
+
+
 @pytest.mark.parametrize("copies", [*ep.COPIES, "best"])
 @pytest.mark.parametrize("of", ANY, ids=lambda of: of.name)
 def test_from_so_many_tokens_on_nothing_is_exposed_and_with_fewer_something(of, copies):

@@ -54,9 +54,9 @@ def busiest_rank_tokens(tokens: int, num_experts: int, top_k: int, ep: int, copi
     Of a token a rank gets a hypergeometric number of its k choices, with variance v = (k/N)(1 − 1/N)(E − k)/(E − 1),
     less than independent ones would have. The N counts add up to Ntk, so two covary by −v/(N − 1) a token. Sums over
     many tokens are normal, and covary as N independent normal numbers of variance v + v/(N − 1) a token less their
-    mean, which is 0 in the mean: the largest is m_N (`largest_normal`) such deviations above the mean. ``"rank"`` counts a
-    token once however many of its experts lie there: with q_j the chance to miss j ranks, 1 − q₁ for k/N and q₁ − q₂
-    for v + v/(N − 1). N = E is the busiest expert.
+    mean, which is 0 in the mean: the largest is m_N (`largest_normal`) such deviations above the mean. ``"rank"``
+    counts a token once however many of its experts lie there: with q_j the chance to miss j ranks, 1 − q₁ for k/N and
+    q₁ − q₂ for v + v/(N − 1). N = E is the busiest expert.
 
     With few tokens it is off by less than one copy on up to 64 ranks; `busiest_rank_bounds` hold for any number.
     ``ValueError`` where N does not divide E.

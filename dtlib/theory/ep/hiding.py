@@ -21,7 +21,7 @@ from .traffic import COPIES, link_elements
 
 
 def all_to_all_seconds(of: Cluster, layer: Layer, tokens: int, *, copies: str = "best") -> float:
-    """Seconds that t `tokens` of each rank of a cluster take to their experts and back, in w_out + w_back bytes an element.
+    """Seconds that t `tokens` of each rank of a cluster take to their experts and back, in w_out + w_back bytes each.
 
     With a copy for each ``"expert"`` or ``"rank"``, twice the best plan that `cluster` knows for an all-to-all. With
     one for each ``"node"``, m − 1 messages across and g − 1 inside, one after the other. ``"best"`` is the fastest.
@@ -65,10 +65,10 @@ def _read_seconds(layer: Layer, routed: float, memory_bytes_per_s: float) -> flo
 def hiding_width(of: Cluster, layer: Layer, flops_per_s: float, *, copies: str = "best") -> float:
     """The width of an expert from which its products take as long as the bytes of the all-to-all.
 
-    A token costs 6hf (k + S)/F seconds and (N − 1)/N · V h (w_out + w_back)/B: tokens and h cancel, and what decides is f.
-    V is the copies of a token, k with one for each expert; without gates 4 for 6. The equation is that of one node;
-    across nodes each kind of link adds its bytes over its rate. Latency is `hiding_tokens`. The layer's own f does not
-    count here. ``ValueError`` for a rate that is not positive.
+    A token costs 6hf (k + S)/F seconds and (N − 1)/N · V h (w_out + w_back)/B: tokens and h cancel, and f decides. V is
+    the copies of a token, k with one for each expert; without gates 4 for 6. The equation is that of one node; across
+    nodes each kind of link adds its bytes over its rate. Latency is `hiding_tokens`. The layer's own f does not count
+    here. ``ValueError`` for a rate that is not positive.
     """
     rate = amount("flops_per_s", flops_per_s, positive=True)
     return _seconds_per_token(of, layer, copies) * rate * layer.expert_hidden / layer.flops_per_token

@@ -15,8 +15,8 @@ class Layer:
     which meet a token of width h (`hidden`); three matrices each where `gated`, else two.
 
     With `top_groups` a token's experts lie in so many of `groups` groups. A token travels in
-    `dispatch_bytes_per_element` w_out and its result in `combine_bytes_per_element` w_back; `weight_bytes` w are read for a
-    weight. ``ValueError`` for sizes below 1, more choices than experts, groups that do not divide E.
+    `dispatch_bytes_per_element` w_out and its result in `combine_bytes_per_element` w_back; `weight_bytes` w are read
+    for a weight. ``ValueError`` for sizes below 1, more choices than experts, groups that do not divide E.
     """
 
     hidden: int

@@ -18,7 +18,7 @@ KINDS = ("softmax", "sigmoid")
 
 
 def scores(logits_te: ArrayLike, kind: str = "softmax") -> NDArray[np.float64]:
-    """Scores s_te of a token's experts: softmax, which adds up to 1 for a token, or sigmoid, each for itself.
+    """Scores q_te of a token's experts: softmax, which adds up to 1 for a token, or sigmoid, each for itself.
 
     ``ValueError`` for logits that are not finite or have no two dimensions, or another `kind`.
     """

@@ -178,7 +178,7 @@ def step_bytes(
 
     Each way back has the elements of the way out: a rank adds up its experts' results of a token, weighted, before it
     returns them. Backward, the gradients of the results go the dispatch's way and those of the tokens the combine's.
-    w_out is `dispatch_bytes_per_element`, `fp8_bytes_per_element()` in DeepSeek-V3 both forward and backward, w_c
+    w_out is `dispatch_bytes_per_element`, `fp8_bytes_per_element()` in DeepSeek-V3 both forward and backward, w_back
     `combine_bytes_per_element`, bf16 there. With a copy an expert, k in place of V. `visit_bytes` are those that go to
     and fro beside the copies for each of k choices: its expert, its weight, the weight's gradient. Errors as
     `dispatch_elements`.
