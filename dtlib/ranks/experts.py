@@ -8,8 +8,6 @@ expert that it visits, expert by expert.
 from __future__ import annotations
 
 from collections.abc import Callable
-from fractions import Fraction
-from math import ceil
 from typing import Any, NamedTuple
 
 import torch
@@ -17,9 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from dtlib.theory.ep import capacity, checked_routing
 from dtlib.theory.valid import flag, whole
 
-SCORINGS = ("softmax", "sigmoid")
+from .config import GPTConfig
 
 
 class Routed(NamedTuple):
@@ -57,8 +56,7 @@ class Router(nn.Module):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        top_groups = groups if top_groups is None else top_groups
-        refuse_routing(num_experts, top_k, scoring, normalised, groups, top_groups)
+        top_groups = checked_routing(num_experts, top_k, scoring, normalised, groups, top_groups)
         self.top_k, self.scoring, self.normalised, self.scale = top_k, scoring, normalised, scale
         self.groups, self.top_groups = groups, top_groups
         self.weight = nn.Parameter(torch.empty(num_experts, hidden, dtype=dtype))
@@ -121,7 +119,7 @@ class Pairs(NamedTuple):
 def pairs_of(routed: Routed, num_experts: int, capacity_factor: float | None = None) -> Pairs:
     """The visits of `routed`, sorted by expert, an expert's by token.
 
-    With a `capacity_factor` an expert has `room` for so many of the call's tokens at most: the *later* ones are
+    With a `capacity_factor` an expert has `capacity` for so many of the call's tokens at most: the *later* ones are
     dropped.
     """
     t, k = routed.experts_tk.shape
@@ -129,16 +127,11 @@ def pairs_of(routed: Routed, num_experts: int, capacity_factor: float | None = N
     order_p = expert_p.argsort(stable=True)
     counts_e = loads(expert_p, num_experts)
     if capacity_factor is not None:
-        most, expert_p = room(t, k, num_experts, capacity_factor), expert_p[order_p]
+        most, expert_p = capacity(t, k, num_experts, capacity_factor), expert_p[order_p]
         place_p = torch.arange(t * k, device=expert_p.device) - (counts_e.cumsum(0) - counts_e)[expert_p]
         order_p, counts_e = order_p[place_p < most], counts_e.clamp(max=most)
     row_p = order_p.div(k, rounding_mode="floor")
     return Pairs(row_p, routed.weights_tk.flatten()[order_p], counts_e.tolist())
-
-
-def room(tokens: int, top_k: int, num_experts: int, capacity_factor: float) -> int:
-    """The tokens that an expert takes: c times its even share, rounded up, c read as the decimal that is printed."""
-    return min(tokens, ceil(Fraction(repr(float(capacity_factor))) * tokens * top_k / num_experts))
 
 
 class Experts(nn.Module):
@@ -269,10 +262,10 @@ class MoE(nn.Module):
     """The layer in the place of an MLP: a `router`, the `way` to the `experts`, and `shared` ones, or None.
 
     Of what a capacity drops nothing comes back but what the shared experts say: the token goes on by the residual path
-    of its `Block`. `config` is a `GPTConfig`.
+    of its `Block`.
     """
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         hidden, width, kind = config.hidden, config.expert_hidden, {"gated": config.swiglu, "dtype": config.dtype}
         self.router = Router(
@@ -287,41 +280,3 @@ class MoE(nn.Module):
         """(b, s, h) to (b, s, h); a token's answer depends on no other token, but for a capacity."""
         x_th = x_bsh.flatten(0, -2)
         return self.way(x_th, self.router(x_th), self.experts, self.shared).view_as(x_bsh)
-
-
-def refuse_routing(num_experts: int, top_k: int, scoring: str, normalised: bool, groups: int, top_groups: int) -> None:
-    """``ValueError`` unless a router can be made of these."""
-    whole("num_experts", num_experts, 1)
-    if whole("top_k", top_k, 1) > num_experts:
-        raise ValueError(f"top_k must be at most num_experts={num_experts}, not {top_k}")
-    if scoring not in SCORINGS:
-        raise ValueError(f"scoring must be one of {', '.join(SCORINGS)}, not {scoring!r}")
-    flag("normalised", normalised)
-    if num_experts % whole("groups", groups, 1):
-        raise ValueError(f"groups must divide num_experts={num_experts}, and {groups} does not")
-    if whole("top_groups", top_groups, 1) > groups:
-        raise ValueError(f"top_groups must be at most groups={groups}, not {top_groups}")
-    if top_k > top_groups * (num_experts // groups):
-        raise ValueError(
-            f"top_k must be at most the {top_groups * (num_experts // groups)} experts of top_groups={top_groups} "
-            f"groups, not {top_k}"
-        )
-
-
-def refuse_experts(config: Any) -> None:
-    """``ValueError`` unless `config`, a `GPTConfig` with experts, can be built."""
-    groups = config.expert_groups
-    top_groups = groups if config.top_groups is None else config.top_groups
-    refuse_routing(config.num_experts, config.top_k, config.scoring, config.normalised, groups, top_groups)
-    width = config.expert_ratio * config.hidden
-    if not width >= 1 or width % 1:
-        raise ValueError(
-            f"expert_ratio must make a whole number of hidden={config.hidden}, at least 1, not {config.expert_ratio!r}"
-        )
-    if config.first_dense >= config.num_layers:
-        raise ValueError(f"first_dense must be below num_layers={config.num_layers}, not {config.first_dense}")
-    factor = config.capacity_factor
-    if factor is not None and not factor > 0:
-        raise ValueError(f"capacity_factor must be above 0, or None, not {factor!r}")
-    if not config.expert_scale > 0:
-        raise ValueError(f"expert_scale must be above 0, not {config.expert_scale!r}")

@@ -184,19 +184,19 @@ def test_the_mean_of_the_ranks_losses_is_another_than_that_of_all_tokens():
     close(np.mean(own) - ep.balance_loss(s, chosen), apart)
 
 
-@pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
-def test_the_gradient_is_that_of_small_differences(kind):
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+def test_the_gradient_is_that_of_small_differences(scoring):
     draw, step = np.random.default_rng(3), 1e-6
     z = draw.standard_normal((5, 4))
-    chosen = ep.route(ep.scores(z, kind), 2).experts_tk
-    gradient = ep.balance_loss_gradient(ep.scores(z, kind), chosen, kind)
+    chosen = ep.route(ep.scores(z, scoring), 2).experts_tk
+    gradient = ep.balance_loss_gradient(ep.scores(z, scoring), chosen, scoring)
     for at in np.ndindex(z.shape):
         off = np.zeros_like(z)
         off[at] = step
-        up, down = (ep.balance_loss(ep.scores(z + sign * off, kind), chosen) for sign in (1, -1))
+        up, down = (ep.balance_loss(ep.scores(z + sign * off, scoring), chosen) for sign in (1, -1))
         assert gradient[at] == pytest.approx((up - down) / (2 * step), rel=1e-6, abs=1e-9)
         assert gradient[at] != pytest.approx(1.03 * (up - down) / (2 * step), rel=1e-6, abs=1e-9)
-    if kind == "softmax":
+    if scoring == "softmax":
         np.testing.assert_allclose(gradient.sum(axis=1), 0, atol=1e-15)
 
 
@@ -263,7 +263,7 @@ def test_an_even_router_still_shows_chance(e, k):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: ep.busiest_rank_tokens(1, 10, 2, 4), "ep must divide num_experts, 10; 4 does not"),
+        (lambda: ep.busiest_rank_tokens(1, 10, 2, 4), "ep must divide num_experts=10; 4 does not"),
         (lambda: ep.busiest_rank_tokens(-1, 8, 2, 4), "tokens must be at least 0"),
         (lambda: ep.busiest_rank_tokens(1, 8, 2, 4, "node"), "copies must be one of expert, rank"),
         (lambda: ep.busiest_rank_bounds(10**9, 8, 2, 4), "tokens must be at most"),
@@ -272,7 +272,7 @@ def test_an_even_router_still_shows_chance(e, k):
         (lambda: ep.dropped_share(10**8, 1, 4, 1), "tokens must be at most"),
         (lambda: ep.balance_loss([[0.5, 0.5]], [[0], [1]]), "experts_tk must have a row for each of the 1 tokens"),
         (lambda: ep.balance_loss([[0.0, 0.0]], [[0]]), "scores_te must not be all 0"),
-        (lambda: ep.balance_loss_gradient([[0.5, 0.5]], [[0]], "relu"), "kind must be one of"),
+        (lambda: ep.balance_loss_gradient([[0.5, 0.5]], [[0]], "relu"), "scoring must be one of"),
         (lambda: ep.bias_step([0.0], [1, 2], 0.1), "bias_e and loads_e must have one length"),
         (lambda: ep.bias_step([0.0, 0.0], [1, 2], -0.1), "rate must be"),
         (lambda: ep.max_violation([]), "loads_e must have one number for each expert"),

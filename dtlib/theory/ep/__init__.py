@@ -13,7 +13,7 @@ from .balance import busiest_rank_bounds, busiest_rank_tokens, capacity, dropped
 from .hiding import all_to_all_seconds, hiding_tokens, hiding_width, layer_seconds, reading_tokens
 from .layer import Layer
 from .memory import layer_parameters, state_bytes
-from .routing import Routing, loads, route, scores
+from .routing import SCORINGS, Routing, checked_routing, loads, route, scores
 from .steering import (
     balance_loss,
     balance_loss_gradient,
@@ -35,6 +35,7 @@ from .traffic import (
 
 __all__ = [
     "COPIES",
+    "SCORINGS",
     "Layer",
     "Routing",
     "all_to_all_seconds",
@@ -46,6 +47,7 @@ __all__ = [
     "busiest_rank_bounds",
     "busiest_rank_tokens",
     "capacity",
+    "checked_routing",
     "dispatch_elements",
     "dropped_share",
     "expected_visits",

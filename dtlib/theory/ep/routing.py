@@ -13,17 +13,17 @@ from numpy.typing import ArrayLike, NDArray
 
 from dtlib.theory.valid import amount, flag, whole
 
-KINDS = ("softmax", "sigmoid")
+SCORINGS = ("softmax", "sigmoid")
 """How a router's logits become scores."""
 
 
-def scores(logits_te: ArrayLike, kind: str = "softmax") -> NDArray[np.float64]:
+def scores(logits_te: ArrayLike, scoring: str = "softmax") -> NDArray[np.float64]:
     """Scores q_te of a token's experts: softmax, which adds up to 1 for a token, or sigmoid, each for itself.
 
-    ``ValueError`` for logits that are not finite or have no two dimensions, or another `kind`.
+    ``ValueError`` for logits that are not finite or have no two dimensions, or another `scoring`.
     """
     z = matrix("logits_te", logits_te)
-    if checked_kind(kind) == "sigmoid":
+    if checked_scoring(scoring) == "sigmoid":
         return np.asarray(np.exp(-np.logaddexp(0, -z)))
     weights = np.exp(z - z.max(axis=1, keepdims=True))
     return np.asarray(weights / weights.sum(axis=1, keepdims=True))
@@ -94,18 +94,28 @@ def matrix(name: str, value: Any) -> NDArray[np.float64]:
     return array
 
 
-def checked_kind(kind: Any) -> str:
-    """`kind`, or ``ValueError`` unless it is one of `KINDS`."""
-    if kind not in KINDS:
-        raise ValueError(f"kind must be one of {', '.join(KINDS)}, not {kind!r}")
-    return str(kind)
+def checked_scoring(scoring: Any) -> str:
+    """`scoring`, or ``ValueError`` unless it is one of `SCORINGS`."""
+    if scoring not in SCORINGS:
+        raise ValueError(f"scoring must be one of {', '.join(SCORINGS)}, not {scoring!r}")
+    return str(scoring)
+
+
+def checked_routing(
+    num_experts: int, top_k: int, scoring: str, normalised: bool, groups: int, top_groups: int | None
+) -> int:
+    """M, the groups that a token may use; ``ValueError`` unless a router can be made of these."""
+    checked_scoring(scoring)
+    flag("normalised", normalised)
+    e, k = choices(num_experts, top_k)
+    return allowed_groups(e, k, groups_of(e, groups), top_groups)
 
 
 def choices(num_experts: Any, top_k: Any) -> tuple[int, int]:
     """E and k as ints: at least 1 and no more choices than experts, else ``ValueError``."""
     e, k = whole("num_experts", num_experts, 1), whole("top_k", top_k, 1)
     if k > e:
-        raise ValueError(f"top_k must be at most num_experts, {e}, not {k}")
+        raise ValueError(f"top_k must be at most num_experts={e}, not {k}")
     return e, k
 
 
@@ -113,7 +123,7 @@ def groups_of(num_experts: int, groups: Any, name: str = "groups") -> int:
     """`groups` as an int that divides the number of experts, else ``ValueError``."""
     g = whole(name, groups, 1)
     if num_experts % g:
-        raise ValueError(f"{name} must divide num_experts, {num_experts}; {g} does not")
+        raise ValueError(f"{name} must divide num_experts={num_experts}; {g} does not")
     return g
 
 
@@ -121,7 +131,7 @@ def allowed_groups(num_experts: int, top_k: int, groups: int, top_groups: Any) -
     """M of the G groups, all by default; ``ValueError`` where they have fewer experts than a token chooses."""
     m = groups if top_groups is None else whole("top_groups", top_groups, 1)
     if m > groups:
-        raise ValueError(f"top_groups must be at most groups, {groups}, not {m}")
+        raise ValueError(f"top_groups must be at most groups={groups}, not {m}")
     if top_k > m * (num_experts // groups):
         raise ValueError(f"top_k must be at most the {m * (num_experts // groups)} experts of {m} groups, not {top_k}")
     return m

@@ -15,7 +15,7 @@ from dtlib.theory.formula import formula
 from dtlib.theory.valid import amount, whole
 
 from .balance import largest_normal
-from .routing import checked_kind, choices, loads, matrix, route
+from .routing import checked_scoring, choices, loads, matrix, route
 
 
 def _shares(scores_te: ArrayLike, experts_tk: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -50,7 +50,7 @@ def balance_loss(scores_te: ArrayLike, experts_tk: ArrayLike) -> float:
     label="eq-ep-loss",
     equation=r"\frac{E}{T}\, p_i \Bigl(\varphi_i - \sum_j \varphi_j p_j\Bigr)",
 )
-def balance_loss_gradient(scores_te: ArrayLike, experts_tk: ArrayLike, kind: str = "softmax") -> NDArray[np.float64]:
+def balance_loss_gradient(scores_te: ArrayLike, experts_tk: ArrayLike, scoring: str = "softmax") -> NDArray[np.float64]:
     """The gradient of the auxiliary loss by the logits, (t, e).
 
     No gradient goes through φ, which counts. For a token whose scores have the shares p_i, an expert's logit is pushed
@@ -60,7 +60,7 @@ def balance_loss_gradient(scores_te: ArrayLike, experts_tk: ArrayLike, kind: str
     """
     f, p = _shares(scores_te, experts_tk)
     pull = p * (f - p @ f[:, None]) * f.size / len(p)
-    return np.asarray(pull if checked_kind(kind) == "softmax" else pull * (1 - np.asarray(scores_te)))
+    return np.asarray(pull if checked_scoring(scoring) == "softmax" else pull * (1 - np.asarray(scores_te)))
 
 
 @formula(

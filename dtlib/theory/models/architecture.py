@@ -35,7 +35,7 @@ class Architecture:
     them, or with `window_chunks` those of its own chunk of so many tokens. `attention_sinks` is one weight a head in
     the softmax.
 
-    `experts` stand in place of the MLP in the layers that they name, and are gated and have biases as it. `latent`
+    `experts` stand in place of the MLP in the layers that they name, and are gated as it. `latent`
     attention stands in place of heads with matrices of their own: `head_dim` is then what a query has. `mtp_modules`
     predict further tokens: each is a layer as the last one, two norms, a matrix from 2h to h, and a norm before the
     head, which it shares like the embedding.
@@ -99,10 +99,8 @@ class Architecture:
             self._check_latent(self.latent)
 
     def _check_latent(self, latent: LatentAttention) -> None:
-        if self.head_dim != latent.nope_dim + latent.rope_dim:
-            raise ValueError(
-                f"head_dim must be nope_dim + rope_dim={latent.nope_dim + latent.rope_dim}, not {self.head_dim}"
-            )
+        if self.head_dim != latent.head_dim:
+            raise ValueError(f"head_dim must be nope_dim + rope_dim={latent.head_dim}, not {self.head_dim}")
         if self.num_kv_heads != self.num_heads:
             raise ValueError(
                 f"num_kv_heads must be num_heads={self.num_heads} with latent attention, not {self.num_kv_heads}"

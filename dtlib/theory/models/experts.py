@@ -12,10 +12,10 @@ class Experts:
     """What stands in place of the MLP: `num_experts` MLPs, of which a router picks `top_k` for each token.
 
     Each is `hidden` wide. A shared expert, `shared_hidden` wide in all (0: none), sees every token, behind a gate of
-    its own with `shared_gate` (h weights). The router is a matrix from h to the experts, with a bias that is trained
-    where `router_bias` says so. A bias that is moved by the load instead of a gradient (DeepSeek-V3's) is no
-    parameter here. The first `first_dense` layers keep a dense MLP; from there on every `every`-th layer has experts,
-    the first of them included, and the others are dense.
+    its own with `shared_gate` (h weights). With `biases` the matrices of all of them have some. The router is a matrix
+    from h to the experts, with a bias that is trained where `router_bias` says so. A bias that is moved by the load
+    instead of a gradient (DeepSeek-V3's) is no parameter here. The first `first_dense` layers keep a dense MLP; from
+    there on every `every`-th layer has experts, the first of them included, and the others are dense.
 
     ``ValueError`` for a size below 1, or a `top_k` above `num_experts`.
     """
@@ -26,6 +26,7 @@ class Experts:
     shared_hidden: int = 0
     shared_gate: bool = False
     router_bias: bool = False
+    biases: bool = False
     first_dense: int = 0
     every: int = 1
 
@@ -70,3 +71,8 @@ class LatentAttention:
             value = getattr(self, field.name)
             if value is not None or field.name != "q_rank":
                 object.__setattr__(self, field.name, whole(field.name, value, 1))
+
+    @property
+    def head_dim(self) -> int:
+        """Entries of a query of one head."""
+        return self.nope_dim + self.rope_dim

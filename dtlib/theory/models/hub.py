@@ -12,6 +12,7 @@ from .architecture import Architecture, gpt, llama
 from .hub_experts import experts_of, latent_of
 from .hub_keys import EXPERTS, FAMILIES, GROUPS, HARMLESS, REFUSED, SAME_EVERYWHERE, SIZES, USUAL_SEQ, Family
 
+_SOURCE = "its config.json"
 _NONE = 0
 """No window."""
 
@@ -40,7 +41,7 @@ def from_config(config: Mapping[str, Any], name: str = "") -> Architecture:
         raise ValueError(f"model_type must be one of {', '.join(FAMILIES)}, not {config.get('model_type')!r}{why}")
     given = Keys(config)
     usual = {"seq": USUAL_SEQ.get(called)}
-    sizes = {ours: given.size(theirs, usual.get(ours)) for ours, theirs in SIZES.items()}
+    sizes: dict[str, Any] = {ours: given.size(theirs, usual.get(ours)) for ours, theirs in SIZES.items()}
     for key in family.needed:
         given.needed(key)
     given.only(
@@ -57,10 +58,15 @@ def from_config(config: Mapping[str, Any], name: str = "") -> Architecture:
     if family.experts is not None:
         changes["experts"] = experts_of(given, family.experts, sizes["num_layers"])
     if family.latent:
-        latent = changes["latent"] = latent_of(given)
-        changes |= {"head_dim": latent.nope_dim + latent.rope_dim, "num_kv_heads": sizes["num_heads"]}
-    width = given.size(family.width, None if family.gated else 4 * sizes["hidden"])
-    made = _made(name or str(config.get("_name_or_path") or called), family, sizes, width, given)
+        changes |= {"latent": latent_of(given), "num_kv_heads": sizes["num_heads"]}
+    name = name or str(config.get("_name_or_path") or called)
+    if family.gated:
+        head_dim = changes["latent"].head_dim if family.latent else given.optional("head_dim")
+        width = given.size(family.width)
+        made = llama(name, **sizes, ffn_hidden=width, head_dim=head_dim, source=_SOURCE)
+    else:
+        width = given.size(family.width, 4 * sizes["hidden"])
+        made = replace(gpt(name, **sizes, source=_SOURCE), ffn_hidden=width)
     given.nothing_left(called)
     return replace(made, **changes)
 
@@ -76,15 +82,6 @@ def _inner(config: Mapping[str, Any]) -> Mapping[str, Any]:
         return {**config["text_config"], "_name_or_path": config.get("_name_or_path")}
     inner = {key: value for group in groups for key, value in config[group].items()}
     return {**inner, **{key: value for key, value in config.items() if key not in groups}}
-
-
-def _made(name: str, family: Family, sizes: dict[str, Any], width: int, given: Keys) -> Architecture:
-    if not family.gated:
-        return replace(gpt(name, **sizes, source="its config.json"), ffn_hidden=width)
-    head_dim = None if family.latent or given.get("head_dim") is None else given.size(("head_dim",))
-    if family.latent:
-        head_dim = 1  # its queries have what the latent attention says
-    return llama(name, **sizes, ffn_hidden=width, head_dim=head_dim, source="its config.json")
 
 
 def _switched(given: Keys, family: Family) -> dict[str, bool]:
@@ -174,6 +171,10 @@ class Keys:
         if usual is None:
             raise ValueError(f"config must have {' or '.join(keys)}; it has {', '.join(sorted(self._config))}")
         return usual
+
+    def optional(self, key: str) -> int | None:
+        """A whole number of at least 1, or None where `key` is null or missing."""
+        return None if self.get(key) is None else self.size((key,))
 
     def count(self, key: str, usual: int) -> int:
         """A whole number that may be 0."""

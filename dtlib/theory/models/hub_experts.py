@@ -32,6 +32,7 @@ class ExpertKeys:
     one_shared: bool = False
     shared_gate: bool = False
     router_bias: bool = False
+    biases: bool = False
     layers: Literal["", "from", "step", "list"] = ""
 
 
@@ -56,6 +57,7 @@ def experts_of(given: Keys, keys: ExpertKeys, num_layers: int) -> Experts | None
         shared_hidden=shared,
         shared_gate=keys.shared_gate and shared > 0,
         router_bias=keys.router_bias,
+        biases=keys.biases,
         first_dense=layers[0],
         every=layers[1] - layers[0] if layers[1:] else num_layers,
     )
@@ -66,7 +68,7 @@ def latent_of(given: Keys) -> LatentAttention:
     given.needed("q_lora_rank")
     given.get("qk_head_dim"), given.get("head_dim")  # follow from the others, or are that of the rotated part
     return LatentAttention(
-        q_rank=None if given.get("q_lora_rank") is None else given.size(("q_lora_rank",)),
+        q_rank=given.optional("q_lora_rank"),
         kv_rank=given.size(("kv_lora_rank",)),
         nope_dim=given.size(("qk_nope_head_dim",)),
         rope_dim=given.size(("qk_rope_head_dim",)),

@@ -135,10 +135,11 @@ FAMILIES: Mapping[str, Family] = {
         needed=("num_experts", "intermediate_size"),
     ),
     "gpt_oss": Family(
-        made={"mlp_biases": True, "attention_sinks": True}, window="all", full_every=2, stored_in=("mxfp4",),
+        made={"attention_sinks": True}, window="all", full_every=2, stored_in=("mxfp4",),
         switches={"attention_bias": (True, ("qkv_biases", "output_bias"))},
         experts=ExpertKeys(
-            number="num_local_experts", top_k=("num_experts_per_tok", "experts_per_token"), router_bias=True
+            number="num_local_experts", top_k=("num_experts_per_tok", "experts_per_token"), router_bias=True,
+            biases=True,
         ),
         needed=("num_local_experts", "num_key_value_heads", "head_dim", "sliding_window"),
     ),

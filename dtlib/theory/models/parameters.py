@@ -90,11 +90,11 @@ def layer_of_rank(model: Architecture, tp: int, ep: int = 1, *, with_experts: bo
     mlp = shared = routed = router = 0
     if with_experts and model.experts is not None:
         chosen = model.experts
-        routed = experts * _mlp(model, chosen.hidden // t)
-        shared = _mlp(model, chosen.shared_hidden // t) if chosen.shared_hidden else 0
+        routed = experts * _mlp(model, chosen.hidden // t, chosen.biases)
+        shared = _mlp(model, chosen.shared_hidden // t, chosen.biases) if chosen.shared_hidden else 0
         router = chosen.num_experts * (model.hidden + chosen.router_bias) + chosen.shared_gate * model.hidden
     else:
-        mlp = _mlp(model, model.ffn_hidden // t)
+        mlp = _mlp(model, model.ffn_hidden // t, model.biases or model.mlp_biases)
     attention, of_heads = _attention(model, t) if model.latent is None else _latent(model, model.latent, t)
     norms = model.norms_per_layer * norm_parameters(model) + of_heads
     return LayerParameters(
@@ -118,10 +118,10 @@ def has_experts(model: Architecture, given: bool | None) -> bool:
     return with_experts > 0
 
 
-def _mlp(model: Architecture, width: int) -> int:
+def _mlp(model: Architecture, width: int, biases: bool) -> int:
     """Parameters of an MLP, with `width` of its entries on a rank."""
     h, first = model.hidden, 2 if model.gated else 1
-    return (first + 1) * h * width + (first * width + h if model.biases or model.mlp_biases else 0)
+    return (first + 1) * h * width + (first * width + h if biases else 0)
 
 
 def _attention(model: Architecture, t: int) -> tuple[int, int]:

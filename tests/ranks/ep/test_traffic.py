@@ -14,6 +14,7 @@ from dtlib.ranks import ep
 from dtlib.ranks.experts import MoE, Router
 from dtlib.ranks.model import GPT, GPTConfig
 from dtlib.theory import ep as theory
+from dtlib.theory import models
 
 from .judge import CONFIG
 
@@ -152,9 +153,22 @@ def test_sizes_that_do_not_fit_are_named(changes, words):
         replace(CONFIG, **changes)
 
 
-def test_parameters_are_counted():
-    for changes in ({}, {"first_dense": 1, "swiglu": True, "num_shared": 2}, {"num_experts": 5, "expert_ratio": 0.5}):
-        config = replace(CONFIG, **changes)
-        assert sum(each.numel() for each in GPT(config).parameters()) == config.num_params
-    with pytest.raises(ValueError, match="num_experts must be 0"):
-        assert CONFIG.architecture
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"first_dense": 1, "swiglu": True, "num_shared": 2}, {"num_experts": 5, "expert_ratio": 0.5},
+     {"first_dense": 1, "biases": False, "rms_norm": True, "tied": False, "num_shared": 1}],
+)  # fmt: skip
+def test_theory_counts_the_parameters_of_the_modules(changes):
+    config = replace(CONFIG, **changes)
+    with torch.device("meta"):
+        model = GPT(config)
+    held = {name: each.numel() for name, each in model.named_parameters()}
+    counted = models.model_parameters(config.architecture)
+    assert counted.total == config.num_params == sum(held.values())
+    of = lambda part: sum(count for name, count in held.items() if f"mlp.{part}." in name)  # noqa: E731
+    assert counted.experts == of("experts")
+    assert counted.shared_experts == of("shared")
+    assert counted.router == sum(count for name, count in held.items() if "router" in name)
+    assert counted.mlp == of("up") + of("down")
+    met = models.active_parameters(config.architecture).experts
+    assert met * config.num_experts == counted.experts * config.top_k
