@@ -217,6 +217,19 @@ def test_beside_a_dense_model_of_equal_compute():
     close(one.experts / one.dense, 256 / 8 / 8)
 
 
+@pytest.mark.parametrize("of", [INSIDE, ACROSS, PORT_A_NODE], ids=lambda of: of.name)
+@pytest.mark.parametrize("t", [1, 100, 10**4])
+def test_two_halves_in_turn_take_what_the_experts_and_the_exposed_travel_say(of, t):
+    """A half's combine and next dispatch are on the links while the experts compute the other half, layer by layer."""
+    layer, layers = ep.layer_seconds(of, V3, t, F, MEMORY), 10**4
+    experts_free, links_free, arrived = 0.0, 0.0, [0.0, 0.0]
+    for number in range(2 * layers):
+        experts_free = max(experts_free, arrived[number % 2]) + layer.experts
+        links_free = max(links_free, experts_free) + layer.travel
+        arrived[number % 2] = links_free
+    close(layer.experts + layer.exposed, experts_free / (2 * layers), rel=0.001)
+
+
 # --- bad input -------------------------------------------------------------------------------------------------
 
 

@@ -1,8 +1,8 @@
 """When the all-to-all hides behind the experts, on nodes with fast links inside and slow ones across.
 
-Forward, of one layer: t tokens a rank, balanced; the dispatch and the combine of one half of a batch are under way
-while the experts compute the other half, so that two times are compared. Backward computes twice as much and sends as
-many bytes, so what hides forward hides there. F operations, B bytes of a link and B_mem of memory a second.
+Forward, of one layer, balanced: a batch has two halves of t tokens a rank, and the dispatch and the combine of one are
+under way while the experts compute the other, so that two times are compared. Backward computes twice as much and
+sends as many bytes, so what hides forward hides there. F operations, B bytes of a link and B_mem of memory a second.
 """
 
 from __future__ import annotations
