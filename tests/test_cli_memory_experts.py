@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from dtlib.cli import main
-from dtlib.theory import footprint, models
+from dtlib.theory import ep, footprint, models
 from dtlib.theory.footprint import Setup
 
 from .theory.hub_experts import EXPERTS
@@ -59,11 +59,34 @@ def test_the_table_says_what_is_active_what_is_assumed_and_what_is_not_counted()
     assert "counts dense models alone" not in dense
 
 
-@pytest.mark.parametrize("ep", [1, 2, 8])
-def test_ep_leaves_all_but_the_experts_as_it_is(ep):
-    one, more = (told("qwen3-30b-a3b", "--dp", 8, "--ep", n, "--zero", 0)["bytes"] for n in (1, ep))
+def test_tp_splits_experts_and_says_so():
+    one, two = (told("mixtral-8x7b", "--tp", tp)["bytes"]["weights"] for tp in (1, 2))
+    layer = models.layer_parameters("mixtral-8x7b")
+    repeated = 32 * (layer.router + layer.norms) + 4096
+    assert one - two == 2 * (models.model_parameters("mixtral-8x7b").total - repeated) / 2
+    words = "Each expert is split over tp 2, as other matrices: none is whole on a rank."
+    assert words in invoke("mixtral-8x7b", "--tp", 2).output
+    for without in (("mixtral-8x7b",), ("llama3-8b", "--tp", 2)):
+        assert "Each expert" not in invoke(*without).output
+
+
+@pytest.mark.parametrize(("name", "top_k"), [("mixtral-8x7b", 2), ("qwen3-30b-a3b", 8)])
+def test_the_exchange_is_counted_with_a_copy_an_expert_and_called_an_upper_bound(name, top_k):
+    arguments = (name, "--dp", 4, "--ep", 4, "--seq", 1024)
+    sent = 2 * 1024 * models.model(name).hidden  # bytes of one copy of each token
+    assert told(*arguments)["bytes"]["all_to_all"] == 2 * top_k * sent
+    experts = models.model(name).experts.num_experts
+    assert sent * ep.expected_visits(experts, top_k, 4) < top_k * sent  # what a copy a rank would be
+    words = f"The all-to-all is an upper bound: {top_k} copies of a token, one for each of its experts."
+    assert words in invoke(*arguments).output
+    assert "upper bound: " not in invoke(name).output
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_ep_leaves_all_but_the_experts_as_it_is(ranks):
+    one, more = (told("qwen3-30b-a3b", "--dp", 8, "--ep", n, "--zero", 0)["bytes"] for n in (1, ranks))
     experts = models.model_parameters("qwen3-30b-a3b").experts
-    assert one["weights"] - more["weights"] == pytest.approx(2 * (experts - experts / ep))
+    assert one["weights"] - more["weights"] == pytest.approx(2 * (experts - experts / ranks))
     assert one["layer_activations"] == more["layer_activations"]
 
 

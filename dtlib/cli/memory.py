@@ -108,8 +108,9 @@ def memory(
     error of those runs as its margin, and what none of them had makes the verdict unknown. --card-memory changes the
     card, an H100 where none is named.
 
-    Of a model with experts, each rank of ep holds as many of them, and ZeRO shards these over the dp · cp/ep ranks that
-    hold the same ones. No token is dropped. The planner counts no experts yet, and tells no number of them.
+    Of a model with experts, each rank of ep holds as many of them, tp splits each as other matrices, and ZeRO shards
+    these over the dp · cp/ep ranks that hold the same ones. No token is dropped. The planner counts no experts yet, and
+    tells no number of them.
 
     Exit code 0, or 2 for a name or a degree that is not possible.
     """
@@ -231,8 +232,8 @@ def _print(job: Job) -> None:
         console.print("--recompute selective changes nothing here: flash attention keeps no matrix.", soft_wrap=True)
     if job.device is not None:
         console.print(_verdict(job, job.device), soft_wrap=True)
-    if plan.ep > 1:
-        console.print(_busiest(plan), soft_wrap=True)
+    for assumed in _of_experts(job):
+        console.print(assumed, soft_wrap=True)
     if job.planned is None:
         has = f"{job.model.name} has {not_dense(job.model)}"
         said = f"The planner (dtlib plan) has no number to set beside this: it counts dense models alone, and {has}."
@@ -255,10 +256,21 @@ def _counted(model: Architecture) -> str:
     return ", ".join(said) + ("," if len(said) > 1 else "")
 
 
-def _busiest(plan: Plan) -> str:
-    """What is assumed of the load."""
-    load = "as many tokens as each other one" if plan.imbalance == 1 else f"{plan.imbalance:g} times the mean of tokens"
-    return f"The busiest rank of ep is taken to get {load}: --imbalance {plan.imbalance:g}. No token is dropped."
+def _of_experts(job: Job) -> list[str]:
+    """What is assumed of the load, of the exchange, and of how experts are split."""
+    plan, experts, said = job.plan, job.model.experts, []
+    if experts is None:
+        return []
+    if plan.ep > 1:
+        even = "as many tokens as each other one"
+        load = even if plan.imbalance == 1 else f"{plan.imbalance:g} times the mean of tokens"
+        said.append(
+            f"The busiest rank of ep is taken to get {load}: --imbalance {plan.imbalance:g}. No token is dropped. The "
+            f"all-to-all is an upper bound: {experts.top_k} copies of a token, one for each of its experts."
+        )
+    if plan.tp > 1:
+        said.append(f"Each expert is split over tp {plan.tp}, as other matrices: none is whole on a rank.")
+    return said
 
 
 def _verdict(job: Job, device: Accelerator) -> str:

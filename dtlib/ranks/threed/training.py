@@ -56,9 +56,9 @@ weight meets a part of the tokens, in the backward pass |
     splits backward passes: the later half would gather the weights a third time. Other errors are those of the parts.
 
     Experts lie on `ep` neighbours of dp, and dp / ep hold the same; an expert's gradient is divided by all tokens, as
-    any other. The ranks of tp have routers and experts whole and compute the same with them. `balance` is the weight of
-    `ep.sequence_balance_loss` in what is trained, its mean over the sequences and sum over the layers; the loss that is
-    returned is without it.
+    any other. The ranks of tp have routers and experts whole and compute the same with them (`theory.footprint` counts
+    experts that tp splits). `balance` is the weight of `ep.sequence_balance_loss` in what is trained, its mean over the
+    sequences and sum over the layers; the loss that is returned is without it.
 
     `recompute` is a word of `activations.recompute`, of each layer (True: ``"full"``). Where `schedule` splits backward
     passes a full one takes a whole stage at a time, as its later half needs what was computed: there the sums of

@@ -28,10 +28,11 @@ class RankMemory(Breakdown):
 
     The model states as `ModelStates` names them. `layer_activations` is what all layers keep, `recomputed_layer` what
     the one that is computed again adds, `embedding_activations` the dropout mask behind the embedding,
-    `head_activations` the inputs of the last norm and of the head, and `logits` the scores in fp32.
-    `gathered_weights` and `unsharded_gradients` are the modules that stages 2 and 3 hold whole for a moment,
-    `logits_gradient` is what the loss hands back, and `all_to_all` what one exchange of tokens between experts sends
-    and receives. Modules that predict further tokens count among the layers, with logits of their own.
+    `head_activations` the inputs of the last norm and of the head, and `logits` the scores in fp32. `gathered_weights`
+    and `unsharded_gradients` are the modules that stages 2 and 3 hold whole for a moment, `logits_gradient` is what the
+    loss hands back, and `all_to_all` what one exchange of tokens between experts sends and receives, with a copy of a
+    token for each of its experts: an upper bound where, as in `ranks.ep`, one copy goes to a rank that holds several
+    (`theory.ep.expected_visits`). Modules that predict further tokens count among the layers, with logits of their own.
 
     Not counted: buffers of the communication library, the allocator's gaps, the runtime's own memory.
     """
@@ -145,7 +146,7 @@ def _activations(model: Architecture, setup: Setup, stage: int) -> dict[str, flo
 
 
 def _exchanged(model: Architecture, setup: Setup, entries: float) -> float:
-    """Bytes of the tokens that a rank sends to experts and of those that it receives, in two bytes an entry."""
+    """Bytes of the copies that a rank sends to experts, one each, and of those that it gets, in two bytes an entry."""
     if setup.ep == 1 or model.experts is None:
         return 0
     return 2 * entries * model.experts.top_k * (1 + setup.imbalance)

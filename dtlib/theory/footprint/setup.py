@@ -31,7 +31,8 @@ class Setup:
     `prefetched` modules are gathered ahead at stage 3.
 
     `ep` of the dp ranks share the experts of a layer: each holds as many, and dp · cp/ep ranks hold the same ones, over
-    which ZeRO shards them. The busiest rank is sent `imbalance` times as many tokens as the mean.
+    which ZeRO shards them; `tp` splits each, as other matrices. The busiest rank is sent `imbalance` times as many
+    tokens as the mean.
 
     ``ValueError`` for counts below 1 and unknown words; what depends on the model is checked when it is known.
     """
