@@ -8,6 +8,8 @@ expert that it visits, expert by expert.
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
+from math import ceil
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from dtlib.theory.ep import capacity, checked_routing
+from dtlib.theory.ep import checked_routing
 from dtlib.theory.valid import flag, whole
 
 from .config import GPTConfig
@@ -119,7 +121,7 @@ class Pairs(NamedTuple):
 def pairs_of(routed: Routed, num_experts: int, capacity_factor: float | None = None) -> Pairs:
     """The visits of `routed`, sorted by expert, an expert's by token.
 
-    With a `capacity_factor` an expert has `capacity` for so many of the call's tokens at most: the *later* ones are
+    With a `capacity_factor` an expert has `room` for so many of the call's tokens at most: the *later* ones are
     dropped.
     """
     t, k = routed.experts_tk.shape
@@ -127,11 +129,16 @@ def pairs_of(routed: Routed, num_experts: int, capacity_factor: float | None = N
     order_p = expert_p.argsort(stable=True)
     counts_e = loads(expert_p, num_experts)
     if capacity_factor is not None:
-        most, expert_p = capacity(t, k, num_experts, capacity_factor), expert_p[order_p]
+        most, expert_p = room(t, k, num_experts, capacity_factor), expert_p[order_p]
         place_p = torch.arange(t * k, device=expert_p.device) - (counts_e.cumsum(0) - counts_e)[expert_p]
         order_p, counts_e = order_p[place_p < most], counts_e.clamp(max=most)
     row_p = order_p.div(k, rounding_mode="floor")
     return Pairs(row_p, routed.weights_tk.flatten()[order_p], counts_e.tolist())
+
+
+def room(tokens: int, top_k: int, num_experts: int, capacity_factor: float) -> int:
+    """The tokens that an expert takes: c times its even share, rounded up, c read as the decimal that is printed."""
+    return min(tokens, ceil(Fraction(repr(float(capacity_factor))) * tokens * top_k / num_experts))
 
 
 class Experts(nn.Module):
