@@ -12,14 +12,14 @@ from .answers import SEED, answer, programs
 
 
 def main() -> None:
-    """Grade every reference behind all walls, and write the dearest case of each in units of the little kernel."""
+    """Grade every reference behind all walls, and write the dearest case of each in units of a little work."""
     found = {}
     with Sandbox() as sandbox:
         for name, exercise in all_exercises().items():
             outcome = sandbox.run(exercise, answer(name, programs(name)[0].source), exercise.cases(SEED))
             dearest = max(each.seen.cpu_seconds for each in outcome.observed)
-            found[name] = round(dearest / costs.kernel_seconds(), 1)
-            print(f"{name:15} {dearest:6.2f} s  {found[name]:8.1f} kernels")
+            found[name] = round(dearest / costs.unit_seconds(), 1)
+            print(f"{name:15} {dearest:6.2f} s  {found[name]:8.1f} units")
     Path(costs.__file__).with_name("costs.json").write_text(json.dumps(found, indent=0) + "\n", encoding="utf-8")
 
 

@@ -99,7 +99,7 @@ def factor(case: Case, rank: int, number: int) -> float:
     return float(np.random.default_rng([int(case["seed"]), 2**20 + 3, rank, number]).uniform(0.5, 1.5))
 
 
-# A network of tanh layers with a mean squared error: small enough to differentiate by hand in numpy (see `oracle`).
+# A model of tanh layers with a mean squared error: small enough to differentiate by hand in numpy (see `oracle`).
 #
 # ``widths`` are those between its layers, ``use`` says in which order they are used (a layer may be used twice), by
 # default as they are listed; ``frozen`` are parameters that take no gradient, by their place in the list of all, and
@@ -110,15 +110,15 @@ def factor(case: Case, rank: int, number: int) -> float:
 def training(
     rng: np.random.Generator, n: int, widths: Sequence[int], words: str, properties: Mapping[str, bool], **more: Any
 ) -> dict[str, Any]:
-    """A case in which `n` ranks train a network: what all such exercises draw, and `more` of its own."""
+    """A case in which `n` ranks train a model: what all such exercises draw, and `more` of its own."""
     common = {"world_size": n, "samples": int(rng.integers(2, 5)), "widths": list(widths)}
     seeds = {name: int(rng.integers(2**31)) for name in ("seed", "weights_seed")}
     told = {"words": f"{n} ranks, {words}", "is": {"two ranks": n == 2, **properties}}
     return common | seeds | more | told
 
 
-def network(case: Case, rank: int, num_batches: int) -> dict[str, Any]:
-    """What `rank` is told of its network: all ranks the same weights, each its own batches."""
+def model(case: Case, rank: int, num_batches: int) -> dict[str, Any]:
+    """What `rank` is told of its model: all ranks the same weights, each its own batches."""
     return {
         **{name: case[name] for name in ("weights_seed", "widths", "use", "frozen", "biases") if name in case},
         "batches": [list(batch(case, rank, number)) for number in range(num_batches)],
@@ -145,7 +145,7 @@ def batch(case: Case, rank: int, number: int) -> tuple[Array, Array]:
 
 
 def use(case: Case) -> list[int]:
-    """The layers in the order in which the network uses them."""
+    """The layers in the order in which the model uses them."""
     return list(case.get("use", range(len(case["widths"]) - 1)))
 
 

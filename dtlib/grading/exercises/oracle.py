@@ -1,4 +1,4 @@
-"""The single process that ranks must agree with: networks and optimizers in numpy, in double precision.
+"""The single process that ranks must agree with: models and optimizers in numpy, in double precision.
 
 Everything is computed from the case alone (see `inputs`); nothing that came back from a learner's process enters.
 """
@@ -61,7 +61,7 @@ def gather_bytes(case: Case, *, trained: bool = False) -> float:
 
 
 def forward(case: Case, at: Sequence[Any], ranks: Sequence[int], number: int) -> tuple[list[Any], Any]:
-    """On batch `number` of each of `ranks`: what each place of the network is given, and the error of its outputs."""
+    """On batch `number` of each of `ranks`: what each place of the model is given, and the error of its outputs."""
     batches = [batch(case, rank, number) for rank in ranks]
     inputs, targets = (np.stack(each).astype(np.float64) for each in zip(*batches, strict=True))
     before_tanh, outputs = inputs, list[Any]()

@@ -1,4 +1,4 @@
-"""How much an answer may compute: as measured of the references, in units of a small kernel that is timed here."""
+"""How much an answer may compute: as measured of the references, in units of a little work that is timed here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TIMES = 25  # what an answer may take longer than the reference
 
 
 @cache
-def kernel_seconds() -> float:
+def unit_seconds() -> float:
     """Processor seconds of a little work of Python and numpy on this machine: the best of some tries."""
     best = float("inf")
     matrix = np.ones((96, 96), np.float32)
@@ -31,10 +31,10 @@ def kernel_seconds() -> float:
 
 @cache
 def recorded() -> dict[str, float]:
-    """For each exercise what the reference's dearest case took of a rank, in kernels."""
+    """For each exercise what the reference's dearest case took of a rank, in `unit_seconds`."""
     return {str(name): float(cost) for name, cost in json.loads(_FILE.read_text("utf-8")).items()}
 
 
 def limit(exercise: str, least_seconds: float) -> float:
     """Processor seconds that a rank may take for a case: `least_seconds`, or more where the reference needs much."""
-    return max(least_seconds, _TIMES * recorded().get(exercise, 0.0) * kernel_seconds())
+    return max(least_seconds, _TIMES * recorded().get(exercise, 0.0) * unit_seconds())

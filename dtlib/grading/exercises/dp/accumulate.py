@@ -24,7 +24,7 @@ def draw(rng: inputs.Rng) -> inputs.Cases:
 
 
 def handed_out(case: Case, rank: int) -> inputs.Pieces:
-    return [("start", inputs.network(case, rank, case["micro_batches"]))]
+    return [("start", inputs.model(case, rank, case["micro_batches"]))]
 
 
 def scaled(factor: Callable[[Case], float] = lambda case: 1.0, *, only_last: bool = False) -> signs.Theory:

@@ -48,8 +48,8 @@ def draw(rng: inputs.Rng) -> inputs.Cases:
 
 
 def handed_out(case: Case, rank: int) -> inputs.Pieces:
-    """The network; in each step a key at each gate, and nothing when backward and `finish` have ended."""
-    pieces: inputs.Pieces = [("start", inputs.network(case, rank, STEPS) | {"bucket_bytes": case["bucket_bytes"]})]
+    """The model; in each step a key at each gate, and nothing when backward and `finish` have ended."""
+    pieces: inputs.Pieces = [("start", inputs.model(case, rank, STEPS) | {"bucket_bytes": case["bucket_bytes"]})]
     for step in range(STEPS):
         pieces += [*inputs.gates(case, rank, step), ("backward ended", None), ("finished", None)]
     return pieces

@@ -51,9 +51,9 @@ def draw(rng: inputs.Rng) -> inputs.Cases:
 
 
 def handed_out(case: Case, rank: int) -> inputs.Pieces:
-    """The network, its batches and the optimizer; on each way back the keys, and then which weights to tell."""
+    """The model, its batches and the optimizer; on each way back the keys, and then which weights to tell."""
     more = {name: case[name] for name in ("optimizer", "settings", "gated")}
-    pieces: inputs.Pieces = [("start", {**inputs.network(case, rank, case["steps"]), **more})]
+    pieces: inputs.Pieces = [("start", {**inputs.model(case, rank, case["steps"]), **more})]
     for step in range(case["steps"]):
         pieces += inputs.gates(case, rank, step) if case["gated"] else []
         pieces.append(("between steps", positions(case)))

@@ -49,7 +49,7 @@ def case(rng: inputs.Rng, widths: list[int], steps: int, rate: float, decay: flo
 
 
 def handed_out(case: Case, rank: int) -> inputs.Pieces:
-    """The network and the optimizer; for each step what makes the gradients, and then which weights to tell."""
+    """The model and the optimizer; for each step what makes the gradients, and then which weights to tell."""
     start = {name: case[name] for name in ("weights_seed", "widths", "optimizer", "settings", "steps")}
     pieces: inputs.Pieces = [("start", start)]
     for told in case["gradients"]:

@@ -45,8 +45,8 @@ def draw(rng: inputs.Rng) -> inputs.Cases:
 
 
 def handed_out(case: Case, rank: int) -> inputs.Pieces:
-    """The network; in each backward a key at each gate, and nothing when it has ended."""
-    start = inputs.network(case, rank, case["steps"]) | {"clears": case["clears"]}
+    """The model; in each backward a key at each gate, and nothing when it has ended."""
+    start = inputs.model(case, rank, case["steps"]) | {"clears": case["clears"]}
     start |= {"positions": asked_for(case, rank)} if case["weighed"] else {}
     backwards = [[*inputs.gates(case, rank, step), ("backward ended", None)] for step in range(case["steps"])]
     return [("start", start), *(piece for backward in backwards for piece in backward)]

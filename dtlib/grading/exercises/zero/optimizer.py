@@ -39,8 +39,8 @@ def asked_for(case: Case) -> Any:
 
 
 def handed_out(case: Case, rank: int) -> inputs.Pieces:
-    """The network, its batches and the optimizer; after each step, what is asked for."""
-    start = {**inputs.network(case, rank, case["steps"]), "optimizer": case["optimizer"], "settings": case["settings"]}
+    """The model, its batches and the optimizer; after each step, what is asked for."""
+    start = {**inputs.model(case, rank, case["steps"]), "optimizer": case["optimizer"], "settings": case["settings"]}
     return [("start", start), *[("between steps", asked_for(case))] * case["steps"]]
 
 

@@ -13,7 +13,7 @@ from dtlib.grading.exercises import inputs
 
 from .desk import Desk
 from .given import Given
-from .network import elements
+from .model import elements
 
 _DICE = 4  # how many dice others throw
 

@@ -9,7 +9,7 @@ from typing import Any
 from .collectives import on_values
 from .desk import Desk
 from .given import Given
-from .network import Network, batches, gradients, loss_fn
+from .model import Model, batches, gradients, loss_fn
 
 token_weighted = partial(on_values, names=("num_tokens",))
 
@@ -17,7 +17,7 @@ token_weighted = partial(on_values, names=("num_tokens",))
 def accumulate(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
     """``function(model, micro_batches, loss_fn)``, which leaves the gradients in ``parameter.grad``."""
     given = desk.next()
-    model = Network(given)
+    model = Model(given)
     arguments = [model, batches(given), loss_fn]
     kept = Given(function, arguments)
     function(*arguments)
@@ -30,7 +30,7 @@ def overlap(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
     The desk is asked once more when backward has ended, and when ``finish`` has.
     """
     given, seen = desk.next(), []
-    model = Network(given, desk)
+    model = Model(given, desk)
     finish = function(model, given["bucket_bytes"])
     for batch in batches(given):
         model.zero_grad(set_to_none=True)

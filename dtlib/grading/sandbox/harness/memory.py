@@ -12,7 +12,7 @@ import torch
 from dtlib.grading.exercises import inputs
 
 from .desk import Desk
-from .network import Changes, Network, batches, loss_fn, make_optimizer, returned_function, sample
+from .model import Changes, Model, batches, loss_fn, make_optimizer, returned_function, sample
 
 
 def master_copy(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def master_copy(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
     it is shown by how much some others have changed.
     """
     given, optimizers = desk.next(), weakref.WeakSet[torch.optim.Optimizer]()
-    model, weights, formats, kept = Network(given), [], set(), 0
+    model, weights, formats, kept = Model(given), [], set(), 0
     changed = Changes(model)
 
     def make(tensors: Any) -> torch.optim.Optimizer:
@@ -50,7 +50,7 @@ def update_in_backward(function: Callable[..., Any], desk: Desk) -> dict[str, An
     to tell; it is shown by how much some others have changed.
     """
     given, weights, kept = desk.next(), [], 0
-    model = Network(given, desk if given["gated"] else None)
+    model = Model(given, desk if given["gated"] else None)
     changed = Changes(model)
     function(model, make_optimizer(given))
     for batch in batches(given):

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from .desk import Desk
 from .given import Given
-from .network import Gate
+from .model import Gate
 
 
 def split(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dtlib.grading.exercises import inputs
 
 from .desk import Desk
 from .given import Given
-from .network import elements
+from .model import elements
 
 
 def mlp(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:

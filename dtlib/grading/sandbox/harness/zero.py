@@ -10,7 +10,7 @@ import torch
 from dtlib.grading.exercises import inputs
 
 from .desk import Desk
-from .network import Gate, Network, batches, elements, loss_fn, make_optimizer, returned_function, sample
+from .model import Gate, Model, batches, elements, loss_fn, make_optimizer, returned_function, sample
 
 
 def split(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def optimizer(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
     have changed: what is held then is held between steps.
     """
     given, seen = desk.next(), []
-    model = Network(given)
+    model = Model(given)
     watched = inputs.every_so_often(sum(each.numel() for each in model.parameters()))
     before = sample(model.parameters(), watched)
     step = returned_function(function(list(model.parameters()), make_optimizer(given)))
@@ -75,7 +75,7 @@ def gradients(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
     After each backward the desk is asked once more. Of many elements it tells those at some ``positions``.
     """
     given, seen, left = desk.next(), [], []
-    model = Network(given, desk)
+    model = Model(given, desk)
     shares = function(model)
     if not isinstance(shares, list):
         raise TypeError(f"the function must return a list, not {type(shares).__name__}")

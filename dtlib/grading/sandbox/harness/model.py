@@ -1,4 +1,4 @@
-"""The network of a case, with gates between its layers: a rank goes back through a gate with a key from the desk."""
+"""The model of a case, with gates between its layers: a rank goes back through a gate with a key from the desk."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Gate(torch.autograd.Function):
         return grad_outputs[0] * torch.from_numpy(key), None, None
 
 
-class Network(torch.nn.Module):
+class Model(torch.nn.Module):
     """Linear layers with tanh between them, used in the order that the case says; gated where it is given a `desk`."""
 
     def __init__(self, given: Mapping[str, Any], desk: Desk | None = None) -> None:
