@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from dtlib.grading.exercises import bank, plain
 from dtlib.grading.exercises.bank import BankError, patched, read
@@ -84,6 +86,12 @@ def test_what_is_shipped_holds_no_right_answer(exercise: Exercise):
 def test_unknown_harness_is_refused(name: str):
     with pytest.raises(ValueError, match="name must be that of a harness"):
         resolve(name)
+
+
+def test_a_shard_with_a_gradient_is_refused_as_the_task_says():
+    split, desk = resolve("zero.split"), SimpleNamespace(next=lambda: {"shapes": [[2, 3]], "weights_seed": 1})
+    with pytest.raises(ValueError, match="the shard must require no gradient"):
+        split(lambda parameters: (torch.nn.Parameter(parameters[0].detach().flatten()), list), desk)
 
 
 REFERENCE = "def f(x):\n    y = 2 * x\n    return y\n"

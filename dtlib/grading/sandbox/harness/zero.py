@@ -39,6 +39,8 @@ def _pair(returned: Any) -> tuple[torch.Tensor, Callable[[], Any]]:
     if not isinstance(shard, torch.Tensor) or not callable(unshard):
         kinds = f"{type(shard).__name__} and {type(unshard).__name__}"
         raise TypeError(f"the function must return a pair of a tensor and a function, not of {kinds}")
+    if shard.requires_grad:
+        raise ValueError("the shard must require no gradient, and this one does")
     return shard, unshard
 
 
