@@ -11,6 +11,7 @@ import pytest
 from dtlib.grading.exercises import bank
 from dtlib.grading.exercises.catalogue import STEMS, all_exercises
 from dtlib.grading.exercises.release import COURSE, ReleaseError, banks, exercise_text, release, strip
+from dtlib.grading.sandbox import costs
 
 from .answers import ROOT
 
@@ -207,3 +208,6 @@ class TestCommittedNotebooks:
                         assert told[slug]["solution"]
                         assert told[f"{slug}-check"]["points"] == exercise.points
                         assert {each["schema_version"] for each in told.values()} == {3}
+
+    def test_every_exercise_has_the_cost_of_its_reference(self):
+        assert set(costs.recorded()) == set(all_exercises())  # else: `python -m grading.record_costs STEM` in `tests`
