@@ -76,6 +76,34 @@ def test_scores_are_float32_where_tokens_are_bfloat16():
     assert all(each.grad.dtype == torch.bfloat16 and each.grad.any() for each in moe.parameters())
 
 
+def test_bfloat16_travels_in_two_bytes_and_gives_what_one_process_gives():
+    config = replace(WIDE, dtype=torch.bfloat16)
+    x_th = torch.randn(TOKENS, HIDDEN, generator=torch.Generator().manual_seed(7)).bfloat16()
+
+    def on_a_rank():
+        moe, own_th = a_layer(config), x_th.tensor_split(N)[dist.get_rank()].detach().clone().requires_grad_()
+        moe(own_th)  # connects the ranks
+        with lab.wire() as wire, ep.routing(moe) as routed:
+            y_th = moe(own_th)
+        y_th.float().square().sum().backward()
+        rank_tk = routed[0].experts_tk // (E // N)
+        visits = sum(int((rank_tk == rank).any(1).sum()) for rank in range(N) if rank != dist.get_rank())
+        sent = 2 * 2 * visits * HIDDEN + 12 * int((rank_tk != dist.get_rank()).sum())
+        return y_th.detach(), own_th.grad, moe.experts.up_ehf.grad, wire.total_bytes, sent
+
+    torch.manual_seed(0)
+    moe, x_th = MoE(config), x_th.requires_grad_()
+    y_th = moe(x_th)
+    y_th.float().square().sum().backward()
+    found = lab.run(on_a_rank, N)
+    whole = (y_th.detach(), x_th.grad, moe.experts.up_ehf.grad)
+    for place, one in enumerate(whole):
+        ranks = torch.cat([each[place] for each in found])
+        assert ranks.dtype == torch.bfloat16
+        assert (ranks.double() - one.double()).norm() < 2**-8 * one.double().norm()
+    assert found[0][3] == pytest.approx(sum(each[4] for each in found), rel=0.01)
+
+
 @pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
 def test_groups_are_those_of_theory(scoring):
     router = Router(16, 12, 3, scoring=scoring, groups=4, top_groups=2, scale=2.5, dtype=torch.float64)
