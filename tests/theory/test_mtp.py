@@ -1,6 +1,9 @@
 """Closed forms of multi-token prediction against counts, simulated pipelines, drawn coins and published rows."""
 
 import csv
+from dataclasses import replace
+from functools import partial
+from itertools import combinations_with_replacement
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +16,8 @@ from dtlib.theory import memory, models, mtp, pp
 DATA = Path(__file__).parents[2] / "chapters" / "data" / "mtp_speculative.csv"
 shares = st.floats(0, 0.99)
 costs = st.floats(0.005, 2)
-V3_LAYER = 187_107_328 + 257 * 3 * 7168 * 2048 + 256 * 7168  # latent attention, 256 + 1 experts, router
-V3 = models.llama(
-    "", num_layers=61, hidden=7168, num_heads=128, head_dim=128, ffn_hidden=18432, vocab=129_280, seq=4096
-)
+MIXED = [name for name, each in models.MODELS.items() if each.experts]
+FIRST_DENSE = replace(models.model("deepseek-v3"), mtp_modules=0)
 
 
 # --- what heads weigh ------------------------------------------------------------------------------------------
@@ -40,10 +41,37 @@ def test_a_module_has_a_projection_and_two_norms_more_than_a_head():
 
 def test_deepseek_v3s_module_is_what_its_weights_file_says_to_one_percent():
     """11.5 B unique parameters, the shared embedding and head left out (README_WEIGHTS.md); counted: 11.6 B."""
-    counted = mtp.extra_parameters(V3, 2, "sequential", layer_params=V3_LAYER)
-    assert counted == V3_LAYER + 2 * 7168**2 + 3 * 7168
-    assert counted == pytest.approx(11.6e9, rel=0.002)
+    counted = mtp.extra_parameters("deepseek-v3", 2, "sequential")
+    attention = 7168 * (1536 + 576 + 128 * 128) + 1536 * 128 * 192 + 512 * 128 * 256
+    experts = 257 * 3 * 7168 * 2048 + 256 * 7168
+    assert (
+        counted == attention + experts + 2 * 7168**2 + 5 * 7168 + 1536 + 512
+    )  # norms of the layer, of ranks, of joins
     assert counted == pytest.approx(11.5e9, rel=0.01)
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_a_module_of_a_model_with_experts_is_what_that_model_has(name):
+    """The whole model's count and its products, with modules and without."""
+    for n in (2, 3):
+        plain, longer = (replace(models.model(name), mtp_modules=each) for each in (0, n - 1))
+        assert mtp.extra_parameters(name, n, "sequential") == models.model_parameters(longer).mtp
+        more = memory.forward_flops_per_token(longer).total - memory.forward_flops_per_token(plain).total
+        assert mtp.extra_flops_per_token(name, n, "sequential") == pytest.approx(more)
+        alone = mtp.extra_parameters(name, n) + (n - 1) * (2 * plain.hidden**2 + 2 * models.norm_parameters(plain))
+        assert alone == models.model_parameters(longer).mtp
+
+
+def test_a_head_is_of_the_kind_of_the_last_layer():
+    experts = models.Experts(num_experts=8, top_k=2, hidden=64, every=2)
+    sizes = {"num_layers": 4, "hidden": 32, "num_heads": 4, "ffn_hidden": 96, "vocab": 50, "seq": 16}
+    dense = replace(models.llama("", **sizes), experts=experts)  # layers 0 and 2 have experts
+    sparse = replace(dense, experts=replace(experts, first_dense=1))  # 1 and 3
+    assert mtp.extra_parameters(dense, 2) == 4 * 32**2 + 3 * 32 * 96 + 3 * 32
+    assert mtp.extra_parameters(sparse, 2) == 4 * 32**2 + 8 * 3 * 32 * 64 + 8 * 32 + 3 * 32
+    products = 4 * 32**2 + 2 * 32 * 16
+    assert mtp.extra_flops_per_token(dense, 2) == 2 * (products + 3 * 32 * 96 + 50 * 32)
+    assert mtp.extra_flops_per_token(sparse, 2) == 2 * (products + 2 * 3 * 32 * 64 + 8 * 32 + 50 * 32)
 
 
 def test_in_turn_the_number_of_heads_drops_out_of_the_logits():
@@ -57,16 +85,53 @@ def test_in_turn_the_number_of_heads_drops_out_of_the_logits():
 def test_weight_of_the_last_stage_in_layers():
     forward = memory.forward_flops_per_token("llama3-8b")
     layer = (forward.total - forward.head) / 32
-    assert mtp.last_stage_layers("llama3-8b", 1) == pytest.approx(forward.head / layer)
-    assert mtp.last_stage_layers("llama3-8b", 3) == pytest.approx(3 * forward.head / layer + 2)
+    weight = partial(mtp.last_stage_layers, "llama3-8b")
+    assert weight(1, "sequential") == pytest.approx(forward.head / layer)
+    assert weight(1) == pytest.approx(forward.head / layer + 1)  # its layer stays, too
+    assert weight(3) == pytest.approx(3 * forward.head / layer + 3)
+    assert weight(3, "sequential") == pytest.approx(weight(3) - 1 + 2 * 4 * 4096**2 / layer)
+    for kind in mtp.KINDS:  # a fourth product with the head beside three
+        assert weight(3, kind, again=True) == pytest.approx(weight(3, kind) + forward.head / layer)
+
+
+@pytest.mark.parametrize("kind", mtp.KINDS)
+@pytest.mark.parametrize("name", ["llama3-8b", *MIXED])
+def test_the_trunk_and_what_stays_are_all_of_the_model(name, kind):
+    costs = mtp.trunk_costs(name, 3, kind)
+    model = replace(models.model(name), mtp_modules=0)
+    assert len(costs) == model.num_layers + (kind == "sequential")
+    whole = memory.forward_flops_per_token(model).total + mtp.extra_flops_per_token(name, 3, kind)
+    unit = mtp.extra_flops_per_token(name, 2) - memory.forward_flops_per_token(model).head
+    assert sum(costs) == pytest.approx(whole / unit)
+
+
+def every_cut(layers: int, stages: int):
+    for ends in combinations_with_replacement(range(layers + 1), stages - 1):
+        yield np.diff([0, *ends, layers]).tolist()
+
+
+@pytest.mark.parametrize("kind", mtp.KINDS)
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_no_other_cut_has_a_faster_slowest_stage(kind, n):
+    """Layers with experts and without; each stage but the last has a layer."""
+    model = replace(FIRST_DENSE, num_layers=6, ffn_hidden=40_000)
+    costs = mtp.trunk_costs(model, n, kind)
+    assert len(set(costs)) == 3
+    for stages in range(1, len(costs) + 1):
+        cuts = [cut for cut in every_cut(len(costs) - 1, stages) if all(cut[:-1])]
+        best = mtp.best_stages(costs, stages)
+        assert best in cuts
+        assert max(mtp.stage_costs(costs, best)) == pytest.approx(min(max(mtp.stage_costs(costs, cut)) for cut in cuts))
 
 
 @given(layers=st.integers(1, 60), last=st.floats(0.1, 20), stages=st.integers(1, 40))
 def test_beyond_the_threshold_the_last_stage_sets_the_pace_without_a_layer(layers, last, stages):
-    stages = min(stages, layers + 1)
-    counts = mtp.best_stages(layers, stages, last)
+    stages, costs = min(stages, layers + 1), [*[1.0] * layers, last]
+    counts = mtp.best_stages(costs, stages)
     assert sum(counts) == layers
-    slowest = max([*counts[:-1], counts[-1] + last])
+    each = mtp.stage_costs(costs, counts)
+    assert each == pytest.approx([*counts[:-1], counts[-1] + last])
+    slowest = max(each)
     if stages >= mtp.most_stages(layers, last) + 1e-9:
         assert (layers + last) / stages <= last + 1e-9 <= slowest + 2e-9
     else:
@@ -76,15 +141,18 @@ def test_beyond_the_threshold_the_last_stage_sets_the_pace_without_a_layer(layer
 
 
 @pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
-@given(costs=st.lists(st.floats(0.1, 3), min_size=1, max_size=5), more=st.floats(0, 3), m=st.integers(1, 9))
+@given(
+    costs=st.lists(st.tuples(*[st.floats(0.1, 3)] * 3), min_size=1, max_size=5), more=st.floats(0, 3),
+    m=st.integers(1, 9),
+)  # fmt: skip
 def test_the_bubble_of_unlike_stages_is_the_simulated_one(schedule, costs, more, m):
-    """GPipe with any stages; 1F1B where the last one is the slowest."""
-    each = [*costs, max(costs) + more]
+    """GPipe with one stage that is the slowest in both directions; 1F1B where it is the last. No one proportion."""
+    parts = [*costs, tuple(max(each) + more for each in zip(*costs, strict=True))]
     if schedule == "GPipe":
-        each = each[::-1]
-    p = len(each)
-    played = pp.simulate(pp.SCHEDULES[schedule](p, m), each, each, each)
-    assert mtp.bubble_of_stages([3 * one for one in each], m) == pytest.approx(played.bubble, abs=1e-9)
+        parts = parts[::-1]
+    p = len(parts)
+    played = pp.simulate(pp.SCHEDULES[schedule](p, m), *([each[way] for each in parts] for way in range(3)))
+    assert mtp.bubble_of_stages([sum(each) for each in parts], m) == pytest.approx(played.bubble, abs=1e-9)
 
 
 def test_a_slow_middle_is_another_law_under_1f1b():
@@ -178,12 +246,16 @@ def test_trees_have_printed_no_acceptance_that_the_law_could_use():
             "kind must be one of independent, sequential, not 'tree'",
         ),
         (lambda: mtp.extra_flops_per_token("gpt2-124m", 2, "tree"), "kind must be one of"),
-        (lambda: mtp.extra_parameters("gpt2-124m", 2, layer_params=0), "layer_params must be"),
+        (lambda: mtp.last_stage_layers("gpt2-124m", 2, "tree"), "kind must be one of"),
+        (lambda: mtp.last_stage_layers("gpt2-124m", 2, again=1), "again must be True or False"),
         (lambda: mtp.logits_bytes(1, 1, 0, 1), "vocab must be"),
         (lambda: mtp.logits_bytes(1, 1, 1, 0, in_turn=True), "predicted must be"),
         (lambda: mtp.logits_bytes(1, 1, 1, 1, in_turn=1), "in_turn must be True or False"),
         (lambda: mtp.most_stages(3, 0), "last_layers must be"),
-        (lambda: mtp.best_stages(3, 5, 1.0), "stages must be at most"),
+        (lambda: mtp.best_stages([1, 1, 1, 1.0], 5), "stages must be at most"),
+        (lambda: mtp.best_stages([1, -1], 1), "costs must be"),
+        (lambda: mtp.stage_costs([1, 1, 2.0], [1, 2]), "layers must add up to the 2 of the trunk"),
+        (lambda: mtp.stage_costs([1, 1, 2.0], [3, -1]), "layers must be"),
         (lambda: mtp.bubble_of_stages([], 1), "costs must have a number for each stage"),
         (lambda: mtp.bubble_of_stages([0.0], 1), "costs must be"),
         (lambda: mtp.accepted_tokens(1.1, 1), "acceptance must be from 0 to 1, not 1.1"),

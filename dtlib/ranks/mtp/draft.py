@@ -62,9 +62,11 @@ def draft_and_check(heads: Heads, prompt: Tensor, new_tokens: int, *, drafted: i
 
     The draft counts up to its first wrong token, where the model's own takes its place. What was read of wrong tokens
     is rolled back. `drafted` tokens at most, by default all n − 1. Equal where two scores that rounding could exchange
-    do not meet: a pass over several tokens adds up in another order. ``ValueError`` as `greedy`, and for more than the
-    heads can draft.
+    do not meet: a pass over several tokens adds up in another order. ``ValueError`` as `greedy`, for more than the
+    heads can draft, and for experts with a capacity, who may turn a token away because of those read beside it.
     """
+    if heads.model.config.num_experts and heads.model.config.capacity_factor is not None:
+        raise ValueError("heads must have experts without a capacity_factor: what they answer hangs on the pass")
     most = heads.predicted - 1 if drafted is None else whole("drafted", drafted, 0)
     if most > heads.predicted - 1:
         raise ValueError(f"drafted must be at most {heads.predicted - 1}, the further heads, not {most}")

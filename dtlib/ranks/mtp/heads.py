@@ -31,7 +31,8 @@ def following(tokens_bs: Tensor, targets_bs: Tensor) -> Tensor:
 
 
 class Heads(nn.Module):
-    """A `model` and n − 1 further heads of a layer and a norm each; the embedding and the head's matrix are shared.
+    """A `model` and n − 1 further heads of a layer, as its last one, and a norm each; the embedding and the head's
+    matrix are shared.
 
     Heads read what `states` gives, one (b, s, h) a head. Their losses are sums over the targets that count, times
     `weights` (one a head, 1 by default), divided by the number of *next* tokens that count, as in DeepSeek-V3's report:
@@ -55,7 +56,8 @@ class Heads(nn.Module):
             raise ValueError(f"weights must be {self.predicted} numbers, one a head, not {len(given)}")
         self.weights, config, more = given, model.config, self.predicted - 1
         norm = RMSNorm if config.rms_norm else nn.LayerNorm
-        self.blocks = GPT(replace(config, num_layers=more), seed=seed).blocks if more else nn.ModuleList()
+        as_last = replace(config, num_layers=max(more, 1), first_dense=0)  # with experts where the last layer has some
+        self.blocks = GPT(as_last, seed=seed).blocks if more else nn.ModuleList()
         self.norms = nn.ModuleList(norm(config.hidden, dtype=config.dtype) for _ in range(more))
 
     def states(self, tokens_bs: Tensor, targets_bs: Tensor) -> Iterator[Tensor]:

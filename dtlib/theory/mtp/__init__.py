@@ -11,7 +11,7 @@ Arguments out of range raise ``ValueError``, which names the argument, its value
 
 from .draft import accepted_tokens, best_draft, break_even_acceptance, speedup
 from .heads import KINDS, extra_flops_per_token, extra_parameters, logits_bytes
-from .pipeline import best_stages, bubble_of_stages, last_stage_layers, most_stages
+from .pipeline import best_stages, bubble_of_stages, last_stage_layers, most_stages, stage_costs, trunk_costs
 
 __all__ = [
     "KINDS",
@@ -26,4 +26,6 @@ __all__ = [
     "logits_bytes",
     "most_stages",
     "speedup",
+    "stage_costs",
+    "trunk_costs",
 ]

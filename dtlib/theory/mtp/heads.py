@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from dtlib.theory.formula import formula
 from dtlib.theory.memory.flops import forward_flops_per_token
-from dtlib.theory.models import Architecture, checked_model, layer_parameters, norm_parameters
+from dtlib.theory.models import (
+    Architecture,
+    checked_model,
+    last_has_experts,
+    layer_parameters,
+    mtp_parameters,
+    norm_parameters,
+)
 from dtlib.theory.valid import flag, whole
 
 KINDS = ("independent", "sequential")
@@ -20,51 +28,56 @@ def checked_kind(kind: Any) -> str:
     return str(kind)
 
 
+def layer_flops(model: Architecture, index: int, seq: int | None = None) -> float:
+    """Forward operations of a token in layer `index` of `model`, 0 the first: with experts where that one has them."""
+    experts = model.experts
+    if experts is not None:
+        experts = replace(experts, first_dense=0, every=1) if experts.layers(index, index + 1) else None
+    forward = forward_flops_per_token(replace(model, num_layers=1, experts=experts, mtp_modules=0), seq=seq)
+    return forward.total - forward.head
+
+
 @formula(
     "mtp.extra_parameters",
     source="gloeckle2024",
     label="eq-mtp-parameters",
-    equation=r"(n-1)(\Psi_{\text{layer}} + \nu) \quad\text{or}\quad (n-1)(\Psi_{\text{layer}} + 2h^2 + 3\nu)",
+    equation=r"(n-1)(\Psi_{\text{layer}} + \Psi_{\text{norm}}) \quad\text{or}\quad "
+    r"(n-1)(\Psi_{\text{layer}} + 2h^2 + 3\,\Psi_{\text{norm}})",
 )
-def extra_parameters(
-    model: Architecture | str, predicted: int, kind: str = "independent", *, layer_params: int | None = None
-) -> int:
-    """Parameters that n − 1 further heads add.
+def extra_parameters(model: Architecture | str, predicted: int, kind: str = "independent") -> int:
+    """Parameters that n − 1 further heads add to the layers of `model`.
 
-    The embedding and the matrix of the head are shared. An ``"independent"`` head has a layer and a norm (ν
-    parameters) of its own; a ``"sequential"`` module a layer, a projection from 2h to h without a bias, a norm for each
-    of the two things that it joins, and one in front of the head. `layer_params` replaces the parameters of a layer
-    where they are others than `model`'s (experts). ``ValueError`` for a `predicted` below 1 or another `kind`. Sources:
-    Gloeckle et al. 2024, arXiv 2404.19737; DeepSeek-AI 2024, arXiv 2412.19437, section 2.2.
+    The embedding and the matrix of the head are shared. An ``"independent"`` head has a layer and a norm of its own; a
+    ``"sequential"`` module a layer, a projection from 2h to h without a bias, a norm for each of the two things that it
+    joins, and one in front of the head (`models.mtp_parameters`). The layer is one as the model's last: with its
+    experts, if it has some. The model's own `mtp_modules` are not looked at. ``ValueError`` for a `predicted` below 1
+    or another `kind`. Sources: Gloeckle et al. 2024, arXiv 2404.19737; DeepSeek-AI 2024, arXiv 2412.19437, section 2.2.
     """
     model, n = checked_model(model), whole("predicted", predicted, 1)
-    layer = layer_parameters(model).total if layer_params is None else whole("layer_params", layer_params, 1)
-    norm = norm_parameters(model)
-    own = norm if checked_kind(kind) == "independent" else 2 * model.hidden**2 + 3 * norm
-    return (n - 1) * (layer + own)
+    if checked_kind(kind) == "sequential":
+        return (n - 1) * mtp_parameters(model).total
+    return (n - 1) * (layer_parameters(model, with_experts=last_has_experts(model)).total + norm_parameters(model))
 
 
 @formula(
     "mtp.extra_flops_per_token",
     source="derived here",
     label="eq-mtp-flops",
-    equation=r"(n-1)\,(f_{\text{layer}} + 2Vh) \quad\text{or}\quad (n-1)\,(f_{\text{layer}} + 4h^2 + 2Vh)",
+    equation=r"(n-1)\,(f + 2Vh) \quad\text{or}\quad (n-1)\,(f + 4h^2 + 2Vh)",
 )
 def extra_flops_per_token(
     model: Architecture | str, predicted: int, kind: str = "independent", *, seq: int | None = None
 ) -> float:
     """Forward operations that n − 1 further heads add for a token.
 
-    Each a layer and the head's product with all V words; a ``"sequential"`` module the projection besides, 2 · 2h · h.
-    Times 3 for training. As `memory.forward_flops_per_token` counts: products alone, attention to all s tokens. The
-    matrix of the head is shared, its product is not: that is where most of this goes in a small model. ``ValueError``
-    as `extra_parameters`.
+    Each a layer as the model's last (f; of experts those that the token goes through) and the head's product with all V
+    words; a ``"sequential"`` module the projection besides, 2 · 2h · h. Times 3 for training. As
+    `memory.forward_flops_per_token` counts: products alone, attention to all s tokens. The matrix of the head is
+    shared, its product is not. ``ValueError`` as `extra_parameters`.
     """
     model, n = checked_model(model), whole("predicted", predicted, 1)
-    forward = forward_flops_per_token(model, seq=seq)
-    layer = (forward.total - forward.head) / model.num_layers
     projection = 4 * model.hidden**2 if checked_kind(kind) == "sequential" else 0
-    return (n - 1) * (layer + projection + forward.head)
+    return (n - 1) * (layer_flops(model, model.num_layers - 1, seq) + projection + 2 * model.vocab * model.hidden)
 
 
 @formula(

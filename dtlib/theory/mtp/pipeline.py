@@ -1,65 +1,94 @@
-"""What n heads do to a pipeline: they stand behind the last layer, so the last stage gets heavier."""
+"""What n heads do to a pipeline: they stay on the last stage, which gets heavier."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from dtlib.theory.formula import formula
-from dtlib.theory.memory.flops import forward_flops_per_token
 from dtlib.theory.models import Architecture, checked_model
 from dtlib.theory.pp import best_partition
-from dtlib.theory.valid import amount, whole
+from dtlib.theory.valid import amount, flag, whole
 
-from .heads import extra_flops_per_token
+from .heads import extra_flops_per_token, layer_flops
 
 
 @formula(
     "mtp.last_stage_layers",
     source="derived here",
     label="eq-mtp-weight",
-    equation=r"u = \frac{2Vh + (n-1)(f_{\text{layer}} + 2Vh)}{f_{\text{layer}}}",
+    equation=r"u = \frac{n\,(f + 2Vh)}{f} \quad\text{or}\quad u = \frac{2Vh + (n-1)(f + 4h^2 + 2Vh)}{f}",
 )
 def last_stage_layers(
-    model: Architecture | str, predicted: int, kind: str = "independent", *, seq: int | None = None
+    model: Architecture | str, predicted: int, kind: str = "independent", *, seq: int | None = None, again: bool = False
 ) -> float:
-    """What stands behind the last layer, counted in layers.
+    """What cannot leave the last stage, counted in layers as the model's last.
 
-    u: the operations of the head and of n − 1 further ones over those of a layer; a ``"sequential"`` module has a
-    projection, 4h², besides. Forward, backward and both alike. ``ValueError`` for a `predicted` below 1 or another
-    `kind`.
+    u: ``"independent"`` heads read the trunk side by side, each through a layer of its own, so the first one's, the
+    model's last layer, stays with them; ``"sequential"`` modules stand behind the last layer. Forward, backward and
+    both alike, unless backward computes each head's product `again`, as `ranks.mtp.cut` does to hold one set of logits:
+    2Vh then counts 4/3 of a step's. ``ValueError`` for a `predicted` below 1 or another `kind`.
     """
-    model = checked_model(model)
-    forward = forward_flops_per_token(model, seq=seq)
-    layer = (forward.total - forward.head) / model.num_layers
-    return (forward.head + extra_flops_per_token(model, predicted, kind, seq=seq)) / layer
+    model, n = checked_model(model), whole("predicted", predicted, 1)
+    further = extra_flops_per_token(model, n, kind, seq=seq)
+    head, layer = 2 * model.vocab * model.hidden, layer_flops(model, model.num_layers - 1, seq)
+    first = layer if kind == "independent" else 0
+    return float(first + further + head + (n * head / 3 if flag("again", again) else 0)) / layer
 
 
 @formula(
     "mtp.most_stages",
     source="derived here",
     label="thm-mtp-stages",
-    equation=r"p^* = 1 + \frac{l}{u}",
-    use="With more stages the last one has more than an even share even if it has no layer at all.",
+    equation=r"p^* = 1 + \frac{l_t}{u}",
+    use="With more stages the last one has more than an even share even if it has no layer of the trunk.",
 )
-def most_stages(num_layers: int, last_layers: float) -> float:
+def most_stages(trunk_layers: float, last_layers: float) -> float:
     """Stages beyond which the last one has more than an even share.
 
-    All work is l + u layers, u of which (`last_layers`) cannot leave the last stage. An even share, (l + u)/p, is at
-    least u up to p = 1 + l/u. It is the slowest of all only if u is above the whole layers of another, too.
-    ``ValueError`` unless u is positive.
+    All work is l_t layers of the trunk (`trunk_layers`; the sum of what each costs, where they differ) and u
+    (`last_layers`) that cannot leave the last stage. An even share, (l_t + u)/p, is at least u up to p = 1 + l_t/u. The
+    last stage is the slowest of all only if u is above the whole layers of another, too. ``ValueError`` unless u is
+    positive.
     """
-    return 1 + whole("num_layers", num_layers, 1) / amount("last_layers", last_layers, positive=True)
+    return 1 + float(amount("trunk_layers", trunk_layers) / amount("last_layers", last_layers, positive=True))
 
 
-def best_stages(num_layers: int, stages: int, last_layers: float) -> list[int]:
-    """How many of `num_layers` layers each of `stages` stages gets, so that the slowest is as fast as possible.
+def trunk_costs(
+    model: Architecture | str, predicted: int, kind: str = "independent", *, seq: int | None = None, again: bool = False
+) -> list[float]:
+    """What a token costs in each layer of the trunk, and at last in all that cannot leave the last stage, in layers as
+    the model's last.
 
-    The last stage has the heads besides, `last_layers` layers' worth, and may be left without a layer. Found by
-    `pp.best_partition`, to which the heads are one layer more. ``ValueError`` for more stages than layers and one.
+    The trunk is what `ranks.mtp.cut` may cut: all layers but the last for ``"independent"`` heads, all for
+    ``"sequential"`` modules. Layers with experts and without cost what each costs. ``ValueError`` as
+    `last_stage_layers`.
     """
-    layers = whole("num_layers", num_layers, 1)
-    counts = best_partition([1.0] * layers + [float(amount("last_layers", last_layers, positive=True))], stages)
+    model, u = checked_model(model), last_stage_layers(model, predicted, kind, seq=seq, again=again)
+    unit = layer_flops(model, model.num_layers - 1, seq)
+    layers = model.num_layers - (kind == "independent")
+    return [*(layer_flops(model, index, seq) / unit for index in range(layers)), u]
+
+
+def best_stages(costs: Sequence[float], stages: int) -> list[int]:
+    """How many layers of the trunk each of `stages` stages gets, so that the slowest is as fast as possible.
+
+    `costs` as `trunk_costs` gives them, the last number for what stays on the last stage, which may be left without a
+    layer; `ranks.mtp.cut` takes the counts as they are. Found by `pp.best_partition`, to which the heads are one layer
+    more. ``ValueError`` for more stages than `costs`.
+    """
+    counts = best_partition(costs, stages)
     return [*counts[:-1], counts[-1] - 1]
+
+
+def stage_costs(costs: Sequence[float], layers: Sequence[int]) -> list[float]:
+    """What each stage costs if it has so many `layers` of the trunk, the last one the heads besides: in the unit of
+    `costs`, as `trunk_costs` gives them. ``ValueError`` unless `layers` are all of the trunk."""
+    counts, each = [whole("layers", one, 0) for one in layers], list(amount("costs", list(costs)))
+    if not counts or sum(counts) != len(each) - 1:
+        raise ValueError(f"layers must add up to the {len(each) - 1} of the trunk, not {counts}")
+    ends = [sum(counts[: stage + 1]) for stage in range(len(counts))]
+    ends[-1] += 1
+    return [float(sum(each[start:end])) for start, end in zip([0, *ends], ends, strict=False)]
 
 
 @formula(
@@ -73,7 +102,7 @@ def bubble_of_stages(costs: Sequence[float], m: int) -> float:
 
     `costs` are the seconds that each stage spends on a micro-batch, forward and backward. A step takes ΣT + (m − 1)·max
     T: the first micro-batch passes all stages, and each further one comes behind it by what the slowest takes. Exact
-    for GPipe, and for 1F1B where the last stage is the slowest; forward and backward in the same proportion. Equal
+    for GPipe where one stage is the slowest forward and backward, and for 1F1B where that is the last one. Equal
     stages give (p − 1)/(m + p − 1), and with many micro-batches 1 − mean/max is left: no number of them hides it.
     ``ValueError`` for no stages or costs that are not positive.
     """

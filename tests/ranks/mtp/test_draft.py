@@ -12,13 +12,15 @@ from dtlib import theory
 from dtlib.ranks import mtp
 from dtlib.ranks.model import GPT
 
-from .test_heads import CONFIG, KINDS, LLAMA
+from .test_heads import CONFIG, KINDS, LLAMA, MIXED
 
 LONG = {
     "gpt": replace(CONFIG, seq=44),
     "llama": replace(LLAMA, seq=44),
+    "experts": replace(MIXED, seq=44),
     "one layer": replace(CONFIG, seq=44, num_layers=1),
 }
+ONE_LAYER = [("one layer", 2), ("one layer", 4)]
 PROMPT = torch.tensor([3, 1, 4, 1, 5])
 
 
@@ -42,9 +44,8 @@ def without_a_cache(model: GPT, prompt: torch.Tensor, new_tokens: int) -> torch.
     return tokens
 
 
-@pytest.mark.parametrize("config", LONG)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize(("config", "n"), [("gpt", 2), ("gpt", 4), ("llama", 4), ("experts", 4), *ONE_LAYER])
 def test_a_checked_draft_is_greedy_decoding(kind, config, n):
     heads = trained(kind, config, n)
     with torch.no_grad():
@@ -110,6 +111,13 @@ def test_a_cache_ends_with_its_block():
         with pytest.raises(ValueError, match="length must be at most the 2 positions that are known, not 3"):
             cache.roll_back(3)
     assert model.blocks[0].attention.core is core
+
+
+def test_experts_with_a_capacity_are_refused():
+    """One may turn a token of the draft away because of the others, and would take it alone."""
+    heads = mtp.IndependentHeads(GPT(replace(LONG["experts"], capacity_factor=1.0)), 2)
+    with pytest.raises(ValueError, match="heads must have experts without a capacity_factor"):
+        mtp.draft_and_check(heads, PROMPT, 3)
 
 
 def test_what_is_counted_of_passes():

@@ -8,12 +8,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.testing import assert_close
+from torch.utils.flop_counter import FlopCounterMode
 
 from dtlib import lab, theory
 from dtlib.ranks import mtp, pp, tp
 from dtlib.ranks.model import GPT, GPTConfig
 
 CONFIG = GPTConfig(num_layers=4, hidden=16, num_heads=4, seq=8, vocab=21, dtype=torch.float64)
+MIXED = replace(CONFIG, num_experts=4, top_k=2, first_dense=2, num_kv_heads=2, rms_norm=True, swiglu=True, rotary=True)
 KINDS = {"independent": mtp.IndependentHeads, "sequential": mtp.SequentialModules}
 N, BATCH, MICRO = 3, 4, 2
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}  # as in test_heads
@@ -31,29 +33,28 @@ def whole(kind: str, config: GPTConfig = CONFIG) -> tuple[float, dict[str, torch
     return loss.item(), {name: each.grad for name, each in heads.named_parameters()}
 
 
-def piped(kind: str, schedule: str, tied: bool = True, adds_up: bool = True, in_turn: bool = True):
-    """The gradients that this rank has, by their names in one process."""
+def piped(kind: str, schedule: str, tied: bool = True, adds_up: bool = True, of: GPTConfig = CONFIG):
+    """The gradients that this rank has, by their names in one process: cut as theory says."""
     p, rank = dist.get_world_size(), dist.get_rank()
-    heads = KINDS[kind](GPT(replace(CONFIG, tied=tied)), N, weights=[1, 0.5, 0.25])
-    uneven = [3, 1] if kind == "sequential" and p == 2 else None
-    stages = mtp.cut(heads, p, uneven, in_turn=in_turn)
+    config = replace(of, tied=tied)
+    heads = KINDS[kind](GPT(config), N, weights=[1, 0.5, 0.25])
+    costs = theory.mtp.trunk_costs(config.architecture, N, kind, again=True)
+    stages = mtp.cut(heads, p, theory.mtp.best_stages(costs, p))
     shared = heads.model.token_embedding.weight if rank in (0, p - 1) and adds_up else None
     if kind == "independent" and not tied:
         shared = None
     plan = theory.pp.SCHEDULES[schedule](p, MICRO)
     own = {rank: stages[rank]}
-    of = pp.Pipeline(own, plan, width=16, dtype=torch.float64, loss=stages[-1].loss, tied=shared)
-    loss = of.step(*data())
+    run = pp.Pipeline(own, plan, width=16, dtype=torch.float64, loss=stages[-1].loss, tied=shared)
+    loss = run.step(*data())
     names = {id(each): name for name, each in heads.named_parameters()}
     held = {names[id(each)]: each.grad for each in stages[rank].parameters()}
-    return loss.item(), held, float(of.evaluate(*data()))
+    return loss.item(), held, float(run.evaluate(*data()))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("p", "schedule"), [(1, "1F1B"), (2, "1F1B"), (2, "ZB-H1"), (3, "GPipe"), (4, "1F1B")])
 def test_a_pipeline_has_the_gradients_of_one_process(kind, p, schedule):
-    if kind == "independent" and p == 4:
-        p = 3
     wanted_loss, wanted = whole(kind)
     seen = set()
     for loss, held, evaluated in lab.run(piped, p, args=(kind, schedule)):
@@ -62,6 +63,36 @@ def test_a_pipeline_has_the_gradients_of_one_process(kind, p, schedule):
         assert_close(held, {name: wanted[name] for name in held}, **CLOSE)
         seen |= set(held)
     assert seen == set(wanted)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pipeline_of_layers_with_experts_and_without_has_them_too(kind):
+    _, wanted = whole(kind, MIXED)
+    for _, held, _ in lab.run(piped, 2, args=(kind, "1F1B", True, True, MIXED)):
+        assert_close(held, {name: wanted[name] for name in held}, **CLOSE)
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("config", [CONFIG, MIXED], ids=["gpt", "experts"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("p", [2, 4])
+def test_each_stage_computes_what_theory_says(kind, config, again, p):
+    """Products counted by torch, forward and backward, stage by stage."""
+    config = replace(config, written_out=True)
+    costs = theory.mtp.trunk_costs(config.architecture, N, kind, again=again)
+    counts = theory.mtp.best_stages(costs, p)
+    stages, found = mtp.cut(KINDS[kind](GPT(config), N), p, counts, in_turn=again), []
+    x, targets = data()
+    for stage in stages:
+        with FlopCounterMode(display=False) as counter:
+            y = stage(x)
+            end = stage.loss(y, targets) if stage is stages[-1] else y.sum()
+            if end.requires_grad:  # a first stage without a layer would have only the embedding
+                end.backward()
+        found.append(counter.get_total_flops())
+        x = y.detach().requires_grad_()
+    unit = sum(found) / sum(costs)
+    assert [each / unit for each in found] == pytest.approx(theory.mtp.stage_costs(costs, counts), rel=1e-9)
 
 
 def test_an_embedding_that_the_last_stage_reads_needs_both_gradients():
