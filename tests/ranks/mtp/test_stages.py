@@ -105,8 +105,8 @@ def test_an_embedding_that_the_last_stage_reads_needs_both_gradients():
             assert_close(held[name], wanted[name], **CLOSE)
 
 
-def split(kind: str):
-    heads = mtp.parallelize(KINDS[kind](GPT(CONFIG, seed=dist.get_rank()), N, weights=[1, 0.5, 0.25]))
+def split(kind: str, of: GPTConfig = CONFIG):
+    heads = mtp.parallelize(KINDS[kind](GPT(of, seed=dist.get_rank()), N, weights=[1, 0.5, 0.25]))
     found = {}
     for way in ("one graph", "in turn"):
         heads.zero_grad()
@@ -119,10 +119,10 @@ def split(kind: str):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("t", [1, 2, 4])
-def test_a_vocabulary_cut_over_ranks_has_the_same_loss_and_gradients(kind, t):
-    loss, wanted = whole(kind)
-    for found, widths, mine in lab.run(split, t, args=(kind,)):
+@pytest.mark.parametrize(("t", "config"), [(1, CONFIG), (2, CONFIG), (4, CONFIG), (2, MIXED)])
+def test_a_vocabulary_cut_over_ranks_has_the_same_loss_and_gradients(kind, t, config):
+    loss, wanted = whole(kind, config)
+    for found, widths, mine in lab.run(split, t, args=(kind, config)):
         assert widths == [len(mine)] * N
         for way, (each, held) in found.items():
             assert each == pytest.approx(loss, rel=1e-10), way
