@@ -135,6 +135,8 @@ DP = {
 }  # fmt: skip
 ZERO = {f"stage {stage}": partial(zero.Zero, stage=stage) for stage in (1, 2, 3)}
 ZERO["small buckets"] = partial(zero.Zero, stage=1, **SMALL)
+# Of one expert a rank both layers' weights fill such a bucket, of two each its own: others have other buckets.
+ZERO["uneven buckets"] = partial(zero.Zero, stage=2, bucket_bytes=2 * ITEM * WIDTH**2, first_bucket_bytes=None)
 LAYOUTS = {  # experts, their replicas, and ranks that share them out
     "pairs": (4, 2, 2), "three on pairs": (3, 2, 2), "one each": (4, 1, 4), "all on all": (2, 4, 1),
 }  # fmt: skip
@@ -240,8 +242,8 @@ def divided_by_its_own(self, index):
     pack(self, index)
 
 
-def sharded_and_divided_by_its_own(self, number, params, **options):
-    made(self, number, params, **options)
+def sharded_and_divided_by_its_own(self, params, **options):
+    made(self, params, **options)
     self.factor = 1 / self.peers.n
 
 

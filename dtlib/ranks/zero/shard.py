@@ -41,7 +41,6 @@ class Shard:
 
     def __init__(
         self,
-        number: int,
         params: Mapping[int, tuple[str, Tensor]],
         *,
         group: Group,
@@ -53,7 +52,8 @@ class Shard:
     ) -> None:
         _, first = next(iter(params.values()))
         self.peers = peers = Peers(first.device, group_of(first, group))
-        self.number, self.stage, self.replicas, self.num_ranks = number, stage, replicas, dist.get_world_size(group)
+        self.number = next(iter(params))  # not a count of shards: ranks with other experts may have more of them
+        self.stage, self.replicas, self.num_ranks = stage, replicas, dist.get_world_size(group)
         self.quantised_block = quantised_block
         self.names = {index: name for index, (name, _) in params.items()}
         self.params = {index: parameter for index, (_, parameter) in params.items()}

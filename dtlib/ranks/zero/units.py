@@ -199,7 +199,7 @@ def make_units(
     module: nn.Module,
     chosen: Sequence[tuple[str, nn.Module]],
     named: Sequence[tuple[str, Tensor]],
-    make_shard: Callable[[int, dict[int, tuple[str, Tensor]]], Shard],
+    make_shard: Callable[[dict[int, tuple[str, Tensor]]], Shard],
     group: Group,
 ) -> list[Unit]:
     """The `chosen` units that have parameters; `named` are all parameters, numbered as they stand."""
@@ -208,8 +208,7 @@ def make_units(
     for index, (name, parameter) in enumerate(named):
         kind = parameter.requires_grad, parameter.dtype, parameter.device, group_of(parameter, group)
         members.setdefault(where[id(parameter)], {}).setdefault(kind, {})[index] = name, parameter
-    units, number = list[Unit](), 0
-    for position, kinds in sorted(members.items()):
-        units.append(Unit(*chosen[position], [make_shard(number + i, each) for i, each in enumerate(kinds.values())]))
-        number += len(kinds)
-    return units
+    return [
+        Unit(*chosen[position], [make_shard(each) for each in kinds.values()])
+        for position, kinds in sorted(members.items())
+    ]

@@ -141,7 +141,7 @@ class Zero(DataParallel):
             backwards = dict(reversed(list(enumerate(self._params))))  # as gradients arrive
             buckets = in_buckets(backwards, self._groups, bucket_bytes, first_bucket_bytes, lambda each: each.dtype)
             made = []
-            self.all_shards = [make_shard(i, {j: named[j] for j in bucket}) for i, bucket in enumerate(buckets)]
+            self.all_shards = [make_shard({i: named[i] for i in bucket}) for bucket in buckets]
         self.shards = [shard for shard in self.all_shards if shard.is_trained]
         self._shard_of = {index: shard for shard in self.shards for index in shard.params}
         self._gathering = Gathering(made, prefetch, not reshard_after_forward, weakly(self._begin))
