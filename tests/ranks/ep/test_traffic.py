@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -45,8 +46,66 @@ def sends():
     return forward.total_bytes, backward.total_bytes, visits, int((rank_tk != me).sum()), len(arrived.pairs.row_p)
 
 
+def rows_of_seven():
+    return torch.randn(TOKENS, HIDDEN, generator=torch.Generator().manual_seed(7)).bfloat16()
+
+
+def in_bfloat16():
+    """In a rank: results of its part of the rows, bytes of a forward pass, and what they should be."""
+    moe = a_layer(replace(WIDE, dtype=torch.bfloat16))
+    own_th = rows_of_seven().tensor_split(N)[dist.get_rank()].clone().requires_grad_()
+    moe(own_th)  # connects the ranks
+    with lab.wire() as wire, ep.routing(moe) as routed:
+        y_th = moe(own_th)
+    y_th.float().square().sum().backward()
+    rank_tk = routed[0].experts_tk // (E // N)
+    visits = sum(int((rank_tk == rank).any(1).sum()) for rank in range(N) if rank != dist.get_rank())
+    sent = 2 * 2 * visits * HIDDEN + 12 * int((rank_tk != dist.get_rank()).sum())
+    return y_th.detach(), own_th.grad, moe.experts.up_ehf.grad, wire.total_bytes, sent
+
+
+def nine_rows():
+    return torch.randn(9, HIDDEN, generator=torch.Generator().manual_seed(5))
+
+
+def without_tokens():
+    """In a rank: results where rank 1 alone has tokens."""
+    moe, me, x_th = a_layer(), dist.get_rank(), nine_rows()
+    own_th = (x_th if me == 1 else x_th[:0]).clone().requires_grad_()
+    y_th = moe(own_th)
+    y_th.sum().backward()
+    return y_th.detach(), own_th.grad, moe.experts.up_ehf.grad, moe.router.weight.grad
+
+
+def errors():
+    """In a rank: what bad calls say, and the bytes that they sent."""
+    small, said = ep.parallelize(GPT(CONFIG)), []
+    calls = (
+        lambda: ep.parallelize(torch.nn.Linear(2, 2)),
+        lambda: ep.parallelize(GPT(replace(CONFIG, num_experts=0))),
+        lambda: ep.parallelize(GPT(replace(CONFIG, num_experts=2))),
+        lambda: ep.parallelize(small),
+        lambda: ep.move_bias(small, -1),
+        lambda: ep.move_bias(torch.nn.Linear(2, 2), 1),
+    )
+    for call in calls:
+        with lab.wire() as wire, pytest.raises(ValueError) as error:
+            call()
+        said.append((str(error.value), wire.total_bytes))
+    return said
+
+
+RUNS = (sends, in_bfloat16, without_tokens, errors)
+
+
+@cache
+def on_ranks():
+    """What each of `RUNS` returns on each rank, from one start."""
+    return dict(zip(RUNS, zip(*lab.run(lambda: [run() for run in RUNS], N), strict=True), strict=True))
+
+
 def test_a_token_travels_once_to_each_rank_that_it_visits():
-    found = lab.run(sends, N)
+    found = on_ranks()[sends]
     visits, pairs, arrived = (sum(each[place] for each in found) for place in (2, 3, 4))
     elements = visits * HIDDEN
     for forward, backward, *_ in found:
@@ -77,25 +136,11 @@ def test_scores_are_float32_where_tokens_are_bfloat16():
 
 
 def test_bfloat16_travels_in_two_bytes_and_gives_what_one_process_gives():
-    config = replace(WIDE, dtype=torch.bfloat16)
-    x_th = torch.randn(TOKENS, HIDDEN, generator=torch.Generator().manual_seed(7)).bfloat16()
-
-    def on_a_rank():
-        moe, own_th = a_layer(config), x_th.tensor_split(N)[dist.get_rank()].detach().clone().requires_grad_()
-        moe(own_th)  # connects the ranks
-        with lab.wire() as wire, ep.routing(moe) as routed:
-            y_th = moe(own_th)
-        y_th.float().square().sum().backward()
-        rank_tk = routed[0].experts_tk // (E // N)
-        visits = sum(int((rank_tk == rank).any(1).sum()) for rank in range(N) if rank != dist.get_rank())
-        sent = 2 * 2 * visits * HIDDEN + 12 * int((rank_tk != dist.get_rank()).sum())
-        return y_th.detach(), own_th.grad, moe.experts.up_ehf.grad, wire.total_bytes, sent
-
     torch.manual_seed(0)
-    moe, x_th = MoE(config), x_th.requires_grad_()
+    moe, x_th = MoE(replace(WIDE, dtype=torch.bfloat16)), rows_of_seven().requires_grad_()
     y_th = moe(x_th)
     y_th.float().square().sum().backward()
-    found = lab.run(on_a_rank, N)
+    found = on_ranks()[in_bfloat16]
     whole = (y_th.detach(), x_th.grad, moe.experts.up_ehf.grad)
     for place, one in enumerate(whole):
         ranks = torch.cat([each[place] for each in found])
@@ -116,47 +161,22 @@ def test_groups_are_those_of_theory(scoring):
 
 
 def test_a_rank_without_tokens_takes_part():
-    x_th = torch.randn(9, HIDDEN, generator=torch.Generator().manual_seed(5))
-
-    def on_a_rank():
-        moe, me = a_layer(), dist.get_rank()
-        own_th = (x_th if me == 1 else x_th[:0]).detach().clone().requires_grad_()
-        y_th = moe(own_th)
-        y_th.sum().backward()
-        return y_th.detach(), own_th.grad, moe.experts.up_ehf.grad, moe.router.weight.grad
-
     torch.manual_seed(0)
-    moe, x_th = MoE(WIDE), x_th.requires_grad_()
+    moe, x_th = MoE(WIDE), nine_rows().requires_grad_()
     y_th = moe(x_th)
     y_th.sum().backward()
-    found = lab.run(on_a_rank, N)
+    found = on_ranks()[without_tokens]
     assert_close(found[1][:2], (y_th.detach(), x_th.grad))
     assert_close(torch.cat([each[2] for each in found]), moe.experts.up_ehf.grad)
     assert_close(sum(each[3] for each in found), moe.router.weight.grad)
 
 
 def test_bad_input_is_named():
-    def errors():
-        small, said = ep.parallelize(GPT(CONFIG)), []
-        calls = (
-            lambda: ep.parallelize(torch.nn.Linear(2, 2)),
-            lambda: ep.parallelize(GPT(replace(CONFIG, num_experts=0))),
-            lambda: ep.parallelize(GPT(replace(CONFIG, num_experts=2))),
-            lambda: ep.parallelize(small),
-            lambda: ep.move_bias(small, -1),
-            lambda: ep.move_bias(torch.nn.Linear(2, 2), 1),
-        )
-        for call in calls:
-            with lab.wire() as wire, pytest.raises(ValueError) as error:
-                call()
-            said.append((str(error.value), wire.total_bytes))
-        return said
-
     words = [
         "model must be a GPT", "model must have experts", "num_experts must be at least the number of ranks",
         "model must have its experts whole", "rate must be at least 0", "model must have experts",
     ]  # fmt: skip
-    for rank in lab.run(errors, N):
+    for rank in on_ranks()[errors]:
         for (said, sent), expected in zip(rank, words, strict=True):
             assert said.startswith(expected)
             assert sent == 0
