@@ -7,6 +7,7 @@ import pytest
 
 from dtlib.grading import Check, Exercise, Finding, Mistake, Observed, Trouble
 from dtlib.grading.exercises import choice
+from dtlib.grading.exercises.catalogue import all_exercises
 from dtlib.grading.exercises.compare import close, compare
 from dtlib.grading.exercises.seen import Ask, Header, Seen, rounds
 from dtlib.grading.exercises.signs import only_if
@@ -210,6 +211,31 @@ class TestChoice:
         checks = choice.checks(lambda case: [(2.0, "a", 1), (1.0, "b", 2)], ("a", "b"), "something")
         seen = Observed({"words": "", "is": {"some": True}}, ({"answer": answer},))
         assert [check.judge([seen]).verdict for check in checks] == [possible, fastest]
+
+    @pytest.mark.parametrize(
+        ("name", "arguments", "answer", "told"),
+        [
+            ("pp.1", [960, 1, 9, 1, 0.25], 48, "Saw 48, with 20 micro-batches each, 28.6% idle; expected whole"),
+            (
+                "pp.1",
+                [960, 1, 9, 1, 0.25],
+                106,
+                "Saw 106, with 9.06 micro-batches each; expected whole micro-batches and",
+            ),
+            ("pp.1", [48, 4, 16, 2, 0.1], 1, "Saw 1, with 12 micro-batches each, no multiple of p = 16; expected None"),
+            (
+                "tp.3",
+                [8192, 64, 8192, 667e12, 8, 4, 450e9, 50e9, 1, 0.8],
+                16,
+                "% of the speed; expected at least 1 ranks",
+            ),
+            ("tp.3", [8192, 64, 8192, 667e12, 8, 4, 450e9, 50e9, 1, 0.8], 12, "Saw 12, which does not divide 64 heads"),
+        ],
+    )
+    def test_the_largest_number_says_what_a_wrong_one_comes_to(self, name, arguments, answer, told):
+        allowed = next(each for each in all_exercises()[name].checks if each.name == "allowed")
+        seen = Observed({"words": "", "arguments": arguments, "is": {"some": True}}, ({"answer": answer},))
+        assert told in allowed.judge([seen]).message
 
     def test_where_nothing_is_possible_none_is_right(self):
         checks = choice.checks(lambda case: [], ("a", "b"), "something")

@@ -85,11 +85,19 @@ def checks(possible: Callable[[Case], Possible], names: Sequence[str], none: str
     )
 
 
-def largest(enough: Callable[[Case], Sequence[int]], things: str, allowed: str, no_larger: str) -> tuple[Check, Check]:
+def largest(
+    enough: Callable[[Case], Sequence[int]],
+    things: str,
+    allowed: str,
+    no_larger: str,
+    *,
+    gives: Callable[[Case, int], str],
+    rule: Callable[[Case], str],
+) -> tuple[Check, Check]:
     """That a number of `things` is one of ``enough(case)``, in increasing order (3), and that no larger one is (3).
 
-    `allowed` and `no_larger` say so in the exercise's own words. Cases say under ``"is"`` whether there are `some`;
-    where there are none, the right answer is None.
+    `allowed` and `no_larger` say so in the exercise's own words, `gives` what a number of them comes to, `rule` what it
+    should. Cases say under ``"is"`` whether there are `some`; where there are none, the right answer is None.
     """
 
     def answered(observed: Observed) -> int | None:
@@ -103,11 +111,16 @@ def largest(enough: Callable[[Case], Sequence[int]], things: str, allowed: str, 
         answer, wanted = answered(observed), enough(observed.case)
         if answer in wanted or (answer is None and not wanted):
             return None
-        return Finding(show(answer), f"{things} that will do" if wanted else "None", observed.words)
+        told = show(answer) if answer is None else f"{answer}, {gives(observed.case, answer)}"
+        return Finding(
+            told, rule(observed.case) if wanted else f"None, as no number gives {rule(observed.case)}", observed.words
+        )
 
     def find_larger(observed: Observed) -> Finding | None:
         answer, most = answered(observed), enough(observed.case)[-1]
-        return None if answer == most else Finding(show(answer), str(most), observed.words)
+        return (
+            None if answer == most else Finding(show(answer), f"{most}, {gives(observed.case, most)}", observed.words)
+        )
 
     def agrees(observed: Observed, other: Any) -> bool:
         return answered(observed) == other

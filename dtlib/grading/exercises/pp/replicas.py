@@ -54,10 +54,26 @@ def enough(case: Case) -> list[int]:
     return found
 
 
+def gives(case: Case, d: int) -> str:
+    """What so many replicas come to."""
+    batch, b, p, v, _ = case["arguments"]
+    if d < 1 or batch % (d * b):
+        return f"with {batch / (d * b):.2f} micro-batches each" if d > 0 else "which is no number of replicas"
+    m = batch // (d * b)
+    if v > 1 and m % p:
+        return f"with {m} micro-batches each, no multiple of p = {p}"
+    return f"with {m} micro-batches each, {pp.bubble_fraction(p, m, v):.1%} idle"
+
+
+def rule(case: Case) -> str:
+    *_, v, most_idle = case["arguments"]
+    return f"whole micro-batches{', a multiple of p,' if v > 1 else ''} and at most {most_idle:.1%} idle"
+
+
 EXERCISE = on_paper(
     "pp.1", "most_replicas", "How many replicas does a batch leave room for?", draw,
     *choice.largest(
         enough, "replicas", "so many replicas idle no more than they may, and None where none do",
-        "no larger number of replicas does",
+        "no larger number of replicas does", gives=gives, rule=rule,
     ),
 )  # fmt: skip

@@ -77,10 +77,28 @@ def enough(case: Case) -> list[int]:
     return [t for t in degrees(heads, node, nodes) if t >= fewest and reached(arguments, t) >= rounded]
 
 
+def gives(case: Case, ranks: int) -> str:
+    """What so many ranks come to."""
+    _, heads, _, _, node, nodes, _, _, fewest, _ = case["arguments"]
+    if not 1 <= ranks <= node * nodes:
+        return f"where there are {node * nodes} cards"
+    if heads % ranks:
+        return f"which does not divide {heads} heads"
+    if ranks not in degrees(heads, node, nodes):
+        return f"neither a part of a node of {node} nor whole nodes"
+    few = f"fewer than {fewest}, " if ranks < fewest else ""
+    return f"{few}at {reached(case['arguments'], ranks):.1%} of the speed"
+
+
+def rule(case: Case) -> str:
+    *_, fewest, least = case["arguments"]
+    return f"at least {fewest} ranks, at {least:.1%} of the speed or more"
+
+
 EXERCISE = on_paper(
     "tp.3", "largest_degree", "How many ranks share a layer?", draw,
     *choice.largest(
         enough, "ranks", "so many ranks can share the layer and reach the share, and None where none can",
-        "no larger number of ranks does",
+        "no larger number of ranks does", gives=gives, rule=rule,
     ),
 )  # fmt: skip
