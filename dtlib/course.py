@@ -42,7 +42,7 @@ CHAPTERS = (
     ),
     Chapter(
         "compression", "compression",
-        "fewer bytes for a gradient that is a little off: what rides on an all-reduce, what feedback repairs, when it pays",
+        "fewer bytes for a gradient a little off: what rides on an all-reduce, what feedback repairs, when it pays",
     ),
     Chapter(
         "zero", "ZeRO",
