@@ -65,8 +65,8 @@ def feedback_error_bound(delta: float, gradient_norm: float) -> float:
 def feedback_rate(smoothness: float, convexity: float, delta: float) -> float:
     """Error feedback on a quadratic, the learning rate below which it converges to the optimum.
 
-    For any compressor that contracts every vector by `delta` δ; eigenvalues from μ (`convexity`) to L (`smoothness`), exact gradients of the whole objective. Sufficient, not
-    necessary. ``ValueError`` for μ above L.
+    For any compressor that contracts every vector by `delta` δ; eigenvalues from μ (`convexity`) to L (`smoothness`),
+    exact gradients of the whole objective. Sufficient, not necessary. ``ValueError`` for μ above L.
     """
     most, least = amount("smoothness", smoothness, positive=True), amount("convexity", convexity, positive=True)
     if least > most:
