@@ -1,0 +1,177 @@
+"""What all exchanges that send less share: error feedback by name, a check that all is finite, and state to save."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Mapping
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dtlib.ranks.dp import Bucket
+from dtlib.ranks.dp.bucketed import Started
+from dtlib.ranks.mesh import Group
+
+Sum: TypeAlias = Generator[Started | None, None, tuple[Tensor, Tensor | None]]
+"""An exchange under way. It yields what must have arrived before it goes on, and returns two flat tensors: the sum over
+the ranks, in the same bits on all of them, and what this rank's message said (None where nothing needs to know)."""
+
+
+class Compressed(ABC):
+    """An `Exchange` that sends less than the gradient, and leaves about its mean. Give each wrapped model its own.
+
+    A scheme is one method, `summed`. What `feedback` remembers is the part of a gradient that a message left out, by
+    the parameters' names, so that buckets may be filled anew: it is added to the next gradient, and the sum of all that
+    was sent follows the sum of all that was meant, up to what is left out now (Seide et al. 2014; Karimireddy et al.
+    2019, arXiv 1901.09847). Each rank has its own; `state_dict` is to be saved on each rank.
+
+    The first part of an exchange runs inside the backward pass, and starts what is sent; the rest when it is waited
+    for, in turns with the other buckets. All ranks must call and wait in one order. On a rank that is alone in its
+    group nothing is sent and the gradient stays as it is.
+
+    A gradient that is not finite, or whose sum in the message's format is not, is a ``FloatingPointError`` on every
+    rank, once all of them wait: it names parameters and ranks. The bucket is then as it was before, and so is what is
+    remembered of *all* buckets that were under way together: the step can be skipped.
+    """
+
+    def __init__(self, *, feedback: bool = False) -> None:
+        self.feedback = feedback
+        self.remembered: dict[str, dict[str, Tensor]] = {}  # what ("left_out", say), then the parameter's name
+        self._new: list[tuple[str, str, Tensor]] = []  # is remembered once all that is under way has come to its end
+        self._times: dict[str, int] = {}
+        self._under_way: list[_UnderWay] = []
+
+    @abstractmethod
+    def summed(self, meant: Bucket, group: Group) -> Sum:
+        """Sum ``meant.flat``, which stays as it is, over the ranks of `group`."""
+
+    def __call__(self, bucket: Bucket, group: Group) -> Started | None:
+        """Start with a bucket; what is returned waits for the mean to be in it."""
+        if dist.get_world_size(group) == 1:
+            return None
+        started = _UnderWay(self, self._steps(bucket, group))
+        self._under_way.append(started)
+        started.go_on()
+        return started
+
+    def _steps(self, bucket: Bucket, group: Group) -> Generator[Started | None, None, None]:
+        flat = bucket.flat.clone()
+        sizes = [view.numel() for view in bucket.views.values()]
+        parts = zip(bucket.views.items(), flat.split(sizes), strict=True)
+        meant = Bucket(flat, {name: part.view(view.shape) for (name, view), part in parts}, group=group)
+        left_out = self.remembered.get("left_out", {})
+        for name in meant.views.keys() & left_out.keys():
+            if left_out[name].shape != meant.views[name].shape:
+                raise ValueError(f"the gradient of {name!r} must have the shape of what is remembered of it: "
+                                 f"{tuple(left_out[name].shape)}, not {tuple(meant.views[name].shape)}")  # fmt: skip
+            meant.views[name].add_(left_out[name])
+        if not is_finite(flat):
+            flat.fill_(torch.nan)  # whatever of it is sent now tells all ranks
+        total, sent = yield from self.summed(meant, group)
+        if not is_finite(total):
+            yield from self._refuse(bucket, total, group)
+        if self.feedback and sent is not None:
+            for (name, view), part in zip(bucket.views.items(), flat.sub_(sent).split(sizes), strict=True):
+                self.remember("left_out", name, part.view(view.shape))
+        bucket.flat.copy_(total)
+
+    def _refuse(self, bucket: Bucket, total: Tensor, group: Group) -> Generator[Started, None, None]:
+        own = torch.tensor([not is_finite(view) for view in bucket.views.values()], device=total.device)
+        everyone = own.new_empty((dist.get_world_size(group), len(own)))
+        yield dist.all_gather(list(everyone), own, group=group, async_op=True)
+        guilty = {name: dist.get_process_group_ranks(group)[rank]
+                  for rank, row in reversed(list(enumerate(everyone.tolist())))
+                  for name, is_bad in zip(bucket.views, row, strict=True) if is_bad}  # fmt: skip
+        if guilty:
+            told = ", ".join(f"{name!r} on rank {rank}" for name, rank in sorted(guilty.items()))
+            raise FloatingPointError(f"the gradient is not finite: {told}. Skip the step: nothing of it is kept")
+        names = ", ".join(map(repr, bucket.views))
+        raise FloatingPointError(f"the sum of the gradients overflows in what {type(self).__name__} sends: {names}")
+
+    def remember(self, what: str, name: str, tensor: Tensor) -> None:
+        """Keep `tensor` under the name of a parameter, unless the step fails."""
+        self._new.append((what, name, tensor))
+
+    def generator(self, seed: int, name: str, *more: int) -> torch.Generator:
+        """A generator on the CPU for a parameter, another one at each call, and the same on all ranks (but for
+        `more`)."""
+        self._times[name] = self._times.get(name, 0) + 1
+        digest = hashlib.sha256(repr((seed, name, self._times[name], more)).encode()).digest()
+        return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+
+    def go_on(self) -> None:
+        """One part further with each bucket that is under way, and their end once none is."""
+        for each in self._under_way:
+            each.go_on()
+        if all(each.is_done for each in self._under_way):
+            if not any(each.error for each in self._under_way):
+                for what, name, tensor in self._new:
+                    self.remembered.setdefault(what, {})[name] = tensor
+            self._under_way, self._new = [], []
+
+    def rescale(self, *, old_lr: float, new_lr: float) -> None:
+        """Call it when the learning rate changes: what was left out is then made up for by the movement it was meant
+        as.
+
+        It is kept as a gradient, and is applied by the rate of the step in which it is sent: it is multiplied by
+        `old_lr` / `new_lr`. ``ValueError`` for rates that are not above 0.
+        """
+        if not (old_lr > 0 and new_lr > 0):
+            raise ValueError(f"old_lr and new_lr must be above 0, not {old_lr} and {new_lr}")
+        for tensor in self.remembered.get("left_out", {}).values():
+            tensor.mul_(old_lr / new_lr)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank remembers between steps, copied."""
+        kept = {what: {name: each.clone() for name, each in by.items()} for what, by in self.remembered.items()}
+        return {"scheme": type(self).__name__, "times": dict(self._times), "remembered": kept}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another object of this class was. ``ValueError`` for the state of another scheme."""
+        if state.get("scheme") != type(self).__name__:
+            raise ValueError(f"state must be of {type(self).__name__}, not of {state.get('scheme')}")
+        self._times = dict(state["times"])
+        self.remembered = {
+            what: {name: each.clone() for name, each in by.items()} for what, by in state["remembered"].items()
+        }
+
+
+class _UnderWay:
+    """A bucket whose exchange has begun; what goes wrong is told to whom waits for it."""
+
+    def __init__(self, exchange: Compressed, steps: Generator[Started | None, None, None]) -> None:
+        self.exchange, self.steps = exchange, steps
+        self.waits_for: Started | None = None
+        self.is_done = False
+        self.error: Exception | None = None
+
+    @torch.no_grad()
+    def go_on(self) -> None:
+        if self.is_done:
+            return
+        try:
+            try:
+                if self.waits_for is not None:
+                    self.waits_for.wait()
+            except FloatingPointError as error:
+                self.waits_for = self.steps.throw(error)
+            else:
+                self.waits_for = next(self.steps)
+        except StopIteration:
+            self.is_done = True
+        except Exception as error:  # of any kind: the other buckets come to their end all the same
+            self.is_done, self.error = True, error
+
+    def wait(self) -> None:
+        while not self.is_done:
+            self.exchange.go_on()
+        if self.error is not None:
+            raise self.error
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether all entries are, in one pass that stores nothing."""
+    return not tensor.numel() or bool(torch.isfinite(torch.stack(torch.aminmax(tensor))).all())

@@ -1,0 +1,106 @@
+"""What adds up although it is short: entries at the same places on all ranks, and factors of low rank."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dtlib.ranks.dp import Bucket
+from dtlib.ranks.mesh import Group
+from dtlib.theory.valid import whole
+
+from .base import Compressed, Sum
+from .gathered import kept, share_of
+
+
+class RandomK(Compressed):
+    """A `share` of each parameter's entries, drawn anew at each step and alike on all ranks: places need no bytes.
+
+    With `feedback` what is left out waits; without, entries are multiplied by n/k, so that the mean over the draws is
+    the gradient, at n/k − 1 times its square in variance. `seed` must be the same on all ranks. Source: Stich et al.
+    2018, arXiv 1809.07599. ``ValueError`` for a share outside of (0, 1].
+    """
+
+    def __init__(self, share: float, seed: int = 0, feedback: bool = True) -> None:
+        super().__init__(feedback=feedback)
+        self.share, self.seed = share_of(share), seed
+
+    def summed(self, meant: Bucket, group: Group) -> Sum:
+        """One all-reduce."""
+        chosen, factors, start = [], [], 0
+        for name, view in meant.views.items():
+            n, k = view.numel(), kept(self.share, view.numel())
+            chosen.append(start + torch.randperm(n, generator=self.generator(self.seed, name))[:k])
+            factors += [1.0 if self.feedback else n / k] * k
+            start += n
+        places = torch.cat(chosen).to(meant.flat.device)
+        own = meant.flat[places].mul_(torch.tensor(factors, device=places.device))
+        values = own.clone()
+        yield dist.all_reduce(values, group=group, async_op=True)
+        total, sent = torch.zeros_like(meant.flat), torch.zeros_like(meant.flat)
+        return total.index_copy_(0, places, values), sent.index_copy_(0, places, own)
+
+
+class PowerSGD(Compressed):
+    """Each gradient as a matrix M (o, i) of which P Qᵀ is sent, of `rank` columns; vectors travel as they are.
+
+    One step of the power method, at two all-reduces a bucket: P = M Q, summed and made orthonormal, then Q = Mᵀ P,
+    summed. Both are linear in M, so the sums are those of the mean gradient. Q must begin alike on all ranks (`seed`);
+    with `warm_start` it is the last step's, so that the steps together follow the largest singular vectors. A gradient
+    of more dimensions is a matrix of its first by all others; one that r(o + i) elements would not make shorter is sent
+    whole. Source: Vogels et al. 2019, arXiv 1905.13727, algorithms 1 and 2. ``ValueError`` for a rank below 1.
+    """
+
+    def __init__(self, rank: int, feedback: bool = True, warm_start: bool = True, seed: int = 0) -> None:
+        super().__init__(feedback=feedback)
+        self.rank, self.warm_start, self.seed = whole("rank", rank, 1), warm_start, seed
+
+    def summed(self, meant: Bucket, group: Group) -> Sum:
+        """Two all-reduces: of all P with what is sent whole, then of all Q."""
+        matrices = {name: v.flatten(1) for name, v in meant.views.items() if v.dim() > 1 and self._pays(v.flatten(1))}
+        whole_ones = [view for name, view in meant.views.items() if name not in matrices]
+        firsts = [m @ self._start(name, m) for name, m in matrices.items()]
+        flat = torch.cat([each.flatten() for each in (*whole_ones, *firsts)])
+        yield dist.all_reduce(flat, group=group, async_op=True)
+        *sums, rest = flat.split([*(each.numel() for each in whole_ones), sum(each.numel() for each in firsts)])
+        p_each = [part.view_as(p) for part, p in zip(rest.split([p.numel() for p in firsts]), firsts, strict=True)]
+        p_each = [orthonormal(p) for p in p_each]
+        own = [m.T @ p for m, p in zip(matrices.values(), p_each, strict=True)]
+        flat = torch.cat([q.flatten() for q in own]) if own else rest
+        yield dist.all_reduce(flat, group=group, async_op=True) if own else None
+        q_each = [part.view_as(q) for part, q in zip(flat.split([q.numel() for q in own]), own, strict=True)]
+        sums_of = dict(zip(matrices, zip(p_each, own, q_each, strict=True), strict=True))
+        total, sent, whole_sums = torch.empty_like(meant.flat), meant.flat.clone(), iter(sums)
+        for name, mean, said in zip(meant.views, _split(total, meant), _split(sent, meant), strict=True):
+            if name not in matrices:
+                mean.copy_(next(whole_sums))
+                continue
+            p, mine, q = sums_of[name]
+            torch.mm(p, q.T, out=mean.view(len(p), len(q)))
+            torch.mm(p, mine.T, out=said.view(len(p), len(q)))  # P and `mine` are what this rank's message said
+            if self.warm_start:
+                self.remember("q", name, q)
+        return total, sent
+
+    def _pays(self, m: Tensor) -> bool:
+        return self._columns(m) * sum(m.shape) < m.numel()
+
+    def _columns(self, m: Tensor) -> int:
+        return min(self.rank, *m.shape)
+
+    def _start(self, name: str, m: Tensor) -> Tensor:
+        q = self.remembered.get("q", {}).get(name)
+        if q is None:
+            draw = torch.randn(m.shape[1], self._columns(m), generator=self.generator(self.seed, name))
+            q = draw.to(m)
+        return orthonormal(q)
+
+
+def orthonormal(columns: Tensor) -> Tensor:
+    """Orthonormal columns that span what `columns` do, and more where these are zero or depend on each other."""
+    return torch.linalg.qr(columns.to(torch.promote_types(columns.dtype, torch.float32))).Q.to(columns.dtype)
+
+
+def _split(flat: Tensor, bucket: Bucket) -> tuple[Tensor, ...]:
+    return flat.split([view.numel() for view in bucket.views.values()])
