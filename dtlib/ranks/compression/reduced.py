@@ -12,6 +12,7 @@ from dtlib.theory.valid import whole
 
 from .base import Compressed, Sum
 from .gathered import kept, share_of
+from .packing import per_entry
 
 
 class RandomK(Compressed):
@@ -28,14 +29,14 @@ class RandomK(Compressed):
 
     def summed(self, meant: Bucket, group: Group) -> Sum:
         """One all-reduce."""
-        chosen, factors, start = [], [], 0
+        chosen, scales, start = [], [], 0
         for name, view in meant.views.items():
             n, k = view.numel(), kept(self.share, view.numel())
             chosen.append(start + torch.randperm(n, generator=self.generator(self.seed, name))[:k])
-            factors += [1.0 if self.feedback else n / k] * k
+            scales.append(1.0 if self.feedback or not k else n / k)
             start += n
         places = torch.cat(chosen).to(meant.flat.device)
-        own = meant.flat[places].mul_(torch.tensor(factors, device=places.device))
+        own = meant.flat[places] * per_entry(meant.flat.new_tensor(scales), [len(each) for each in chosen])
         values = own.clone()
         yield dist.all_reduce(values, group=group, async_op=True)
         total, sent = torch.zeros_like(meant.flat), torch.zeros_like(meant.flat)
