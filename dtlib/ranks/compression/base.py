@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -15,9 +15,11 @@ from dtlib.ranks.dp import Bucket
 from dtlib.ranks.dp.bucketed import Started
 from dtlib.ranks.mesh import Group
 
-Sum: TypeAlias = Generator[Started | None, None, tuple[Tensor, Tensor | None]]
-"""An exchange under way. It yields what must have arrived before it goes on, and returns two flat tensors: the sum over
-the ranks, in the same bits on all of them, and what this rank's message said (None where nothing needs to know)."""
+Sum: TypeAlias = Generator[Started | None, None, tuple[Tensor, Callable[[Tensor], None]]]
+"""An exchange under way: it yields what must have arrived before it goes on, and returns two things. First, what all
+ranks have by then in the same bits, in which whatever was not finite on one of them shows. Second, what writes the sum
+over the ranks into a flat tensor, in the same bits on all, and leaves in ``meant.flat`` what this rank's message left
+out (without feedback ``meant.flat`` may be that tensor, and stays)."""
 
 
 class Compressed(ABC):
@@ -42,11 +44,12 @@ class Compressed(ABC):
         self.remembered: dict[str, dict[str, Tensor]] = {}  # what ("left_out", say), then the parameter's name
         self._new: list[tuple[str, str, Tensor]] = []  # is remembered once all that is under way has come to its end
         self._times: dict[str, int] = {}
+        self._rooms: dict[tuple[str, str], Tensor] = {}
         self._under_way: list[_UnderWay] = []
 
     @abstractmethod
     def summed(self, meant: Bucket, group: Group) -> Sum:
-        """Sum ``meant.flat``, which stays as it is, over the ranks of `group`."""
+        """Sum ``meant.flat`` over the ranks of `group`; see `Sum`."""
 
     def __call__(self, bucket: Bucket, group: Group) -> Started | None:
         """Start with a bucket; what is returned waits for the mean to be in it."""
@@ -58,28 +61,42 @@ class Compressed(ABC):
         return started
 
     def _steps(self, bucket: Bucket, group: Group) -> Generator[Started | None, None, None]:
-        flat = bucket.flat.clone()
-        sizes = [view.numel() for view in bucket.views.values()]
-        parts = zip(bucket.views.items(), flat.split(sizes), strict=True)
-        meant = Bucket(flat, {name: part.view(view.shape) for (name, view), part in parts}, group=group)
-        left_out = self.remembered.get("left_out", {})
-        for name in meant.views.keys() & left_out.keys():
-            if left_out[name].shape != meant.views[name].shape:
-                raise ValueError(f"the gradient of {name!r} must have the shape of what is remembered of it: "
-                                 f"{tuple(left_out[name].shape)}, not {tuple(meant.views[name].shape)}")  # fmt: skip
-            meant.views[name].add_(left_out[name])
-        if not is_finite(flat):
-            flat.fill_(torch.nan)  # whatever of it is sent now tells all ranks
-        total, sent = yield from self.summed(meant, group)
-        if not is_finite(total):
-            yield from self._refuse(bucket, total, group)
-        if self.feedback and sent is not None:
-            for (name, view), part in zip(bucket.views.items(), flat.sub_(sent).split(sizes), strict=True):
-                self.remember("left_out", name, part.view(view.shape))
-        bucket.flat.copy_(total)
+        meant = self._meant(bucket) if self.feedback else bucket
+        arrived, write = yield from self.summed(meant, group)
+        if not is_finite(arrived):
+            yield from self._refuse(bucket, group)
+        write(bucket.flat)
+        for name, view in meant.views.items() if self.feedback else ():
+            self.remember("left_out", name, view)
 
-    def _refuse(self, bucket: Bucket, total: Tensor, group: Group) -> Generator[Started, None, None]:
-        own = torch.tensor([not is_finite(view) for view in bucket.views.values()], device=total.device)
+    def _meant(self, bucket: Bucket) -> Bucket:
+        """The gradient and what was left out before, where that does not lie: two buffers take turns."""
+        left_out, first = self.remembered.get("left_out", {}), next(iter(bucket.views))
+        lies = left_out[first].untyped_storage().data_ptr() if first in left_out else 0
+        rooms = (self.room(each, bucket, bucket.flat.numel(), bucket.flat.dtype) for each in ("meant", "and meant"))
+        flat = next(room for room in rooms if room.untyped_storage().data_ptr() != lies)
+        meant = Bucket(flat, dict(zip(bucket.views, flat.split(sizes_of(bucket)), strict=True)), group=bucket.group)
+        for name, view in bucket.views.items():
+            meant.views[name] = meant.views[name].view(view.shape)
+            if name not in left_out:
+                meant.views[name].copy_(view)
+            elif left_out[name].shape == view.shape:
+                torch.add(view, left_out[name], out=meant.views[name])
+            else:
+                raise ValueError(f"the gradient of {name!r} must have the shape of what is remembered of it: "
+                                 f"{tuple(left_out[name].shape)}, not {tuple(view.shape)}")  # fmt: skip
+        return meant
+
+    def room(self, what: str, bucket: Bucket, num: int, dtype: torch.dtype) -> Tensor:
+        """A flat buffer of this bucket's own, kept: memory that is new to the process costs more than what is done."""
+        key = (what, next(iter(bucket.views)))
+        room = self._rooms.get(key)
+        if room is None or (room.numel(), room.dtype, room.device) != (num, dtype, bucket.flat.device):
+            room = self._rooms[key] = torch.empty(num, dtype=dtype, device=bucket.flat.device)
+        return room
+
+    def _refuse(self, bucket: Bucket, group: Group) -> Generator[Started, None, None]:
+        own = torch.tensor([not is_finite(view) for view in bucket.views.values()], device=bucket.flat.device)
         everyone = own.new_empty((dist.get_world_size(group), len(own)))
         yield dist.all_gather(list(everyone), own, group=group, async_op=True)
         guilty = {name: dist.get_process_group_ranks(group)[rank]
@@ -170,6 +187,11 @@ class _UnderWay:
             self.exchange.go_on()
         if self.error is not None:
             raise self.error
+
+
+def sizes_of(bucket: Bucket) -> list[int]:
+    """How many entries each of its parameters has."""
+    return [view.numel() for view in bucket.views.values()]
 
 
 def is_finite(tensor: Tensor) -> bool:

@@ -29,9 +29,9 @@ class Cast(Compressed):
 
     def summed(self, meant: Bucket, group: Group) -> Sum:
         """One all-reduce."""
-        short = meant.flat.to(self.dtype)
+        short = self.room("short", meant, meant.flat.numel(), self.dtype).copy_(meant.flat)
         yield dist.all_reduce(short, group=group, async_op=True)
-        return short, None
+        return short, lambda flat: flat.copy_(short)
 
 
 class Int8(Compressed):
@@ -59,7 +59,8 @@ class Int8(Compressed):
         own = sum(self._unpacked(row, chunk) for row in arrived)
         rows, work = start_gather(self._packed(own), group)
         yield work
-        return torch.cat([self._unpacked(row, chunk) for row in rows])[:num], None
+        total = torch.cat([self._unpacked(row, chunk) for row in rows])[:num]
+        return total, lambda flat: flat.copy_(total)
 
     def _packed(self, x: Tensor) -> Tensor:
         blocks = torch.nn.functional.pad(x, (0, -x.numel() % self.block)).view(-1, self.block)

@@ -9,12 +9,13 @@ from itertools import accumulate
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from dtlib.ranks.dp import Bucket
 from dtlib.ranks.mesh import Group
 from dtlib.theory.valid import whole
 
-from .base import Compressed, Sum
+from .base import Compressed, Sum, sizes_of
 from .packing import from_bits, from_bytes, per_entry, start_gather, to_bits, to_bytes
 
 _TINY = torch.finfo(torch.float32).tiny
@@ -34,19 +35,24 @@ class TopK(Compressed):
 
     def summed(self, meant: Bucket, group: Group) -> Sum:
         """One all-gather."""
-        sizes = [view.numel() for view in meant.views.values()]
+        sizes = sizes_of(meant)
         starts = accumulate(sizes, initial=0)
         parts = zip(meant.flat.split(sizes), starts, strict=False)
         chosen = torch.cat([start + part.abs().topk(kept(self.share, len(part)), sorted=False).indices
                             for part, start in parts])  # fmt: skip
-        values, places = meant.flat[chosen], chosen.int()
-        rows, work = start_gather(to_bytes(places, values), group)
+        k, dtype = len(chosen), meant.flat.dtype
+        rows, work = start_gather(to_bytes(chosen.int(), meant.flat[chosen]), group)
         yield work
-        total = torch.zeros_like(meant.flat)
-        for row in rows:
-            where, what = from_bytes(row, (len(places), torch.int32), (len(values), values.dtype))
-            total.index_add_(0, where, what)
-        return total, torch.zeros_like(meant.flat).index_copy_(0, chosen, values)
+        arrived = [from_bytes(row, (k, torch.int32), (k, dtype)) for row in rows]
+
+        def write(total: Tensor) -> None:
+            total.zero_()
+            for places, values in arrived:
+                total.index_add_(0, places, values)
+            if self.feedback:
+                meant.flat[chosen] = 0
+
+        return torch.cat([values for _, values in arrived]), write
 
 
 class Sign(Compressed):
@@ -61,17 +67,21 @@ class Sign(Compressed):
 
     def summed(self, meant: Bucket, group: Group) -> Sum:
         """One all-gather."""
-        num, sizes = meant.flat.numel(), [view.numel() for view in meant.views.values()]
+        num, sizes, dtype = meant.flat.numel(), sizes_of(meant), meant.flat.dtype
         scales = torch.stack([part.abs().mean() for part in meant.flat.split(sizes)]).float()
         rows, work = start_gather(to_bytes(scales, to_bits(meant.flat >= 0, 1)), group)
         yield work
-        total, own, me = torch.zeros_like(meant.flat), meant.flat, dist.get_rank(group)
-        for rank, row in enumerate(rows):
-            scales, bits = from_bytes(row, (len(sizes), torch.float32), (-(-num // 8), torch.uint8))
-            said = per_entry(scales.to(total.dtype), sizes).mul_(from_bits(bits, 1, num) * 2 - 1)
-            total += said
-            own = said if rank == me else own
-        return total, own
+        arrived = [from_bytes(row, (len(sizes), torch.float32), (-(-num // 8), torch.uint8)) for row in rows]
+
+        def write(total: Tensor) -> None:
+            total.zero_()
+            for rank, (scales, bits) in enumerate(arrived):
+                said = per_entry(scales.to(dtype), sizes).mul_(from_bits(bits, 1, num) * 2 - 1)
+                total += said
+                if self.feedback and rank == dist.get_rank(group):
+                    meant.flat -= said
+
+        return torch.cat([scales for scales, _ in arrived]), write
 
 
 class QSGD(Compressed):
@@ -92,7 +102,7 @@ class QSGD(Compressed):
 
     def summed(self, meant: Bucket, group: Group) -> Sum:
         """One all-gather."""
-        num, sizes = meant.flat.numel(), [view.numel() for view in meant.views.values()]
+        num, sizes, dtype = meant.flat.numel(), sizes_of(meant), meant.flat.dtype
         norms = torch.stack([part.norm() for part in meant.flat.split(sizes)]).float()
         draws = [torch.rand(size, generator=self.generator(self.seed, name, dist.get_rank(group)))
                  for name, size in zip(meant.views, sizes, strict=True)]  # fmt: skip
@@ -104,12 +114,15 @@ class QSGD(Compressed):
         packed = to_bits(codes, self.bits)
         rows, work = start_gather(to_bytes(norms, packed), group)
         yield work
-        total = torch.zeros_like(meant.flat)
-        for row in rows:
-            norms, packed = from_bytes(row, (len(sizes), torch.float32), (len(packed), torch.uint8))
-            shares = (from_bits(packed, self.bits, num) - self.levels).to(total.dtype) / self.levels
-            total += shares.mul_(per_entry(norms.to(total.dtype), sizes))
-        return total, None
+        arrived = [from_bytes(row, (len(sizes), torch.float32), (len(packed), torch.uint8)) for row in rows]
+
+        def write(total: Tensor) -> None:
+            total.zero_()
+            for norms, packed in arrived:
+                shares = (from_bits(packed, self.bits, num) - self.levels).to(dtype) / self.levels
+                total += shares.mul_(per_entry(norms.to(dtype), sizes))
+
+        return torch.cat([norms for norms, _ in arrived]), write
 
 
 def share_of(share: float) -> float:

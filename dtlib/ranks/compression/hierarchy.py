@@ -16,7 +16,7 @@ from dtlib.ranks.shared.peers import Peers
 from dtlib.ranks.zero.exchange import gather, scatter
 from dtlib.theory.valid import whole
 
-from .base import Compressed, Sum
+from .base import Compressed, Sum, is_finite, sizes_of
 
 
 class Hierarchy(Compressed):
@@ -46,6 +46,8 @@ class Hierarchy(Compressed):
         by_place = [{name: each[place] for name, each in parts.items()} for place in range(g)]
         bounds = [*accumulate((sum(part.numel() for part in own.values()) for own in by_place), initial=0)]
         flat = torch.cat([part.flatten() for own in by_place for part in own.values()])
+        if not is_finite(flat):
+            flat.fill_(torch.nan)  # so that it shows at every place
         chunks = flat.split([stop - start for start, stop in pairwise(bounds)])
         own, chunk = by_place[peers.rank], chunks[peers.rank]
         for _ in scatter(peers, flat, bounds, number):
@@ -58,11 +60,16 @@ class Hierarchy(Compressed):
                 chunk.fill_(torch.nan)  # the others of the node are told by what they gather
         for _ in gather(peers, flat, bounds, number):
             yield None
-        sums: dict[str, list[Tensor]] = {name: [] for name in meant.views}
-        for own, chunk in zip(by_place, chunks, strict=True):
-            for (name, _), each in _cut(own, chunk):
-                sums[name].append(each)
-        return torch.cat([each for parts in sums.values() for each in parts]), None
+
+        def write(total: Tensor) -> None:
+            views = dict(zip(meant.views, total.split(sizes_of(meant)), strict=True))
+            starts = dict.fromkeys(views, 0)
+            for own, chunk in zip(by_place, chunks, strict=True):
+                for (name, part), each in _cut(own, chunk):
+                    views[name][starts[name] : starts[name] + part.numel()] = each
+                    starts[name] += part.numel()
+
+        return flat, write
 
     def rescale(self, *, old_lr: float, new_lr: float) -> None:
         """As `across` does."""

@@ -10,7 +10,7 @@ from dtlib.ranks.dp import Bucket
 from dtlib.ranks.mesh import Group
 from dtlib.theory.valid import whole
 
-from .base import Compressed, Sum
+from .base import Compressed, Sum, is_finite, sizes_of
 from .gathered import kept, share_of
 from .packing import per_entry
 
@@ -37,10 +37,15 @@ class RandomK(Compressed):
             start += n
         places = torch.cat(chosen).to(meant.flat.device)
         own = meant.flat[places] * per_entry(meant.flat.new_tensor(scales), [len(each) for each in chosen])
-        values = own.clone()
+        values = own if is_finite(meant.flat) else own.fill_(torch.nan)  # whether or not the lot fell on it
         yield dist.all_reduce(values, group=group, async_op=True)
-        total, sent = torch.zeros_like(meant.flat), torch.zeros_like(meant.flat)
-        return total.index_copy_(0, places, values), sent.index_copy_(0, places, own)
+
+        def write(total: Tensor) -> None:
+            total.zero_().index_copy_(0, places, values)
+            if self.feedback:
+                meant.flat[places] = 0
+
+        return values, write
 
 
 class PowerSGD(Compressed):
@@ -61,28 +66,32 @@ class PowerSGD(Compressed):
         """Two all-reduces: of all P with what is sent whole, then of all Q."""
         matrices = {name: v.flatten(1) for name, v in meant.views.items() if v.dim() > 1 and self._pays(v.flatten(1))}
         whole_ones = [view for name, view in meant.views.items() if name not in matrices]
-        firsts = [m @ self._start(name, m) for name, m in matrices.items()]
-        flat = torch.cat([each.flatten() for each in (*whole_ones, *firsts)])
-        yield dist.all_reduce(flat, group=group, async_op=True)
-        *sums, rest = flat.split([*(each.numel() for each in whole_ones), sum(each.numel() for each in firsts)])
-        p_each = [part.view_as(p) for part, p in zip(rest.split([p.numel() for p in firsts]), firsts, strict=True)]
-        p_each = [orthonormal(p) for p in p_each]
-        own = [m.T @ p for m, p in zip(matrices.values(), p_each, strict=True)]
-        flat = torch.cat([q.flatten() for q in own]) if own else rest
-        yield dist.all_reduce(flat, group=group, async_op=True) if own else None
-        q_each = [part.view_as(q) for part, q in zip(flat.split([q.numel() for q in own]), own, strict=True)]
-        sums_of = dict(zip(matrices, zip(p_each, own, q_each, strict=True), strict=True))
-        total, sent, whole_sums = torch.empty_like(meant.flat), meant.flat.clone(), iter(sums)
-        for name, mean, said in zip(meant.views, _split(total, meant), _split(sent, meant), strict=True):
-            if name not in matrices:
-                mean.copy_(next(whole_sums))
-                continue
-            p, mine, q = sums_of[name]
-            torch.mm(p, q.T, out=mean.view(len(p), len(q)))
-            torch.mm(p, mine.T, out=said.view(len(p), len(q)))  # P and `mine` are what this rank's message said
-            if self.warm_start:
-                self.remember("q", name, q)
-        return total, sent
+        p_each = [m @ self._start(name, m) for name, m in matrices.items()]
+        first = torch.cat([each.flatten() for each in (*whole_ones, *p_each)])
+        yield dist.all_reduce(first, group=group, async_op=True)
+        sums = first.split([each.numel() for each in (*whole_ones, *p_each)])
+        p_each = [orthonormal(part.view_as(p)) for part, p in zip(sums[len(whole_ones) :], p_each, strict=True)]
+        own = [p.T @ m for m, p in zip(matrices.values(), p_each, strict=True)]  # Qᵀ, (r, i): twice as fast as Mᵀ P
+        second = torch.cat([q.flatten() for q in own]) if own else first.new_empty(0)
+        yield dist.all_reduce(second, group=group, async_op=True) if own else None
+        q_each = [part.view_as(q) for part, q in zip(second.split([q.numel() for q in own]), own, strict=True)]
+
+        def write(total: Tensor) -> None:
+            low, high = iter(zip(p_each, own, q_each, strict=True)), iter(sums)
+            for (name, view), part in zip(meant.views.items(), total.split(sizes_of(meant)), strict=True):
+                if name not in matrices:
+                    part.copy_(next(high))
+                    if self.feedback:
+                        view.zero_()
+                    continue
+                p, mine, q = next(low)
+                torch.mm(p, q, out=part.view(len(p), -1))
+                if self.feedback:
+                    matrices[name].addmm_(p, mine, alpha=-1)  # P and `mine` are what this rank's message said
+                if self.warm_start:
+                    self.remember("q", name, q)
+
+        return torch.cat([first, second]), write
 
     def _pays(self, m: Tensor) -> bool:
         return self._columns(m) * sum(m.shape) < m.numel()
@@ -93,15 +102,10 @@ class PowerSGD(Compressed):
     def _start(self, name: str, m: Tensor) -> Tensor:
         q = self.remembered.get("q", {}).get(name)
         if q is None:
-            draw = torch.randn(m.shape[1], self._columns(m), generator=self.generator(self.seed, name))
-            q = draw.to(m)
-        return orthonormal(q)
+            q = torch.randn(m.shape[1], self._columns(m), generator=self.generator(self.seed, name)).to(m).T
+        return orthonormal(q.T)
 
 
 def orthonormal(columns: Tensor) -> Tensor:
     """Orthonormal columns that span what `columns` do, and more where these are zero or depend on each other."""
     return torch.linalg.qr(columns.to(torch.promote_types(columns.dtype, torch.float32))).Q.to(columns.dtype)
-
-
-def _split(flat: Tensor, bucket: Bucket) -> tuple[Tensor, ...]:
-    return flat.split([view.numel() for view in bucket.views.values()])

@@ -42,18 +42,16 @@ class ByBucket(compression.TopK):
         super().__init__(share)
         self.by_number, self.calls = {}, 0
 
-    def _steps(self, bucket, group):
+    def _meant(self, bucket):
         number, self.calls = self.calls % 3, self.calls + 1
         left = self.by_number.get(number)
-        self.remembered = {}
-        if left is not None and left.shape == bucket.flat.shape:
-            bucket.flat += left
-        meant = bucket.flat.clone()
-        total, sent = yield from self.summed(bucket, group)
-        self.by_number[number] = meant - sent
-        for name, view in bucket.views.items():
-            self.remember("left_out", name, torch.zeros_like(view))
-        bucket.flat.copy_(total)
+        meant = dp.Bucket(bucket.flat.clone(), {})
+        if left is not None and left.shape == meant.flat.shape:
+            meant.flat += left
+        parts = zip(bucket.views.items(), meant.flat.split([v.numel() for v in bucket.views.values()]), strict=True)
+        meant.views = {name: part.view(view.shape) for (name, view), part in parts}
+        self.by_number[number] = meant.flat
+        return meant
 
 
 class Turning(nn.Module):

@@ -51,7 +51,7 @@ class Overflowing(compression.Int8):
         yield dist.all_reduce(scale, op=dist.ReduceOp.MAX, group=group, async_op=True)
         codes = (meant.flat / scale * 127).round().to(torch.int8)
         yield dist.all_reduce(codes, group=group, async_op=True)
-        return codes.to(meant.flat.dtype) * scale / 127, None
+        return scale, lambda flat: flat.copy_(codes.to(flat.dtype) * scale / 127)
 
 
 class Majority(compression.Sign):
@@ -59,17 +59,17 @@ class Majority(compression.Sign):
 
     def summed(self, meant, group):
         scale, signs = meant.flat.abs().mean(), meant.flat.sign()
-        own = scale * signs
+        meant.flat -= scale * signs
         yield dist.all_reduce(signs, group=group, async_op=True)
-        return signs * scale, own
+        return signs, lambda flat: flat.copy_(signs * scale)
 
 
 class Twice(compression.TopK):
     """Mutant: divided by the number of ranks once more."""
 
     def summed(self, meant, group):
-        total, sent = yield from super().summed(meant, group)
-        return total / dist.get_world_size(group), sent
+        arrived, write = yield from super().summed(meant, group)
+        return arrived, lambda flat: (write(flat), flat.div_(dist.get_world_size(group)))
 
 
 EXCHANGES = {
