@@ -97,8 +97,8 @@ class Compressed(ABC):
 
     def _refuse(self, bucket: Bucket, group: Group) -> Generator[Started, None, None]:
         own = torch.tensor([not is_finite(view) for view in bucket.views.values()], device=bucket.flat.device)
-        everyone = own.new_empty((dist.get_world_size(group), len(own)))
-        yield dist.all_gather(list(everyone), own, group=group, async_op=True)
+        everyone, work = start_gather(own, group)
+        yield work
         guilty = {name: dist.get_process_group_ranks(group)[rank]
                   for rank, row in reversed(list(enumerate(everyone.tolist())))
                   for name, is_bad in zip(bucket.views, row, strict=True) if is_bad}  # fmt: skip
@@ -113,8 +113,7 @@ class Compressed(ABC):
         self._new.append((what, name, tensor))
 
     def generator(self, seed: int, name: str, *more: int) -> torch.Generator:
-        """A generator on the CPU for a parameter, another one at each call, and the same on all ranks (but for
-        `more`)."""
+        """A generator on the CPU for a parameter: another at each call, the same on all ranks (but for `more`)."""
         self._times[name] = self._times.get(name, 0) + 1
         digest = hashlib.sha256(repr((seed, name, self._times[name], more)).encode()).digest()
         return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
@@ -130,11 +129,10 @@ class Compressed(ABC):
             self._under_way, self._new = [], []
 
     def rescale(self, *, old_lr: float, new_lr: float) -> None:
-        """Call it when the learning rate changes: what was left out is then made up for by the movement it was meant
-        as.
+        """Call it when the learning rate changes: multiply what was left out by `old_lr` / `new_lr`.
 
-        It is kept as a gradient, and is applied by the rate of the step in which it is sent: it is multiplied by
-        `old_lr` / `new_lr`. ``ValueError`` for rates that are not above 0.
+        It is kept as a gradient, and moves the weights at the rate of the step that sends it. ``ValueError`` for a rate
+        of 0 or less.
         """
         if not (old_lr > 0 and new_lr > 0):
             raise ValueError(f"old_lr and new_lr must be above 0, not {old_lr} and {new_lr}")
@@ -143,17 +141,13 @@ class Compressed(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank remembers between steps, copied."""
-        kept = {what: {name: each.clone() for name, each in by.items()} for what, by in self.remembered.items()}
-        return {"scheme": type(self).__name__, "times": dict(self._times), "remembered": kept}
+        return {"scheme": type(self).__name__, "times": dict(self._times), "remembered": _copied(self.remembered)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where another object of this class was. ``ValueError`` for the state of another scheme."""
         if state.get("scheme") != type(self).__name__:
             raise ValueError(f"state must be of {type(self).__name__}, not of {state.get('scheme')}")
-        self._times = dict(state["times"])
-        self.remembered = {
-            what: {name: each.clone() for name, each in by.items()} for what, by in state["remembered"].items()
-        }
+        self._times, self.remembered = dict(state["times"]), _copied(state["remembered"])
 
 
 class _UnderWay:
@@ -189,9 +183,24 @@ class _UnderWay:
             raise self.error
 
 
+def _copied(remembered: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+    return {what: {name: tensor.clone() for name, tensor in by.items()} for what, by in remembered.items()}
+
+
 def sizes_of(bucket: Bucket) -> list[int]:
     """How many entries each of its parameters has."""
     return [view.numel() for view in bucket.views.values()]
+
+
+def per_entry(values: Tensor, sizes: list[int]) -> Tensor:
+    """One value a parameter, repeated for each of its entries."""
+    return values.repeat_interleave(torch.tensor(sizes, device=values.device), output_size=sum(sizes))
+
+
+def start_gather(payload: Tensor, group: Group) -> tuple[Tensor, Started]:
+    """Every rank's `payload`, of one length on all, as the rows of a matrix; and what to wait for."""
+    rows = payload.new_empty((dist.get_world_size(group), payload.numel()))
+    return rows, dist.all_gather(list(rows), payload, group=group, async_op=True)
 
 
 def is_finite(tensor: Tensor) -> bool:

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from dtlib.ranks.dp import Bucket
 from dtlib.ranks.mesh import Group
+from dtlib.ranks.shared.packing import from_bytes, to_bytes
 from dtlib.theory.valid import whole
 
-from .base import Compressed, Sum
-from .packing import from_bytes, start_gather, to_bytes
+from .base import Compressed, Sum, start_gather
 
 
 class Cast(Compressed):

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from dtlib.ranks.dp import Bucket
 from dtlib.ranks.mesh import Group
+from dtlib.ranks.shared.packing import from_bits, from_bytes, to_bits, to_bytes
 from dtlib.theory.valid import whole
 
-from .base import Compressed, Sum, sizes_of
-from .packing import from_bits, from_bytes, per_entry, start_gather, to_bits, to_bytes
+from .base import Compressed, Sum, per_entry, sizes_of, start_gather
 
 _TINY = torch.finfo(torch.float32).tiny
 

@@ -10,9 +10,8 @@ from dtlib.ranks.dp import Bucket
 from dtlib.ranks.mesh import Group
 from dtlib.theory.valid import whole
 
-from .base import Compressed, Sum, is_finite, sizes_of
+from .base import Compressed, Sum, is_finite, per_entry, sizes_of
 from .gathered import kept, share_of
-from .packing import per_entry
 
 
 class RandomK(Compressed):
@@ -72,37 +71,33 @@ class PowerSGD(Compressed):
         sums = first.split([each.numel() for each in (*whole_ones, *p_each)])
         p_each = [orthonormal(part.view_as(p)) for part, p in zip(sums[len(whole_ones) :], p_each, strict=True)]
         own = [p.T @ m for m, p in zip(matrices.values(), p_each, strict=True)]  # Qᵀ, (r, i): twice as fast as Mᵀ P
-        second = torch.cat([q.flatten() for q in own]) if own else first.new_empty(0)
+        second = torch.cat([first.new_empty(0), *(q.flatten() for q in own)])
         yield dist.all_reduce(second, group=group, async_op=True) if own else None
         q_each = [part.view_as(q) for part, q in zip(second.split([q.numel() for q in own]), own, strict=True)]
 
         def write(total: Tensor) -> None:
-            low, high = iter(zip(p_each, own, q_each, strict=True)), iter(sums)
-            for (name, view), part in zip(meant.views.items(), total.split(sizes_of(meant)), strict=True):
-                if name not in matrices:
-                    part.copy_(next(high))
-                    if self.feedback:
-                        view.zero_()
-                    continue
-                p, mine, q = next(low)
-                torch.mm(p, q, out=part.view(len(p), -1))
+            parts = dict(zip(meant.views, total.split(sizes_of(meant)), strict=True))
+            for name, summed in zip((name for name in parts if name not in matrices), sums, strict=False):
+                parts[name].copy_(summed)
                 if self.feedback:
-                    matrices[name].addmm_(p, mine, alpha=-1)  # P and `mine` are what this rank's message said
+                    meant.views[name].zero_()
+            for (name, m), p, mine, q in zip(matrices.items(), p_each, own, q_each, strict=True):
+                torch.mm(p, q, out=parts[name].view(m.shape))
+                if self.feedback:
+                    m.addmm_(p, mine, alpha=-1)  # P and `mine` are what this rank's message said
                 if self.warm_start:
                     self.remember("q", name, q)
 
         return torch.cat([first, second]), write
 
     def _pays(self, m: Tensor) -> bool:
-        return self._columns(m) * sum(m.shape) < m.numel()
-
-    def _columns(self, m: Tensor) -> int:
-        return min(self.rank, *m.shape)
+        return min(self.rank, *m.shape) * sum(m.shape) < m.numel()
 
     def _start(self, name: str, m: Tensor) -> Tensor:
         q = self.remembered.get("q", {}).get(name)
         if q is None:
-            q = torch.randn(m.shape[1], self._columns(m), generator=self.generator(self.seed, name)).to(m).T
+            columns = min(self.rank, *m.shape)
+            q = torch.randn(m.shape[1], columns, generator=self.generator(self.seed, name)).to(m).T
         return orthonormal(q.T)
 
 

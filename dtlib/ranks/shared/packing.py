@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-
-from dtlib.ranks.dp.bucketed import Started
-from dtlib.ranks.mesh import Group
 
 
 def to_bytes(*tensors: Tensor) -> Tensor:
@@ -41,16 +36,3 @@ def from_bits(packed: Tensor, bits: int, num: int) -> Tensor:
     words = torch.nn.functional.pad(rows, (0, 8 - bits)).view(torch.int64)
     eights = (words >> (bits * torch.arange(8, device=packed.device))) & (2**bits - 1)
     return eights.flatten()[:num]
-
-
-def start_gather(payload: Tensor, group: Group) -> tuple[Tensor, Started]:
-    """Every rank's `payload`, of one length on all, as the rows of a matrix; and what to wait for."""
-    rows = payload.new_empty((dist.get_world_size(group), payload.numel()))
-    work = dist.all_gather(list(rows), payload, group=group, async_op=True)
-    return rows, work
-
-
-def per_entry(values: Sequence[Tensor] | Tensor, sizes: Sequence[int]) -> Tensor:
-    """One value a parameter, repeated for each of its entries."""
-    values = values if isinstance(values, Tensor) else torch.stack(list(values))
-    return values.repeat_interleave(torch.tensor(sizes, device=values.device), output_size=sum(sizes))
