@@ -94,9 +94,8 @@ class PowerSGD(Compressed):
         return min(self.rank, *m.shape) * sum(m.shape) < m.numel()
 
     def _start(self, name: str, m: Tensor) -> Tensor:
-        q = self.remembered.get("q", {}).get(name)
-        if q is None:
-            columns = min(self.rank, *m.shape)
+        q, columns = self.remembered.get("q", {}).get(name), min(self.rank, *m.shape)
+        if q is None or q.shape != (columns, m.shape[1]):
             q = torch.randn(m.shape[1], columns, generator=self.generator(self.seed, name)).to(m).T
         return orthonormal(q.T)
 

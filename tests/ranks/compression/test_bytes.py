@@ -68,7 +68,7 @@ def test_each_sends_what_theory_counts(name, n):
 
 
 def test_across_nodes_a_part_of_each_matrix_is_compressed():
-    """Two nodes of two on a cluster: what leaves a node is what `across` sends of half the rows."""
+    """Two nodes of two: what leaves a node is what `across` sends of half the rows."""
 
     def step():
         given = gradients(4, 2, {"a": (256, 300)})
