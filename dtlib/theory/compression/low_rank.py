@@ -11,7 +11,7 @@ import numpy as np
 from dtlib.theory.formula import formula
 from dtlib.theory.valid import whole
 
-from .vectors import Array, finite, share_of_square, unit
+from .vectors import Array, finite, unit
 
 Shape = Sequence[int]
 
@@ -100,8 +100,9 @@ def best_low_rank_error(singular_values: Any, rank: int) -> float:
     values = finite("singular_values", singular_values)
     if (values < 0).any():
         raise ValueError("singular_values must be zero or more")
-    values = np.sort(unit(values)[0])[::-1]
-    return share_of_square(values[whole("rank", rank, 1) :], values)
+    squares = np.sort(unit(values)[0] ** 2)[::-1]
+    lost = math.fsum(squares[whole("rank", rank, 1) :])
+    return lost / math.fsum(squares) if lost else 0.0
 
 
 def power_sgd(matrix: Any, q: Any) -> tuple[Array, Array]:

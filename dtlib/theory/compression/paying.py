@@ -92,12 +92,12 @@ def across_break_even(
     how: str = "all_reduce",
     hierarchy: bool = False,
 ) -> float:
-    """The bandwidth of a port, bytes a second, below which compressing pays on a cluster whose other numbers stay.
+    """The highest bandwidth of a port, bytes a second, at which compressing pays on a cluster; its other numbers stay.
 
     Both contenders by their best plan for each bandwidth, latencies with them; with `hierarchy` the compressed one as
-    `hierarchy_seconds`. 0 where it pays at none from a kB to an EB a second, infinite where it pays at all of them.
-    Where both are bound by the bytes across and no window hides any, this is `break_even_bandwidth` of what a port
-    sends.
+    `hierarchy_seconds`. 0 where it pays at none from a kB to an EB a second, infinite where at an EB. Slower links than
+    this pay too where the compressed gradient sends less across; a gathering that sends more there may still save time
+    inside. Where both are bound by the bytes across, this is `break_even_bandwidth` of what a port sends.
     """
 
     def pays(exponent: float) -> bool:
@@ -109,14 +109,14 @@ def across_break_even(
         dense = step_seconds(exchange_seconds(at, dense_bytes), 0.0, window_seconds)
         return step_seconds(compressed, seconds, window_seconds) < dense
 
-    grid = [each / 16 for each in range(3 * 16, 18 * 16 + 1)]
+    grid = [each / 8 for each in range(3 * 8, 18 * 8 + 1)]
     paying = [each for each in grid if pays(each)]
     if not paying:
         return 0.0
     low = paying[-1]
     if low == grid[-1]:
         return math.inf
-    high = low + 1 / 16
+    high = low + 1 / 8
     for _ in range(50):
         middle = (low + high) / 2
         low, high = (middle, high) if pays(middle) else (low, middle)

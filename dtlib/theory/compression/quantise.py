@@ -23,9 +23,9 @@ from .vectors import Array, finite, unit
     equation=r"2^{-(\text{bits} + 1)}",
 )
 def cast_error(mantissa_bits: int) -> float:
-    """A cast to fewer bits, the largest relative error of an element.
+    """A cast to fewer bits, what the relative error of an element is at most.
 
-    Half the distance of two neighbours over the smaller of them: 2⁻¹¹ for fp16 (10 bits of mantissa), 2⁻⁸ for bf16 (7).
+    Half the distance of two neighbours over the lower of them: 2⁻¹¹ for fp16 (10 bits of mantissa), 2⁻⁸ for bf16 (7).
     For numbers that the format holds as normal ones: fp16 ends at 65,504 and loses bits below 6.1 · 10⁻⁵.
     """
     return 2.0 ** -(whole("mantissa_bits", mantissa_bits, 0) + 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -30,9 +29,3 @@ def unit(array: Array) -> tuple[Array, float]:
     if not largest:
         return array, 0.0
     return array / largest, largest
-
-
-def share_of_square(part: Array, whole: Array) -> float:
-    """‖part‖²/‖whole‖², 0 of nothing."""
-    total = math.fsum(np.square(whole).ravel())
-    return math.fsum(np.square(part).ravel()) / total if total else 0.0
