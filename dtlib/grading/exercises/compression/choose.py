@@ -48,7 +48,7 @@ def told_apart(rng: Rng, theory: Callable[[Job], dict[Plan, float]]) -> Job:
             rng, int(rng.choice([1, 2, 3, 4, 8, 32])), int(rng.choice([1, 2, 4, 8])), int(rng.integers(50, 450)),
             float(rng.choice([0.1, 0.5, 2, 5, 12, 25, 50])), int(rng.integers(4, 40)), rows, columns, share, rank,
             float(rng.choice([1, 20, 100, 400])), float(rng.choice([0.05, 0.2, 1, 5, 30])),
-            float(rng.choice([0, 0, 0.01, 0.2])),
+            float(rng.choice([0, 0, 0.01, 0.15, 0.3])),
         )  # fmt: skip
         right, wrong = possible(drawn), theory(drawn)
         if right.get(min(wrong, key=wrong.__getitem__), math.inf) > 1.03 * min(right.values()):
@@ -138,6 +138,10 @@ FALSE: tuple[dict[str, Any], ...] = (
     {"rides": True}, {"indices": False}, {"cut": False}, {"overlap": False}, {"works": False}, {"latency": False},
     {"hides_work": True}, {"all_of_it": True},
 )  # fmt: skip
+CONSTANT: tuple[Job, ...] = (
+    *({"rank": rank} for rank in (0, 2, 4, 16)), {"low_rank_delta": 0.0}, {"low_rank_delta": 0.4},
+    *({"inside": [5e-6, rate * GB]} for rate in (200, 300, 300)),
+)  # fmt: skip
 WRONG: tuple[Callable[[Job], dict[Plan, float]], ...] = (
     *(partial(possible, seconds=partial(seconds, **each)) for each in FALSE),
     partial(possible, fits=lambda job, name, across: True),
@@ -146,14 +150,14 @@ WRONG: tuple[Callable[[Job], dict[Plan, float]], ...] = (
     partial(possible, fits=lambda job, *plan: fits({**job, "room": math.inf}, *plan)),
     partial(possible, fits=lambda job, name, across: not across and fits(job, name, across)),
     partial(possible, fits=lambda job, name, across: bool(across) and fits(job, name, across)),
-    lambda job: possible({**job, "rank": 0}),
-    lambda job: possible({**job, "rank": 16}),
+    partial(possible, fits=lambda job, *plan: fits({**job, "least": job["least"] * (plan[0] != "top-k")}, *plan)),
+    *(lambda job, each=each: possible({**job, **each}) for each in CONSTANT),
     *(partial(worked, name=name) for name in NAMES[1:]),
 )
 """Top-k added up on a ring, or without its indices; every card compresses all of it; nothing overlapped, no time for
 compressing, no latency, or compressing behind backward too; a card tells all of it; anything fits;
-residuals are not cut, all is kept, there is room; one place for all; factors of another
-rank; free work of one scheme."""
+residuals are not cut, all is kept, there is room; one place for all; top-k
+keeps all; another rank, contraction or rate; free work of one scheme."""
 
 EXERCISE = on_paper(
     "compression.7", "choose_scheme", "Which scheme, and where?", draw,

@@ -74,13 +74,13 @@ def theory(
     *,
     left: Callable[[Array], Array] = mean, basis: Callable[[Array], Array] = orthonormal,
     right: Callable[[Array], Array] = mean, own_start: bool = False, warm: bool = True,
-    remember: Callable[[Array, Array, Array, Array], Any] = lambda meant, product, own, residual: meant - product,
+    remember: Callable[[Array, Array, Array], Any] = lambda meant, product, residual: meant - product,
     right_basis: Callable[[Array], Array] = lambda q: q, meant_last: bool = True,
 ) -> Theory:  # fmt: skip
     """Of each rank the products that it has instead of the mean, in all steps.
 
     `left` and `right` make of the ranks' factors those that they go on with, `basis` and `right_basis` what becomes of
-    one. ``remember(meant, product, that of its own second factor, residual)`` gives the residuals.
+    one. ``remember(meant, product, residual)`` gives the residuals.
     """
 
     def of(case: Case) -> list[Any]:
@@ -94,7 +94,7 @@ def theory(
             own = (meant if meant_last else gradient).swapaxes(1, 2) @ p
             q = right_basis(np.array(right(own)))
             product = p @ q.swapaxes(1, 2)
-            residual = remember(meant, product, p @ own.swapaxes(1, 2), residual)
+            residual = remember(meant, product, residual)
             q = q if warm else first
             found.append(product)
         return [[each[rank] for each in found] for rank in range(n)]
@@ -110,12 +110,10 @@ def first(known: Theory) -> Theory:
 RIGHT = theory()
 MEAN: dict[str, Theory] = {
     "each rank its own start": theory(own_start=True),
-    "feedback forgotten": theory(remember=lambda meant, product, own, residual: 0 * meant),
-    "nothing subtracted": theory(remember=lambda meant, product, own, residual: meant),
-    "feedback doubled": theory(remember=lambda meant, product, own, residual: residual + meant - product),
-    "what was left before is lost": theory(remember=lambda meant, product, own, residual: meant - residual - product),
-    "against its own approximation": theory(remember=lambda meant, product, own, residual: meant - own),
-    "a mean residual": theory(remember=lambda meant, product, own, residual: mean(meant - product)),
+    "feedback forgotten": theory(remember=lambda meant, product, residual: 0 * meant),
+    "nothing subtracted": theory(remember=lambda meant, product, residual: meant),
+    "feedback doubled": theory(remember=lambda meant, product, residual: residual + meant - product),
+    "what was left before is lost": theory(remember=lambda meant, product, residual: meant - residual - product),
     "cold start": theory(warm=False),
     "not orthogonal": theory(basis=lambda p: p),
     "columns of length one": theory(basis=unit_columns),

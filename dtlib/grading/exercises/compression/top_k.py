@@ -10,7 +10,7 @@ from dtlib.grading.exercises.compare import show_bytes
 from dtlib.grading.exercises.exercise import Exercise, Finding
 from dtlib.grading.exercises.kinds import heard, order, own_work, values
 from dtlib.grading.exercises.seen import Case, Observed
-from dtlib.grading.exercises.signs import Sign, Theory, Wrong, every, raised
+from dtlib.grading.exercises.signs import GATHERED, Sign, Theory, Wrong, every, raised
 
 Array = inputs.Array
 RTOL, ATOL = 1e-4, 1e-4
@@ -182,7 +182,7 @@ def part(points: int, name: str, description: str, of: str) -> Any:
 
 
 TRAFFIC: Wrong = {
-    "gathered in full": dense(lambda n: n - 1.0),
+    "gathered in full": GATHERED,
     "an all-reduce of all entries": dense(lambda n: 2 * (n - 1) / n),
 }
 
