@@ -15,6 +15,7 @@ Job = dict[str, Any]
 Plan = tuple[str, int]
 NAMES = ("dense", "bf16", "top-k", "low rank")
 GB = 1e9
+MORE = 30
 
 #: Nodes, cards of a node, rates inside and across in GB/s, layers, rows and columns of a matrix, the share that top-k
 #: keeps, the rank, milliseconds of backward, GB that are free, and the least contraction.
@@ -31,28 +32,29 @@ KINDS = {
 
 
 def draw(rng: Rng) -> Cases:
-    """Each kind, and for each wrong theory jobs in which what it chooses is not possible or clearly slower."""
+    """Each kind, for each wrong theory a job in which what it chooses is not possible or clearly slower, and more."""
     cases = [case(kind, job_of(rng, *sizes)) for kind, sizes in KINDS.items()]
-    return cases + [told_apart(rng, wrong) for wrong in WRONG]
+    cases += [told_apart(rng, wrong) for wrong in WRONG]
+    return cases + [case("drawn", drawn(rng)) for _ in range(MORE)]
 
 
 def told_apart(rng: Rng, theory: Callable[[Job], dict[Plan, float]]) -> Job:
     while True:
-        rows, columns, rank = (
-            256 * int(rng.integers(2, 30)),
-            256 * int(rng.integers(2, 30)),
-            int(rng.choice([1, 2, 4, 16])),
-        )
-        share = min(0.2, rank * (rows + columns) / rows / columns * float(np.exp(rng.uniform(-3, 0.5))))
-        drawn = job_of(
-            rng, int(rng.choice([1, 2, 3, 4, 8, 32])), int(rng.choice([1, 2, 4, 8])), int(rng.integers(50, 450)),
-            float(rng.choice([0.1, 0.5, 2, 5, 12, 25, 50])), int(rng.integers(4, 40)), rows, columns, share, rank,
-            float(rng.choice([1, 20, 100, 400])), float(rng.choice([0.05, 0.2, 1, 5, 30])),
-            float(rng.choice([0, 0, 0.01, 0.15, 0.3])),
-        )  # fmt: skip
-        right, wrong = possible(drawn), theory(drawn)
+        job = drawn(rng)
+        right, wrong = possible(job), theory(job)
         if right.get(min(wrong, key=wrong.__getitem__), math.inf) > 1.03 * min(right.values()):
-            return case("drawn", drawn)
+            return case("told apart", job)
+
+
+def drawn(rng: Rng) -> Job:
+    (rows, columns), rank = (256 * int(each) for each in rng.integers(2, 30, 2)), int(rng.choice([1, 2, 4, 16]))
+    share = min(0.2, rank * (rows + columns) / rows / columns * float(np.exp(rng.uniform(-3, 0.5))))
+    return job_of(
+        rng, int(rng.choice([1, 2, 3, 4, 8, 32])), int(rng.choice([1, 2, 4, 8])), int(rng.integers(50, 450)),
+        float(rng.choice([0.1, 0.5, 2, 5, 12, 25, 50])), int(rng.integers(4, 40)), rows, columns, share, rank,
+        float(rng.choice([1, 20, 100, 400])), float(rng.choice([0.05, 0.2, 1, 5, 30])),
+        float(rng.choice([0, 0.01, round(rng.uniform(0.1, 0.4), 3)])),
+    )  # fmt: skip
 
 
 def job_of(
@@ -111,9 +113,9 @@ def seconds(
     return max(0, work + transfer - hidden) if hides_work else work + max(0, transfer - hidden)
 
 
-def fits(job: Job, name: str, across: int, *, cut: bool = True) -> bool:
+def fits(job: Job, name: str, across: int, *, cut: bool = True, always: bool = False) -> bool:
     """Whether what is left over has room, and whether enough is kept."""
-    part = job["cards"] if across and cut else 1
+    part = job["cards"] if (across or always) and cut else 1
     room = payload(job, "dense") / part if name in ("top-k", "low rank") else 0
     return room <= job["room"] and contraction(job, name) >= job["least"]
 
@@ -139,13 +141,14 @@ FALSE: tuple[dict[str, Any], ...] = (
     {"hides_work": True}, {"all_of_it": True},
 )  # fmt: skip
 CONSTANT: tuple[Job, ...] = (
-    *({"rank": rank} for rank in (0, 2, 4, 16)), {"low_rank_delta": 0.0}, {"low_rank_delta": 0.4},
-    *({"inside": [5e-6, rate * GB]} for rate in (200, 300, 300)),
+    *({"rank": rank} for rank in (0, 4)), *({"low_rank_delta": delta} for delta in (0.0, 0.25, 0.4)),
+    *({"inside": [5e-6, rate * GB]} for rate in (200, 300)),
 )  # fmt: skip
 WRONG: tuple[Callable[[Job], dict[Plan, float]], ...] = (
     *(partial(possible, seconds=partial(seconds, **each)) for each in FALSE),
     partial(possible, fits=lambda job, name, across: True),
     partial(possible, fits=partial(fits, cut=False)),
+    partial(possible, fits=partial(fits, always=True)),
     partial(possible, fits=lambda job, *plan: fits({**job, "least": 0.0}, *plan)),
     partial(possible, fits=lambda job, *plan: fits({**job, "room": math.inf}, *plan)),
     partial(possible, fits=lambda job, name, across: not across and fits(job, name, across)),
