@@ -53,7 +53,7 @@ def drawn(rng: Rng) -> Job:
         rng, int(rng.choice([1, 2, 3, 4, 8, 32])), int(rng.choice([1, 2, 4, 8])), int(rng.integers(50, 450)),
         float(rng.choice([0.1, 0.5, 2, 5, 12, 25, 50])), int(rng.integers(4, 40)), rows, columns, share, rank,
         float(rng.choice([1, 20, 100, 400])), float(rng.choice([0.05, 0.2, 1, 5, 30])),
-        float(rng.choice([0, 0.01, round(rng.uniform(0.1, 0.4), 3)])),
+        float(rng.choice([0, 0.01, *2 * [round(rng.uniform(0.1, 0.4), 3)]])),
     )  # fmt: skip
 
 
@@ -62,8 +62,8 @@ def job_of(
     rank: int, milliseconds: float, room: float, least: float,
 ) -> Job:  # fmt: skip
     near = [float(rng.uniform(0.97, 1.03)) for _ in range(4)]
-    usual = (4e-12, 5e-11, 5e-12 * (1 + rank))
-    work = [float(f"{each * np.exp(rng.uniform(-1.5, 1.5)):.3g}") for each in usual]
+    usual = (8e-12, 5e-11, 5e-12 * (1 + rank))
+    work = [float(f"{each * np.exp(rng.uniform(-2, 2)):.3g}") for each in usual]
     return {
         "nodes": nodes, "cards": cards, "inside": [5e-6, inside * GB * near[0]],
         "across": [5e-5, across * GB * near[1]],
@@ -141,7 +141,7 @@ FALSE: tuple[dict[str, Any], ...] = (
     {"hides_work": True}, {"all_of_it": True},
 )  # fmt: skip
 CONSTANT: tuple[Job, ...] = (
-    *({"rank": rank} for rank in (0, 4)), *({"low_rank_delta": delta} for delta in (0.0, 0.25, 0.4)),
+    *({"rank": rank} for rank in (0, 4)), *({"low_rank_delta": delta} for delta in (0.0, 0.15, 0.25, 0.25, 0.35)),
     *({"inside": [5e-6, rate * GB]} for rate in (200, 300)),
 )  # fmt: skip
 WRONG: tuple[Callable[[Job], dict[Plan, float]], ...] = (
@@ -155,7 +155,7 @@ WRONG: tuple[Callable[[Job], dict[Plan, float]], ...] = (
     partial(possible, fits=lambda job, name, across: bool(across) and fits(job, name, across)),
     partial(possible, fits=lambda job, *plan: fits({**job, "least": job["least"] * (plan[0] != "top-k")}, *plan)),
     *(lambda job, each=each: possible({**job, **each}) for each in CONSTANT),
-    *(partial(worked, name=name) for name in NAMES[1:]),
+    *(partial(worked, name=name) for name in 2 * NAMES[1:]),
 )
 """Top-k added up on a ring, or without its indices; every card compresses all of it; nothing overlapped, no time for
 compressing, no latency, or compressing behind backward too; a card tells all of it; anything fits;
