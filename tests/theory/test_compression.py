@@ -354,6 +354,8 @@ def test_elements_of_any_shape(shape, rank, sent):
         (lambda: compression.expected_support(3, 1, 0), "n"),
         (lambda: compression.low_rank_elements([(3, -1)], 1), "shape"),
         (lambda: compression.low_rank_elements([7], 1), "shape"),
+        (lambda: compression.low_rank_elements(7, 1), "shapes"),
+        (lambda: compression.top_k([], 1), "elements"),
         (lambda: compression.low_rank_elements([(3, 3)], 0), "rank"),
         (lambda: compression.low_rank_contraction(0, 3, 1), "rows"),
         (lambda: compression.best_low_rank_error([1.0, -1.0], 1), "singular_values"),

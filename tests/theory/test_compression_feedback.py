@@ -214,7 +214,9 @@ def test_a_residual_is_owed_at_the_rate_at_which_it_was_left(before, after):
         (lambda: compression.feedback_error_bound(float("nan"), 1.0), "delta"),
         (lambda: compression.feedback_rate(1.0, 2.0, 0.5), "convexity"),
         (lambda: compression.feedback_rate(1.0, 0.0, 0.5), "convexity"),
+        (lambda: compression.feedback_error_bound([0.5, 0.6], 1.0), "delta"),
         (lambda: compression.feedback([1.0], np.copy), "gradients"),
+        (lambda: compression.feedback([[1.0, 2.0]], lambda x: x[:1]), "compress"),
     ],
 )
 def test_bad_input_is_named(call, names):

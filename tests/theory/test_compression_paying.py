@@ -155,6 +155,22 @@ def test_across_nodes_it_is_the_break_even_of_what_a_port_sends(nodes, ports):
     assert deep == pytest.approx(law, rel=1e-6)
 
 
+def test_the_highest_bandwidth_at_which_it_pays_on_real_links():
+    """Latency, links inside and every plan: it pays just below, not just above, and at none where more is sent."""
+    of = cluster.cluster("H100", 3, ports_per_node=1)
+    for how, hierarchy, window in [("all_reduce", False, 0.0), ("two_pass", False, 0.01), ("all_gather", True, 0.0)]:
+        price = compression.hierarchy_seconds if hierarchy else compression.exchange_seconds
+        args = (1 * GB, 0.02 * GB, how) if hierarchy else (0.1 * GB, how)
+        even = compression.across_break_even(of, 1 * GB, args[-2], 0.02, window, how=how, hierarchy=hierarchy)
+        for factor in (0.1, 0.97, 1.03, 10):
+            at = replace(of, across_bytes_per_s=factor * even)
+            with_it = compression.step_seconds(price(at, *args), 0.02, window)
+            without = compression.step_seconds(compression.exchange_seconds(at, 1 * GB), 0.0, window)
+            assert (with_it < without) == (factor < 1)
+    assert compression.across_break_even(of, 1 * GB, 2 * GB, 0.0) == 0
+    assert compression.across_break_even(of, 1 * GB, 0.5 * GB, 0.0) == math.inf
+
+
 def test_prices_are_those_of_the_best_plans():
     of = cluster.cluster("H100", 4)
     for payload in (1e3, 1e6, 1e9):
@@ -183,7 +199,9 @@ def test_a_hierarchy_of_dense_payloads_is_the_two_level_ring():
         (lambda: compression.all_gathered_bytes(1, 0), "n"),
         (lambda: compression.two_pass_bytes(4, 2, block=0), "block"),
         (lambda: compression.most_gathering_ranks(4, 0), "payload_bytes"),
+        (lambda: compression.most_gathering_ranks([4, 5], 1), "dense_bytes"),
         (lambda: compression.break_even_bandwidth(1, 1, -1), "seconds"),
+        (lambda: compression.break_even_bandwidth([1, 2], 1, 1), "dense_bytes"),
         (lambda: compression.break_even_bandwidth(1, 1, 1, float("inf")), "window_seconds"),
         (lambda: compression.exchange_seconds(cluster.cluster("H100", 2), 1, "ring"), "how"),
         (lambda: compression.end_to_end_speedup(1.5, 2), "dense_share"),

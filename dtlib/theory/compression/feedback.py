@@ -9,16 +9,15 @@ from typing import Any
 import numpy as np
 
 from dtlib.theory.formula import formula
-from dtlib.theory.valid import amount
 
-from .vectors import Array, finite
+from .vectors import Array, finite, number
 
 
 def _contraction(delta: Any) -> float:
-    delta = amount("delta", delta, positive=True)
-    if np.ndim(delta) or delta > 1:
+    share = number("delta", delta, positive=True)
+    if share > 1:
         raise ValueError(f"delta must be above 0 and at most 1, not {delta!r}")
-    return float(delta)
+    return share
 
 
 def feedback(gradients: Any, compress: Callable[[Array], Array]) -> tuple[Array, Array]:
@@ -32,7 +31,10 @@ def feedback(gradients: Any, compress: Callable[[Array], Array]) -> tuple[Array,
     left = np.zeros(gradients_tn.shape[1])
     for t, gradient in enumerate(gradients_tn):
         meant = gradient + left
-        sent_tn[t] = compress(meant.copy())
+        sent = np.asarray(compress(meant.copy()))
+        if sent.shape != meant.shape:
+            raise ValueError(f"compress must return the shape it was given, {meant.shape}, not {sent.shape}")
+        sent_tn[t] = sent
         left_tn[t] = left = meant - sent_tn[t]
     return sent_tn, left_tn
 
@@ -52,7 +54,7 @@ def feedback_error_bound(delta: float, gradient_norm: float) -> float:
     """
     lost = math.sqrt(1 - _contraction(delta))
     # 1 − √(1 − δ) = δ/(1 + √(1 − δ)), which keeps its digits where δ is small
-    return lost * (1 + lost) / delta * amount("gradient_norm", gradient_norm)
+    return lost * (1 + lost) / delta * number("gradient_norm", gradient_norm)
 
 
 @formula(
@@ -68,7 +70,7 @@ def feedback_rate(smoothness: float, convexity: float, delta: float) -> float:
     For any compressor that contracts every vector by `delta` δ; eigenvalues from μ (`convexity`) to L (`smoothness`),
     exact gradients of the whole objective. Sufficient, not necessary. ``ValueError`` for μ above L.
     """
-    most, least = amount("smoothness", smoothness, positive=True), amount("convexity", convexity, positive=True)
+    most, least = number("smoothness", smoothness, positive=True), number("convexity", convexity, positive=True)
     if least > most:
         raise ValueError(f"convexity must be at most smoothness, {most}, not {least}")
     lost = math.sqrt(1 - _contraction(delta))

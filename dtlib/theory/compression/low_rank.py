@@ -49,6 +49,8 @@ def low_rank_elements(shapes: Iterable[Shape], rank: int) -> int:
     arXiv 1905.13727, section 3.
     """
     rank = whole("rank", rank, 1)
+    if not isinstance(shapes, Iterable):
+        raise ValueError(f"shapes must be a list of shapes, not {shapes!r}")
     return sum(_sent(shape, rank) for shape in shapes)
 
 

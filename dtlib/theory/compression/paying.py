@@ -12,7 +12,8 @@ from dataclasses import replace
 from dtlib.theory import cluster
 from dtlib.theory.cluster import Cluster
 from dtlib.theory.formula import formula
-from dtlib.theory.valid import amount
+
+from .vectors import number
 
 HOW = ("all_reduce", "all_gather", "two_pass")
 """How a payload travels: summed on the way, from each rank to all, or to a rank that sums a part and on to all."""
@@ -34,8 +35,8 @@ def break_even_bandwidth(
     compress, to restore, and rounds of messages more than the dense exchange has. W (`window_seconds`) of the transfer
     hide; without them (D − D')/T_c. 0 where D' is not below D, infinite where T_c and W leave no time to save.
     """
-    dense, compressed = amount("dense_bytes", dense_bytes), amount("compressed_bytes", compressed_bytes)
-    added, window = amount("seconds", seconds), amount("window_seconds", window_seconds)
+    dense, compressed = number("dense_bytes", dense_bytes), number("compressed_bytes", compressed_bytes)
+    added, window = number("seconds", seconds), number("window_seconds", window_seconds)
     if compressed >= dense:
         return 0.0
     return min(
@@ -46,8 +47,8 @@ def break_even_bandwidth(
 
 def step_seconds(transfer_seconds: float, seconds: float = 0.0, window_seconds: float = 0.0) -> float:
     """What a step takes beyond its forward and backward pass: T_c, and of the transfer what W does not hide."""
-    exposed = amount("transfer_seconds", transfer_seconds) - amount("window_seconds", window_seconds)
-    return amount("seconds", seconds) + max(0.0, exposed)
+    exposed = number("transfer_seconds", transfer_seconds) - number("window_seconds", window_seconds)
+    return number("seconds", seconds) + max(0.0, exposed)
 
 
 def exchange_seconds(of: Cluster, payload_bytes: float, how: str = "all_reduce") -> float:
@@ -56,7 +57,7 @@ def exchange_seconds(of: Cluster, payload_bytes: float, how: str = "all_reduce")
     ``"all_reduce"`` for what adds up, ``"all_gather"`` of all N payloads for what does not, ``"two_pass"`` an
     all-to-all and an all-gather of one payload's parts, as `HOW` says.
     """
-    payload = amount("payload_bytes", payload_bytes)
+    payload = number("payload_bytes", payload_bytes)
     if how not in HOW:
         raise ValueError(f"how must be one of {', '.join(HOW)}, not {how!r}")
     if how == "all_reduce":
@@ -73,7 +74,7 @@ def hierarchy_seconds(of: Cluster, dense_bytes: float, payload_bytes: float, how
     it, compressed to `payload_bytes` each; each node gathers. Inside by the best plans, across as `exchange_seconds` of
     m ranks that all send at once.
     """
-    dense, g = amount("dense_bytes", dense_bytes), of.ranks_per_node
+    dense, g = number("dense_bytes", dense_bytes), of.ranks_per_node
     node = replace(of, num_nodes=1)
     inside = sum(cluster.best(half, node, dense).seconds for half in ("reduce_scatter", "all_gather"))
     across = replace(
@@ -102,21 +103,16 @@ def across_break_even(
 
     def pays(exponent: float) -> bool:
         at = replace(of, across_bytes_per_s=10.0**exponent)
-        if hierarchy:
-            compressed = hierarchy_seconds(at, dense_bytes, payload_bytes, how)
-        else:
-            compressed = exchange_seconds(at, payload_bytes, how)
+        sent = (payload_bytes, how)
+        compressed = hierarchy_seconds(at, dense_bytes, *sent) if hierarchy else exchange_seconds(at, *sent)
         dense = step_seconds(exchange_seconds(at, dense_bytes), 0.0, window_seconds)
         return step_seconds(compressed, seconds, window_seconds) < dense
 
     grid = [each / 8 for each in range(3 * 8, 18 * 8 + 1)]
     paying = [each for each in grid if pays(each)]
-    if not paying:
-        return 0.0
-    low = paying[-1]
-    if low == grid[-1]:
-        return math.inf
-    high = low + 1 / 8
+    if not paying or paying[-1] == grid[-1]:
+        return math.inf if paying else 0.0
+    low, high = paying[-1], paying[-1] + 1 / 8
     for _ in range(50):
         middle = (low + high) / 2
         low, high = (middle, high) if pays(middle) else (low, middle)
@@ -135,7 +131,7 @@ def end_to_end_speedup(dense_share: float, speedup: float) -> float:
     f (`dense_share`) of the steps are dense, the others S (`speedup`) times as fast: at most 1/f. The same for bytes,
     with their ratio for S. Source: Tang et al. 2021, arXiv 2102.02888.
     """
-    share = amount("dense_share", dense_share)
+    share = number("dense_share", dense_share)
     if share > 1:
         raise ValueError(f"dense_share must be from 0 to 1, not {share!r}")
-    return 1 / (share + (1 - share) / amount("speedup", speedup, positive=True))
+    return 1 / (share + (1 - share) / number("speedup", speedup, positive=True))

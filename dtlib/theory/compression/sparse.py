@@ -23,7 +23,7 @@ def _kept(elements: Any, k: Any, least: int = 0) -> tuple[int, int]:
 def top_k(x: Any, k: int) -> Array:
     """`x` with its k largest magnitudes, and zeros elsewhere; among equal ones the first stay."""
     x = finite("x", x)
-    _, k = _kept(max(1, x.size), k)
+    k = _kept(x.size, k)[1] if x.size or k else 0
     sent = np.zeros_like(x)
     stay = np.argsort(-np.abs(x), kind="stable")[:k]
     sent[stay] = x[stay]
@@ -62,10 +62,7 @@ def top_k_contraction(elements: int, k: int) -> float:
 
 
 @formula(
-    "compression.random_k_error",
-    source="stich2018",
-    label="thm-compression-random-k",
-    equation=r"1 - \frac{k}{n}",
+    "compression.random_k_error", source="stich2018", label="thm-compression-random-k", equation=r"1 - \frac{k}{n}"
 )
 def random_k_error(elements: int, k: int) -> float:
     """k of n elements by lot, the expected error: E‖x − C(x)‖² over ‖x‖², of any vector but zero, exactly.

@@ -7,6 +7,7 @@ from dtlib.theory.formula import formula
 from dtlib.theory.valid import amount, ranks, whole
 
 from .quantise import quantised_bytes
+from .vectors import number
 
 
 @formula(
@@ -23,12 +24,7 @@ def all_reduced_bytes(payload_bytes: float, n: int) -> float:
     return 2 * (ranks(n) - 1) * amount("payload_bytes", payload_bytes) / n
 
 
-@formula(
-    "compression.all_gathered_bytes",
-    source="thakur2005",
-    label="eq-compression-wire",
-    equation=r"(N-1)\,P",
-)
+@formula("compression.all_gathered_bytes", source="thakur2005", label="eq-compression-wire", equation=r"(N-1)\,P")
 def all_gathered_bytes(payload_bytes: float, n: int) -> float:
     """A payload that does not add up, bytes that a rank sends: P bytes of each rank go to all others.
 
@@ -66,5 +62,5 @@ def most_gathering_ranks(dense_bytes: float, payload_bytes: float) -> int:
     (N − 1) P ≤ 2 (N − 1)/N · D exactly where N ≤ 2D/P: each rank's payload must be 2/N of the dense gradient. At
     least 1, where neither sends.
     """
-    dense = amount("dense_bytes", dense_bytes)
-    return max(1, int(2 * dense // amount("payload_bytes", payload_bytes, positive=True)))
+    number("payload_bytes", payload_bytes, positive=True)
+    return max(1, int(2 * number("dense_bytes", dense_bytes) // payload_bytes))
