@@ -82,7 +82,7 @@ def case(kind: str, job: Job) -> Job:
 def payload(job: Job, name: str, *, indices: bool = True) -> float:
     """Bytes of what a rank has to tell of the whole gradient."""
     rank, rows, columns = job["rank"], job["rows"], job["columns"]
-    low_rank = job["layers"] * min(rank * (rows + columns), rows * columns)
+    low_rank = job["layers"] * rank * (rows + columns)
     num_elements = job["layers"] * rows * columns
     sizes = {"dense": 4 * num_elements, "bf16": 2 * num_elements, "top-k": (4 + 4 * indices) * job["kept"]}
     return float(sizes.get(name, 4 * low_rank))

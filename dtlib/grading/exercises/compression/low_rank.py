@@ -99,7 +99,7 @@ def theory(
             found.append(product)
         return [[each[rank] for each in found] for rank in range(n)]
 
-    return oracle.remembered(of)
+    return oracle.remembered(np.errstate(over="ignore", invalid="ignore")(of))  # of what is not orthonormal
 
 
 def first(known: Theory) -> Theory:
