@@ -41,6 +41,10 @@ CHAPTERS = (
         part="Data parallelism",
     ),
     Chapter(
+        "compression", "compression",
+        "fewer bytes for a gradient a little off: what rides on an all-reduce, what feedback repairs, when it pays",
+    ),
+    Chapter(
         "zero", "ZeRO",
         "stages 1 to 3 to the byte, at rest, at the peak and on the wire; hybrid shards, int8 gathers",
         part="ZeRO",
@@ -83,7 +87,7 @@ CHAPTERS = (
         "heads one after another hold one set of logits; a heavier last stage; a draft that is checked",
     ),
 )  # fmt: skip
-TO_COME = ("batch", "asynchrony", "compression", "reliability", "casebook")
+TO_COME = ("batch", "asynchrony", "reliability", "casebook")
 """The stems of the chapters that are planned."""
 
 

@@ -179,7 +179,7 @@ class DataParallel(nn.Module, ABC):
 
     def _forget_unused(self, unused: Sequence[int]) -> None:
         for index, used in enumerate(self._used_somewhere(unused, self.group)):
-            if not used:
+            if not used and not self._params[index].grad.any():  # an exchange may bring what it left out before
                 self._params[index].grad = None
 
     def _used_somewhere(self, unused: Sequence[int], *groups: dist.ProcessGroup | None) -> list[int]:

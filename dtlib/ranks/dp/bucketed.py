@@ -60,7 +60,8 @@ class BucketedDataParallel(DataParallel):
     their buckets in one order, whatever the order of readiness: collectives must match.
 
     `exchange` is what a bucket goes through: it is called once for each, in the same order on all ranks, and returns
-    what to wait for (None: it is done). What it leaves in ``bucket.flat`` the gradients are; `all_reduce` their mean.
+    what to wait for (None: it is done). What it leaves in ``bucket.flat`` the gradients are; `all_reduce` their mean. A
+    ``FloatingPointError`` of its is raised once all buckets are done, so that the step can be skipped.
 
     `overlap=False` keeps everything but the time: all buckets start after the backward pass (a blocking variant to
     measure against). With `gradient_as_bucket_view` the gradients are views of the buffers, which saves one copy of
@@ -169,11 +170,17 @@ class BucketedDataParallel(DataParallel):
         self._wait()
 
     def _wait(self) -> None:
+        error = None
         for bucket in self._buckets:
-            if bucket.started is not None:
-                bucket.started.wait()
+            try:
+                if bucket.started is not None:
+                    bucket.started.wait()
+            except FloatingPointError as found:
+                error = error or found
             bucket.started, bucket.missing = None, len(bucket.views)
         self._next = 0
+        if error is not None:
+            raise error
 
     def _follow_rank_0(self) -> None:
         """Fill the buckets anew, in the order in which gradients became ready on rank 0."""

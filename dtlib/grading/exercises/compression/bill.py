@@ -1,0 +1,60 @@
+"""compression.1: what a rank sends by five schemes, and which ride on an all-reduce; on paper."""
+
+from functools import partial
+from math import lcm, prod
+from typing import Any
+
+from dtlib.grading.exercises.inputs import Case, Cases, Rng, call
+from dtlib.grading.exercises.kinds import on_paper, values
+
+#: Ranks, bytes of a value, elements that share a scale, levels, rank of the factors: one rank and two, a power of two
+#: and none, levels around a power of two.
+SPLITS = (
+    (1, 4, 64, 7, 2), (2, 4, 128, 8, 4), (3, 2, 32, 1, 1), (6, 4, 256, 15, 3), (16, 2, 64, 100, 8), (40, 4, 8, 4, 2),
+)  # fmt: skip
+
+
+def draw(rng: Rng) -> Cases:
+    """Each split, with matrices that are wide and tall, one of which is longer as two factors, and vectors."""
+    return [drawn(rng, *split) for split in SPLITS]
+
+
+def drawn(rng: Rng, n: int, value_bytes: int, block: int, levels: int, rank: int) -> dict[str, Any]:
+    tall, wide = ([int(each) for each in rng.integers(60, 400, 2)] for _ in range(2))
+    small = [rank + 1, int(rng.integers(rank + 1, 2 * rank + 2))]  # r(a + b) > ab
+    shapes = [sorted(tall), sorted(wide, reverse=True), [int(rng.integers(9, 90))], small]
+    whole = lcm(n * block, 8)
+    rest = sum(a * b for a, b in (shapes[0], shapes[1], small)) + shapes[2][0]
+    shapes.append([whole - rest % whole + whole * int(rng.integers(1, 3))])
+    num_elements = rest + shapes[-1][0]
+    kept = int(num_elements * rng.uniform(0.01, 0.06))
+    words = f"shapes {shapes}, N={n}, {value_bytes} B a value, blocks of {block}, s={levels}, k={kept}, r={rank}"
+    return call(words, [shapes, n, value_bytes, block, levels, kept, rank])
+
+
+def right(case: Case) -> dict[str, float]:
+    """Bits are counted one by one: the least number that tells all codes apart."""
+    shapes, n, value_bytes, block, levels, kept, rank = case["arguments"]
+    sizes = [prod(shape) for shape in shapes]
+    factors = [min(prod(shape), rank * sum(shape)) if shape[1:] else shape[0] for shape in shapes]
+    bits = next(each for each in range(1, 64) if 2**each >= 2 * levels + 1)
+    twice = 2 * (n - 1) / n  # a reduce-scatter and an all-gather
+    return {
+        "int8": twice * (sum(sizes) + 4 * sum(sizes) / block),
+        "qsgd": (n - 1) * (sum(sizes) * bits / 8 + 4),
+        "top-k": (n - 1) * kept * (value_bytes + 4.0),
+        "random-k": twice * value_bytes * kept,
+        "low rank": twice * value_bytes * sum(factors),
+        "most": 2 * value_bytes * sum(sizes) // (kept * (value_bytes + 4)),
+    }
+
+
+part = partial(values, right=right, parts="int8, qsgd, top-k, random-k, low rank and most", kind="traffic")
+
+EXERCISE = on_paper(
+    "compression.1", "bills", "The bill of five schemes", draw,
+    part(3, "rides", "what rides on an all-reduce: random-k and low rank", part=("random-k", "low rank")),
+    part(3, "gathered", "what every rank must be told: QSGD and top-k", part=("qsgd", "top-k")),
+    part(2, "int8", "int8 in two passes", part="int8"),
+    part(2, "most", "up to how many ranks top-k sends no more than the gradient itself", part="most"),
+)  # fmt: skip
