@@ -9,7 +9,7 @@ import torch
 
 from .desk import Desk
 from .given import Given
-from .network import returned_function
+from .model import returned_function
 
 
 def fed_back(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
