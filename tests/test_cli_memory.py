@@ -120,24 +120,27 @@ def test_the_fullest_stage_decides_whichever_is_shown():
     assert "It may not fit: the fullest stage, 1, may need" in invoke(*options, "--pipeline-stage", 15).output
 
 
-@pytest.mark.parametrize(("card_memory", "verdict"), [(48, "yes"), (36, "unsure"), (30, "unsure"), (22, "no")])
-def test_the_planner_says_a_number_with_its_margin(card_memory, verdict):
-    options = ("llama3-8b", "--dp", 8, "--zero", 1, "--tp", 4)
-    plan = planner.Plan(dp=8, zero=1, tp=4, recipe="16-byte")
+@pytest.mark.parametrize(("batch", "verdict"), [(7, "yes"), (8, "unsure"), (11, "unsure"), (12, "no")])
+def test_the_planner_says_a_number_with_its_margin(batch, verdict):
+    options = (
+        *("llama3-8b", "--dp", 8, "--zero", 1, "--tp", 4, "--sequence-parallel", "--seq", 4096),
+        *("--micro-batch", batch),
+    )
+    plan = planner.Plan(dp=8, zero=1, tp=4, recipe="16-byte", sequence_parallel=True, seq=4096, micro_batch=batch)
     needed = planner.plan_memory("llama3-8b", plan)
-    data = told(*options, "--card-memory", card_memory)
+    data, room = told(*options, "--card", "H100"), hardware.accelerator("H100").memory_bytes
     margin = planner.FITTED.margin * needed.total
-    assert data["device"]["memory_bytes"] == card_memory * GiB
+    assert data["device"]["memory_bytes"] == room
     assert data["planned"]["bytes"] == needed.parts
     assert data["planned"]["total_bytes"] == needed.total > data["total_bytes"]
     assert data["planned"]["fit"] == {
-        "needed_bytes": needed.total, "usable_bytes": card_memory * GiB, "margin_bytes": margin,
-        "free_bytes": card_memory * GiB - needed.total, "verdict": verdict, "states_bytes": needed.states,
+        "needed_bytes": needed.total, "usable_bytes": room, "margin_bytes": margin,
+        "free_bytes": room - needed.total, "verdict": verdict, "states_bytes": needed.states,
         "outside": [],
     }  # fmt: skip
     said = f"expects {format_bytes(needed.total, digits=3)} ± {format_bytes(margin, digits=3)}"
     words = {"yes": "it fits with", "no": "it does not fit even with", "unsure": "the margin decides"}[verdict]
-    assert f"{said} of {card_memory} GiB: {words}" in invoke(*options, "--card-memory", card_memory).output
+    assert f"{said} of {format_bytes(room, digits=3)}: {words}" in invoke(*options, "--card", "H100").output
     assert f"{said}. The margin, 21%, is the error that nine of ten stay within of runs" in invoke(*options).output
     assert "without a pipeline.\n" in invoke(*options).output
     assert "fit" not in told(*options)["planned"]
@@ -150,13 +153,23 @@ def test_what_no_run_of_the_margin_had_is_unknown():
     said = invoke(*options).output
     assert "It may not fit" in said
     assert "whether it fits is unknown" in said
-    assert "This one has a pipeline: its error is unknown." in said
+    has = [
+        "a pipeline", "tensor parallelism alone", "more than 512 ranks",
+        "a model outside of 1.3 to 8.9 billion parameters", "sequences of other than 4,096 tokens",
+    ]  # fmt: skip
+    assert f"This one has {', '.join(has[:-1])} and {has[-1]}: its error is unknown." in said
     assert "does not fit" not in said
     data = told(*options)
     assert (data["device"]["verdict"], data["planned"]["fit"]["verdict"]) == ("unsure", "unknown")
-    assert data["planned"]["fit"]["outside"] == ["a pipeline"]
+    assert data["planned"]["fit"]["outside"] == has
     many = invoke("llama3-8b", "--zero", 3, "--dp", 8, "--cp", 2, "--recompute", "full", "--dropout").output
-    assert "This one has context parallelism, ZeRO 2 or 3, recompute and dropout: its error" in many
+    assert "This one has context parallelism, ZeRO 2 or 3, recompute, dropout and sequences of other than" in many
+    long = invoke("llama2-13b", "--seq", 32768, "--tp", 8, "--dp", 8, "--zero", 1, "--card", "A100").output
+    assert "whether it fits is unknown" in long
+    assert "and a card other than H100-80GB-SXM: its error is unknown." in long
+    assert "sequences of other than 4,096 tokens: its error" in invoke("llama2-7b", "--seq", 32768).output
+    chosen = invoke("llama2-7b", "--tp", 4, "--sequence-parallel", "--card-memory", 500).output
+    assert "whether it fits is unknown" in chosen
     assert "its states alone are larger than the card" in invoke("llama3-70b", "--pp", 2, "--card", "H100").output
 
 

@@ -71,12 +71,16 @@ def test_the_table_has_the_best_plans_and_fits_80_columns():
         assert any(line.startswith(term.name) and format_seconds(term.value) in line for line in lines)
     assert "±" in result.output
     said = " ".join(result.output.split())
-    assert "is the error that nine of ten stay within of runs of one framework on H100" in said
-    assert "This plan has" not in said
+    assert "is the error that nine of ten stay within of runs of one framework on H100-80GB-SXM, of models" in said
+    assert "This plan has sequences of other than 4,096 tokens: its error is unknown." in said
+    seen = " ".join(invoke("llama3-8b", "--gpus", 16, "--batch", 64, "--seq", 4096).output.split())
+    assert "This plan has" not in seen
+    other = " ".join(invoke("llama3-8b", "--gpus", 64, "--batch", 64, "--seq", 4096, "--card", "A100").output.split())
+    assert "a card other than H100-80GB-SXM: its error is unknown." in other
     cut = " ".join(invoke("llama3-8b", "--gpus", 16, "--batch", 64, "--pp", 2).output.split())
     has = answer(sequences=64, degrees={"pp": 2}).best.fit.outside
     assert has[0] == "a pipeline"
-    assert f"This plan has {' and '.join(has)}: its error is unknown." in cut
+    assert f"This plan has {', '.join(has[:-1])} and {has[-1]}: its error is unknown." in cut
     assert f"days at an MFU of {found.mfu(found.best):.1%}" in " ".join(result.output.split())
     assert "MWh" in result.output
 

@@ -240,7 +240,7 @@ def _print(job: Job) -> None:
         console.print(said, soft_wrap=True)
         return
     fit = None if job.device is None else job.fit(job.planned, job.device)
-    console.print(told.margin(job.planned, job.plan, fit), soft_wrap=True)
+    console.print(told.margin(job.planned, job.plan, job.model, fit), soft_wrap=True)
 
 
 def _counted(model: Architecture) -> str:

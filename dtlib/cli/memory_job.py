@@ -58,7 +58,7 @@ class Job:
         """What the planner needs, against a device."""
         from dtlib.theory.planner import Machine, fit
 
-        return fit(planned, Machine(accelerator=device, gpus=1), plan=self.plan)
+        return fit(planned, Machine(accelerator=device, gpus=1), plan=self.plan, model=self.model)
 
     def largest_micro_batch(self, device: Accelerator) -> int:
         """The largest that fits."""

@@ -96,13 +96,25 @@ def plan_memory(model: Architecture | str, plan: Plan, constants: Constants = FI
     return max(by_stage, key=lambda memory: memory.total)
 
 
-def fit(memory: PlanMemory, machine: Machine, constants: Constants = FITTED, *, plan: Plan | None = None) -> Fit:
+def fit(
+    memory: PlanMemory,
+    machine: Machine,
+    constants: Constants = FITTED,
+    *,
+    plan: Plan | None = None,
+    model: Architecture | str | None = None,
+) -> Fit:
     """`memory` against a card of `machine`, with the constants' margin for the error of the estimate.
 
-    The margin is what runs showed that `regime.SEEN` names. With the `plan` the verdict is ``"unknown"`` for what none
-    of them had; without, the margin is taken at its word.
+    The margin is what runs showed that `regime.SEEN` names. With `plan` and `model` the verdict is ``"unknown"`` for
+    what none of them had, or another card; without, the margin is taken at its word. ``ValueError`` for one without the
+    other.
     """
-    unseen = () if plan is None else outside(plan)
+    if (plan is None) != (model is None):
+        raise ValueError("plan and model must be given together: what was seen depends on both")
+    unseen: tuple[str, ...] = ()
+    if plan is not None and model is not None:
+        unseen = outside(plan, checked_dense(model, "the planner"), machine.accelerator)
     margin = constants.margin * memory.total
     return Fit(memory.total, machine.accelerator.memory_bytes, margin, memory.states, unseen)
 

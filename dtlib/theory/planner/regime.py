@@ -1,29 +1,51 @@
-"""What the margin of the memory was seen on, and what of a plan lies outside of it."""
+"""What the margin of the memory was seen on, and what of a job lies outside of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from dtlib.theory.hardware import Accelerator
+from dtlib.theory.models import Architecture, model_parameters
+
 from .plan import Plan
 
-SEEN = (
-    "runs of one framework on H100, of models of 1.3 to 8.9 billion parameters and sequences of 4,096 tokens, without "
-    "a pipeline"
-)
-"""The runs whose memory was printed and on which the margin holds: `ultrascale_small` and `ultrascale_half`, those of
-no pipeline and tensor parallelism of at most eight."""
+# The extremes of the runs whose memory was printed and on which the margin holds: those of `ultrascale_small` and
+# `ultrascale_half` with no pipeline and at most eight ranks of tensor parallelism. A test takes them from the rows.
+CARD = "H100-80GB-SXM"
+NUM_PARAMS = (1_342_244_864, 8_858_636_288)
+SEQ = 4096
+MICRO_BATCH = 16
+RANKS = 512
 
-_RULES: tuple[tuple[str, Callable[[Plan], bool]], ...] = (
+_SIZES = "{:.1f} to {:.1f} billion parameters".format(*(each / 1e9 for each in NUM_PARAMS))
+
+SEEN = f"runs of one framework on {CARD}, of models of {_SIZES} and sequences of {SEQ:,} tokens, without a pipeline"
+"""The runs whose memory was printed and on which the margin holds, in words."""
+
+_PLAN: tuple[tuple[str, Callable[[Plan], bool]], ...] = (
     ("a pipeline", lambda plan: plan.pp > 1),
     ("context parallelism", lambda plan: plan.cp > 1),
     ("tensor parallelism over more than 8 ranks", lambda plan: plan.tp > 8),
+    ("tensor parallelism alone", lambda plan: plan.tp > 1 and not plan.sequence_parallel),
     ("ZeRO 2 or 3", lambda plan: plan.zero > 1 and plan.dp * plan.cp > 1),
     ("recompute", lambda plan: plan.recompute != "none"),
     ("attention as a matrix", lambda plan: plan.attention == "matrix"),
     ("dropout", lambda plan: plan.dropout),
+    (f"micro-batches of more than {MICRO_BATCH} sequences", lambda plan: plan.micro_batch > MICRO_BATCH),
+    (f"more than {RANKS} ranks", lambda plan: plan.dp * plan.tp * plan.pp * plan.cp > RANKS),
 )
 
 
-def outside(plan: Plan) -> tuple[str, ...]:
-    """What `plan` has and none of the runs of `SEEN` had: the error of its memory is unknown. Empty for none."""
-    return tuple(name for name, has in _RULES if has(plan))
+def outside(plan: Plan, model: Architecture, card: Accelerator | None = None) -> tuple[str, ...]:
+    """What a job has and none of the runs of `SEEN` had: the error of its memory is unknown. Empty for none.
+
+    Without a `card` none is asked for. Vocabulary, heads and recipe are not looked at: what they add is counted, not
+    estimated.
+    """
+    least, most = NUM_PARAMS
+    job = (
+        (f"a model outside of {_SIZES}", not least <= model_parameters(model).total <= most),
+        (f"sequences of other than {SEQ:,} tokens", plan.seq_of(model) != SEQ),
+        (f"a card other than {CARD}", card is not None and card.name != CARD),
+    )
+    return (*(name for name, has in _PLAN if has(plan)), *(name for name, has in job if has))

@@ -233,7 +233,7 @@ def _fastest(
 
 
 def _found(model: Architecture, plan: Plan, memory: PlanMemory, machine: Machine, k: Constants) -> Found:
-    return Found(plan, step_time(model, plan, machine, k), memory, fit(memory, machine, k, plan=plan))
+    return Found(plan, step_time(model, plan, machine, k), memory, fit(memory, machine, k, plan=plan, model=model))
 
 
 def _nothing(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dtlib.theory.breakdown import Breakdown
+from dtlib.theory.models import Architecture
 from dtlib.theory.units import GiB, format_bytes, format_seconds
 
 from .answer import Answer, Found
@@ -114,14 +115,16 @@ _VERDICTS = {
 }
 
 
-def margin(memory: PlanMemory, plan: Plan, fitted: Fit | None, constants: Constants = FITTED) -> str:
+def margin(
+    memory: PlanMemory, plan: Plan, model: Architecture, fitted: Fit | None, constants: Constants = FITTED
+) -> str:
     """What a rank needs by the planner, and where its margin is from; with `fitted` whether it fits a card."""
     verdict = "" if fitted is None else f": {_VERDICTS[fitted.verdict]}"
     if fitted is not None and fitted.verdict == "no" and fitted.states_bytes > fitted.usable_bytes:
         verdict = ": its states alone are larger than the card"
     return (
         f"With what the runtime and libraries take, the planner expects {_need(memory, fitted, constants)}{verdict}. "
-        f"{_seen(outside(plan), 'This one', constants)}"
+        f"{_seen(outside(plan, model) if fitted is None else fitted.outside, 'This one', constants)}"
     )
 
 
