@@ -12,7 +12,7 @@ from dtlib.cli import main
 from dtlib.cli.memory import memory
 from dtlib.theory import footprint, hardware, models, planner
 from dtlib.theory.footprint import Setup
-from dtlib.theory.units import GiB, format_bytes
+from dtlib.theory.units import format_bytes
 
 
 def invoke(*arguments):
