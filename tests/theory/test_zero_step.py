@@ -49,9 +49,26 @@ def test_zero_plus_plus(weights, shards, gradients, factor):
     assert volume.total == factor * 1e9
 
 
+def test_zero_plus_plus_counts_scales_and_nodes():
+    num, q, block = 3000, 4, 50
+    for nodes in (1, 2, 5):
+        found = zero.zero_plus_plus_traffic(num, nodes * q, q, block=block)
+        int8, int4 = num + 4 * num / block, num / 2 + 4 * num / block
+        assert found.within_node == pytest.approx((q - 1) / q * (2 * int8 + int4))
+        assert found.across_nodes == pytest.approx((nodes - 1) / nodes * (int8 + int4) / q)
+    # of all ranks of a node, without scales and for many nodes: the paper's
+    limit = zero.zero_plus_plus_traffic(num, 10**6 * q, q, block=10**9).across_nodes * q
+    assert limit == pytest.approx(zero.zero_plus_plus_volume(2 * num).total, rel=1e-5)
+    bits = [zero.zero_plus_plus_traffic(num, 8, q, block=10**9, gradient_bits=b).across_nodes for b in (4, 8)]
+    assert bits[1] - bits[0] == pytest.approx(num / q / 2 / 2, rel=1e-6)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (lambda: zero.zero_plus_plus_traffic(8, 4, 3, block=1), "ranks_per_node must divide the number of ranks, 4; 3"),
+        (lambda: zero.zero_plus_plus_traffic(8, 4, 2, block=0), "block must be at least 1, not 0"),
+        (lambda: zero.zero_plus_plus_traffic(8, 4, 2, block=1, gradient_bits=1), "gradient_bits must be at least 2"),
         (lambda: zero.hybrid_traffic(8, 4, 3), "ranks_per_node must divide the number of ranks, 4; 3 does not"),
         (lambda: zero.zero_plus_plus_volume(-1), "full_bytes must be finite and zero or more, not -1"),
     ],

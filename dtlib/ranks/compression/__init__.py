@@ -17,6 +17,7 @@ Top-k with feedback and PowerSGD stand on the chapter's page in twenty lines eac
 the backward pass runs, outlive re-filled buckets, save what they remember, and tell gradients that are not finite. See
 `Compressed`. All leave the same bits on all ranks, where these compute alike. Gradients of float64 travel as float64,
 but for scales, norms and what `Int8` adds up. An exchange of one's own is a class with one method.
+`ZeroPlusPlus` is no exchange, but stage 3 of ZeRO whose weights and gradients travel in codes.
 """
 
 from .base import Compressed
@@ -24,5 +25,6 @@ from .dense import Cast, Int8
 from .gathered import QSGD, Sign, TopK
 from .hierarchy import Hierarchy
 from .reduced import PowerSGD, RandomK
+from .zeropp import ZeroPlusPlus
 
-__all__ = ["QSGD", "Cast", "Compressed", "Hierarchy", "Int8", "PowerSGD", "RandomK", "Sign", "TopK"]
+__all__ = ["QSGD", "Cast", "Compressed", "Hierarchy", "Int8", "PowerSGD", "RandomK", "Sign", "TopK", "ZeroPlusPlus"]

@@ -17,6 +17,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from .packing import from_bits, from_bytes, to_bits, to_bytes
+
 _DECADES = 7
 
 
@@ -56,3 +58,20 @@ def dequantised(numbers: Tensor, scales: Tensor, codes: Sequence[float], block: 
     """What `quantised` stored, in fp32 and in the shape of `numbers`."""
     values = torch.tensor(codes, dtype=torch.float32, device=numbers.device)[numbers.flatten().int()]
     return values.mul_(scales.repeat_interleave(block)[: numbers.numel()]).view(numbers.shape)
+
+
+def _even(bits: int) -> list[float]:
+    half = 2 ** (bits - 1) - 1
+    return [k / half for k in range(-half, half + 1)]
+
+
+def coded(x: Tensor, bits: int, block: int) -> Tensor:
+    """A float32 scale for each `block` of entries, then codes of `bits`, packed: 4 ⌈n/block⌉ + ⌈n·bits/8⌉ uint8."""
+    numbers, scales = quantised(x, _even(bits), block)
+    return to_bytes(scales, to_bits(numbers, bits))
+
+
+def decoded(payload: Tensor, num: int, bits: int, block: int) -> Tensor:
+    """What `coded` rounded, float32."""
+    scales, codes = from_bytes(payload, (-(-num // block), torch.float32), (-(-num * bits // 8), torch.uint8))
+    return dequantised(from_bits(codes, bits, num), scales, _even(bits), block)

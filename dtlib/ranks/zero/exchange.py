@@ -8,7 +8,7 @@ contributions up in one precision; the price is room for those that arrive toget
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -66,6 +66,15 @@ def scatter(peers: Peers, buffer: Tensor, bounds: Sequence[int], number: int) ->
     wait_for(sends)
     if total is not own:
         own.copy_(total)
+
+
+def swap(peers: Peers, outgoing: Mapping[int, Tensor], incoming: Mapping[int, Tensor], number: int) -> Iterator[None]:
+    """Send each other rank its own tensor, and fill `incoming`; see `gather`."""
+    others = _others(peers)
+    sends, receives = [(outgoing[rank], rank) for rank in others], [(incoming[rank], rank) for rank in others[::-1]]
+    works = _start(peers, sends, receives, _FIRST_TAG + 2 * number + 1)
+    yield
+    wait_for(works)
 
 
 def finish(exchange: Iterator[None]) -> None:

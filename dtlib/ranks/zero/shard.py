@@ -130,13 +130,17 @@ class Shard:
         if self.stage.frees_weights:
             self.full.untyped_storage().resize_(self.full_bytes)
             self.full[self.own] = self.chunk
-        what = self.peers, self.full, self.bounds, self.number
         if self.quantised_block is None or exact:
-            self._gathering = gather(*what)
+            self._gathering = gather(self.peers, self.full, self.bounds, self.number)
         else:
-            self._gathering = gather_quantised(*what, block=self.quantised_block)
+            self._gathering = self.gather_rounded()
         next(self._gathering)
         self.state = "coming"
+
+    def gather_rounded(self) -> Iterator[None]:
+        """As `exchange.gather`, in 8 bits."""
+        assert self.quantised_block is not None
+        return gather_quantised(self.peers, self.full, self.bounds, self.number, block=self.quantised_block)
 
     def wait(self) -> None:
         """Return once the full weights are here, for the module to use."""
@@ -193,8 +197,12 @@ class Shard:
                 self.used.add(index)
                 set_raw_grad(parameter, None)
                 del gradient  # its memory goes, before the next one's turn
-        self._scattering = scatter(self.peers, sent, self.bounds, self.number)
+        self._scattering = self.scatter(sent)
         self.advance()
+
+    def scatter(self, sent: Tensor) -> Iterator[None]:
+        """As `exchange.scatter`."""
+        return scatter(self.peers, sent, self.bounds, self.number)
 
     @torch.no_grad()
     def advance(self) -> None:

@@ -84,7 +84,7 @@ class Zero(DataParallel):
     2020, arXiv 1910.02054, sections 5 and 7; Zhao et al. 2023, arXiv 2304.11277; Wang et al. 2023, arXiv 2306.10209.
     """
 
-    shard_type: type[Shard] = Shard
+    shard_type: Callable[..., Shard] = Shard
 
     def __init__(
         self,

@@ -12,6 +12,7 @@ from .nodes import (
     hybrid_traffic,
     quantised_error,
     quantised_gather_bytes,
+    zero_plus_plus_traffic,
     zero_plus_plus_volume,
 )
 from .stages import (
@@ -57,5 +58,6 @@ __all__ = [
     "states",
     "states_of_rank",
     "traffic",
+    "zero_plus_plus_traffic",
     "zero_plus_plus_volume",
 ]

@@ -78,6 +78,24 @@ def zero_plus_plus_volume(
     )
 
 
+def zero_plus_plus_traffic(
+    num_params: float, n: int, ranks_per_node: int, *, block: int, gradient_bits: int = 4
+) -> NodeTraffic:
+    """ZeRO++, bytes that a rank sends inside its node of q and across nodes in a step, scales counted.
+
+    Codes of weights cross nodes before forward, one rank of each node for each chunk, and go round inside it, then and
+    before backward; codes of gradients, b = `gradient_bits`, are added up inside, then across. Each `block` of c shares
+    a float32 scale. Times q, for many nodes and large blocks: the 0.75M of `zero_plus_plus_volume`. ``ValueError`` for
+    negative parameters, a node that does not divide N, a `block` below 1 or fewer than 2 bits. Source: Wang et al.
+    2023, arXiv 2306.10209, section 3.
+    """
+    num_params, n = amount("num_params", num_params), ranks(n)
+    q, scale = node_size(n, ranks_per_node), 4 / whole("block", block, 1)
+    weight, gradient = 1 + scale, whole("gradient_bits", gradient_bits, 2) / 8 + scale
+    inside = (q - 1) / q * num_params * (2 * weight + gradient)
+    return NodeTraffic(inside, (1 - q / n) * num_params / q * (weight + gradient))
+
+
 @formula(
     "zero.quantised_gather_bytes",
     source="wang2023zeropp",
