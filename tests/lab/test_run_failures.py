@@ -309,3 +309,25 @@ def test_the_next_run_works_after_the_fork_server_was_killed():
         lab.run(lambda: 1, 1)
         starter._server.process.kill()  # it may be dying, not dead, when the next request comes
         assert lab.run(lambda: "dtlib.ranks" in sys.modules, 2) == [True, True]
+
+
+def test_comparing_before_each_call_finds_another_dtype_and_is_no_default_because_it_sends(monkeypatch):
+    """As the docstring of `lab.run` says."""
+
+    def sent():
+        x = torch.ones(1000)
+        dist.all_reduce(x)
+        with lab.wire() as wire:
+            dist.all_reduce(x)
+        return wire.sent_bytes
+
+    def unlike():
+        dist.all_reduce(torch.ones(4, dtype=torch.int32 if dist.get_rank() else torch.float32))
+
+    quiet = lab.run(sent, 2)
+    lab.run(unlike, 2)  # without a word
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
+    told = lab.run(sent, 2)
+    assert all(100 < more - less < 2000 for more, less in zip(told, quiet, strict=True))
+    with pytest.raises(lab.RankError, match="mismatch between collectives"):
+        lab.run(unlike, 2)

@@ -87,6 +87,10 @@ def run(
     place of its result: for ranks that are meant to fail, and what the others notice of it. Under ``torchrun`` the
     processes that are there are the ranks, and all but `fn` and `args` is torchrun's business.
 
+    Ranks that ask a collective for different dtypes of one size get wrong numbers without a word. With
+    ``TORCH_DISTRIBUTED_DEBUG=DETAIL`` in ``os.environ`` torch compares before each call, and that is an error. It is
+    not the default: every comparison sends some hundred bytes a rank, and `lab.wire` would count more than theory does.
+
     Raises ``ValueError`` or ``TypeError`` for a bad argument before anything starts, `RankError` when a rank or one of
     its threads raises, or it exits or is killed (the others are ended at once), `RankTimeout` when `timeout_s` seconds
     have passed, with the Python stack of each rank that did not return, and ``RuntimeError`` inside a rank, or where

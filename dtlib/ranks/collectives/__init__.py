@@ -18,6 +18,7 @@ What each sends, and in how many steps, stands in `dtlib.theory.collectives` und
 of the group must call the same function with the same shape and dtype: another size ends in an abort of gloo, another
 dtype of that size in other numbers. With torch's ``TORCH_DISTRIBUTED_DEBUG=DETAIL``, or
 ``dist.set_debug_level(dist.DebugLevel.DETAIL)``, ranks compare before they send, and what differs is a ``ValueError``.
+That is not the default, see `lab.run`.
 Autograd does not see what they do.
 """
 
