@@ -78,6 +78,13 @@ def zero_plus_plus_volume(
     )
 
 
+@formula(
+    "zero.zero_plus_plus_traffic",
+    source="wang2023zeropp",
+    label="eq-zero-plus-plus",
+    equation=r"\tfrac{q-1}{q}\,\Psi\left(2 + \tfrac{b}{8} + \tfrac{12}{c}\right) \text{ inside}, \quad "
+    r"\tfrac{N-q}{N}\,\tfrac{\Psi}{q}\left(1 + \tfrac{b}{8} + \tfrac{8}{c}\right) \text{ across}",
+)
 def zero_plus_plus_traffic(
     num_params: float, n: int, ranks_per_node: int, *, block: int, gradient_bits: int = 4
 ) -> NodeTraffic:
