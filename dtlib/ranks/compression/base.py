@@ -45,6 +45,7 @@ class Compressed(ABC):
         self._new: list[tuple[str, str, Tensor]] = []  # is remembered once all that is under way has come to its end
         self._times: dict[str, int] = {}
         self._rooms: dict[tuple[str, str], Tensor] = {}
+        self._in_use: dict[tuple[str, str], Tensor] = {}  # of the buckets that are under way: the others go
         self._under_way: list[_UnderWay] = []
 
     @abstractmethod
@@ -72,9 +73,9 @@ class Compressed(ABC):
     def _meant(self, bucket: Bucket) -> Bucket:
         """The gradient and what was left out before, where that does not lie: two buffers take turns."""
         left_out, first = self.remembered.get("left_out", {}), next(iter(bucket.views))
-        lies = left_out[first].untyped_storage().data_ptr() if first in left_out else 0
-        rooms = (self.room(each, bucket, bucket.flat.numel(), bucket.flat.dtype) for each in ("meant", "and meant"))
-        flat = next(room for room in rooms if room.untyped_storage().data_ptr() != lies)
+        lies = left_out[first].untyped_storage().data_ptr() if first in left_out else None
+        rooms = [self.room(each, bucket, bucket.flat.numel(), bucket.flat.dtype) for each in ("meant", "and meant")]
+        flat = rooms[rooms[0].untyped_storage().data_ptr() == lies]
         meant = Bucket(flat, dict(zip(bucket.views, flat.split(sizes_of(bucket)), strict=True)), group=bucket.group)
         for name, view in bucket.views.items():
             meant.views[name] = meant.views[name].view(view.shape)
@@ -92,7 +93,8 @@ class Compressed(ABC):
         key = (what, next(iter(bucket.views)))
         room = self._rooms.get(key)
         if room is None or (room.numel(), room.dtype, room.device) != (num, dtype, bucket.flat.device):
-            room = self._rooms[key] = torch.empty(num, dtype=dtype, device=bucket.flat.device)
+            room = torch.empty(num, dtype=dtype, device=bucket.flat.device)
+        self._in_use[key] = room
         return room
 
     def _refuse(self, bucket: Bucket, group: Group) -> Generator[Started, None, None]:
@@ -127,6 +129,7 @@ class Compressed(ABC):
                 for what, name, tensor in self._new:
                     self.remembered.setdefault(what, {})[name] = tensor
             self._under_way, self._new = [], []
+            self._rooms, self._in_use = self._in_use, {}
 
     def rescale(self, *, old_lr: float, new_lr: float) -> None:
         """Call it when the learning rate changes: multiply what was left out by `old_lr` / `new_lr`.

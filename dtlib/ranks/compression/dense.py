@@ -18,13 +18,14 @@ class Cast(Compressed):
     """All-reduce in another floating-point `dtype`, float16 or bfloat16: half the bytes of float32.
 
     Sums are rounded at each rank that they pass. float16 ends at 65,504, so a sum may overflow; bfloat16 has the range
-    of float32 and 8 bits of significand. ``ValueError`` for a dtype that is no floating-point one.
+    of float32 and 8 bits of significand. ``ValueError`` for a dtype that is no floating-point one, or of one byte:
+    an all-reduce cannot add these up.
     """
 
     def __init__(self, dtype: torch.dtype = torch.bfloat16) -> None:
         super().__init__()
-        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-            raise ValueError(f"dtype must be a floating-point one, such as torch.bfloat16, not {dtype!r}")
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point or dtype.itemsize < 2:
+            raise ValueError(f"dtype must be a floating-point one of 2 bytes or more, not {dtype!r}")
         self.dtype = dtype
 
     def summed(self, meant: Bucket, group: Group) -> Sum:

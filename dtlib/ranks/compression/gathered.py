@@ -68,7 +68,8 @@ class Sign(Compressed):
     def summed(self, meant: Bucket, group: Group) -> Sum:
         """One all-gather."""
         num, sizes, dtype = meant.flat.numel(), sizes_of(meant), meant.flat.dtype
-        scales = torch.stack([part.abs().mean() for part in meant.flat.split(sizes)]).float()
+        parts = meant.flat.split(sizes)  # nothing has no mean
+        scales = torch.stack([part.abs().mean() if len(part) else part.sum() for part in parts]).float()
         rows, work = start_gather(to_bytes(scales, to_bits(meant.flat >= 0, 1)), group)
         yield work
         arrived = [from_bytes(row, (len(sizes), torch.float32), (-(-num // 8), torch.uint8)) for row in rows]

@@ -96,7 +96,10 @@ class PowerSGD(Compressed):
     def _start(self, name: str, m: Tensor) -> Tensor:
         q, columns = self.remembered.get("q", {}).get(name), min(self.rank, *m.shape)
         if q is None or q.shape != (columns, m.shape[1]):
-            q = torch.randn(m.shape[1], columns, generator=self.generator(self.seed, name)).to(m).T
+            q = m.new_zeros(columns, m.shape[1])
+        if not (known := q.any(dim=1, keepdim=True)).all():  # of zeros (no gradient, say) no power of M makes more
+            drawn = torch.randn(m.shape[1], columns, generator=self.generator(self.seed, name)).to(m).T
+            q = torch.where(known, q, drawn)
         return orthonormal(q.T)
 
 

@@ -85,6 +85,7 @@ def test_gradients_of_another_shape_are_refused():
     ("make", "told"),
     [
         (lambda: compression.Cast(torch.int8), "dtype must be a floating-point one"),
+        (lambda: compression.Cast(torch.float8_e4m3fn), "dtype must be a floating-point one of 2 bytes or more"),
         (lambda: compression.Cast("fp16"), "dtype must be a floating-point one"),
         (lambda: compression.Int8(0), "block must be at least 1"),
         (lambda: compression.QSGD(0), "levels must be at least 1"),

@@ -237,3 +237,55 @@ def test_a_change_of_rate_is_made_up_for():
             assert_close(found, exact, rtol=1e-11, atol=1e-11)
         for found, exact in lab.run(lambda exchange=exchange: end(exchange, False), N):
             assert (found - exact).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 10_000])
+def test_parameters_without_entries_are_carried_along(bucket_bytes):
+    shapes = {"none": (0, 3), "a": (6, 5), "nothing": (0,), "scalar": ()}  # in buckets of their own, or with others
+    given = [[{name: np.ones(shape) for name, shape in shapes.items()}] * 2] * 2
+
+    def train():
+        for name, exchange in (ALL | {"two nodes": compression.Hierarchy(1, compression.Sign())}).items():
+            options = {"bucket_bytes": bucket_bytes, "first_bucket_bytes": None}
+            for each in (shapes, {"none": (0, 3)}):
+                wrapped = dp.BucketedDataParallel(Given(each), exchange=copy.deepcopy(exchange), **options)
+                for by_rank in given:
+                    wrapped.zero_grad()
+                    wrapped({key: by_rank[dist.get_rank()][key] for key in each}).backward()
+            assert wrapped.module.none.grad.shape == (0, 3), name
+
+    lab.run(train, 2)
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+@pytest.mark.parametrize("feedback", [False, True])
+def test_low_rank_goes_on_after_a_gradient_of_zero(rank, feedback):
+    """Zeros made orthonormal are the first unit vectors, which see nothing of what lies elsewhere."""
+    some = np.random.default_rng(0).normal(size=(8, 1)) * np.random.default_rng(1).normal(size=(1, 8))
+    some[:2], some[:, :2] = 0, 0
+
+    def train():
+        exchange = compression.PowerSGD(rank, feedback=feedback)
+        wrapped = dp.BucketedDataParallel(Given({"a": (8, 8)}), exchange=exchange)
+        for gradient in (0 * some, some):
+            wrapped.zero_grad()
+            wrapped({"a": gradient}).backward()
+        assert_close(wrapped.module.a.grad, torch.tensor(some))  # it is of rank 1: one step is exact
+
+    lab.run(train, 2)
+
+
+def test_rooms_of_buckets_that_are_no_more_are_given_back():
+    def train():
+        for exchange in (compression.TopK(0.1), compression.Cast()):
+            model = Turning()
+            wrapped = dp.BucketedDataParallel(model, exchange=exchange, bucket_bytes=700, first_bucket_bytes=None)
+            before = wrapped.buckets
+            for _ in range(3):
+                wrapped.zero_grad()
+                wrapped(torch.ones(2, 12)).sum().backward()
+            firsts = {names[0] for names in wrapped.buckets}
+            assert firsts != {names[0] for names in before}
+            assert {name for _, name in exchange._rooms} == firsts
+
+    lab.run(train, 2)
