@@ -44,8 +44,8 @@ def outside(plan: Plan, model: Architecture, card: Accelerator | None = None) ->
     """
     least, most = NUM_PARAMS
     job = (
-        (f"a model outside of {_SIZES}", not least <= model_parameters(model).total <= most),
-        (f"sequences of other than {SEQ:,} tokens", plan.seq_of(model) != SEQ),
-        (f"a card other than {CARD}", card is not None and card.name != CARD),
+        ("a model of another size", not least <= model_parameters(model).total <= most),
+        ("sequences of another length", plan.seq_of(model) != SEQ),
+        ("another card", card is not None and card.name != CARD),
     )
     return (*(name for name, has in _PLAN if has(plan)), *(name for name, has in job if has))
