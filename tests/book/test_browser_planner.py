@@ -26,7 +26,7 @@ def choose(figure, **values):
 
 
 def asked(model, card, gpus, *more):
-    return CliRunner().invoke(main, ["plan", model, "--card", card, "--gpus", str(gpus), *more], env={"COLUMNS": "400"})
+    return CliRunner().invoke(main, ["plan", model, "--card", card, "--gpus", str(gpus), *more], env={"COLUMNS": "800"})
 
 
 @pytest.mark.parametrize(
