@@ -41,6 +41,14 @@ CHAPTERS = (
         part="Data parallelism",
     ),
     Chapter(
+        "batch", "batch size",
+        "noise by samples, the linear speed-up and its end; the noise scale from what ranks hold anyway",
+    ),
+    Chapter(
+        "asynchrony", "asynchrony",
+        "stragglers, stale gradients and the rate they allow; local steps, outer optimizers, gossip",
+    ),
+    Chapter(
         "compression", "compression",
         "fewer bytes for a gradient a little off: what rides on an all-reduce, what feedback repairs, when it pays",
     ),
@@ -87,7 +95,7 @@ CHAPTERS = (
         "heads one after another hold one set of logits; a heavier last stage; a draft that is checked",
     ),
 )  # fmt: skip
-TO_COME = ("batch", "asynchrony", "reliability", "casebook")
+TO_COME = ("reliability", "casebook",)  # fmt: skip
 """The stems of the chapters that are planned."""
 
 

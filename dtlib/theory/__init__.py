@@ -2,6 +2,8 @@
 
 from . import (
     activations,
+    asynchrony,
+    batch,
     cluster,
     collectives,
     compression,
@@ -26,6 +28,8 @@ from .formula import Formula, formula, formulas
 __all__ = [
     "Formula",
     "activations",
+    "asynchrony",
+    "batch",
     "cluster",
     "collectives",
     "compression",
