@@ -69,6 +69,25 @@ def test_a_sum_that_overflows_is_told_everywhere():
     lab.run(train, N)
 
 
+def test_a_sum_of_finite_messages_that_overflows_is_told_and_the_step_can_be_skipped():
+    def train():
+        whole = {"a": np.full((4, 3), 6e4)}  # two entries leave at once, the others' turn comes with the next gradient
+        for exchange in (compression.TopK(1 / 6), compression.Hierarchy(2, compression.TopK(1 / 6))):
+            model = Given({"a": (4, 3)}, dtype=torch.float16)
+            wrapped = dp.BucketedDataParallel(model, exchange=exchange)
+            wrapped(whole).backward()
+            assert model.a.grad.float().sum() == pytest.approx(2 * 6e4, rel=1e-3)
+            before = exchange.state_dict()
+            wrapped.zero_grad()
+            with pytest.raises(FloatingPointError, match="overflows in what (TopK|Hierarchy) sends: 'a'"):
+                wrapped(whole).backward()
+            assert model.a.grad.isfinite().all()
+            after = exchange.state_dict()
+            torch.testing.assert_close(after["remembered"], before["remembered"], rtol=0, atol=0)
+
+    lab.run(train, N)
+
+
 def test_gradients_of_another_shape_are_refused():
     def train():
         exchange, uneven = compression.TopK(0.5), compression.Hierarchy(3, dp.all_reduce)
