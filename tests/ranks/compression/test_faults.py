@@ -79,7 +79,7 @@ def test_a_sum_of_finite_messages_that_overflows_is_told_and_the_step_can_be_ski
             assert model.a.grad.float().sum() == pytest.approx(2 * 6e4, rel=1e-3)
             before = exchange.state_dict()
             wrapped.zero_grad()
-            with pytest.raises(FloatingPointError, match="overflows in what (TopK|Hierarchy) sends: 'a'"):
+            with pytest.raises(FloatingPointError, match=r"overflows in what (TopK|Hierarchy) sends: 'a'"):
                 wrapped(whole).backward()
             assert model.a.grad.isfinite().all()
             after = exchange.state_dict()
