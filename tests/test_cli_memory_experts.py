@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from dtlib.cli import main
-from dtlib.theory import ep, footprint, models
+from dtlib.theory import ep, footprint, models, planner
 from dtlib.theory.footprint import Setup
 
 from .theory.hub_experts import EXPERTS
@@ -33,7 +33,10 @@ def test_671_billion_parameters_on_2048_cards():
     assert data["total_bytes"] == found.total
     assert (data["num_params"], data["active_params"]) == (671_026_404_352, 37_552_282_624)
     assert (data["world_size"], data["setup"]["ep"], data["setup"]["imbalance"]) == (2048, 64, 1.5)
-    assert data["planned"] is None
+    assert data["planned"]["total_bytes"] == planner.plan_memory("deepseek-v3", planner.Plan(
+        dp=128, pp=16, ep=64, zero=1, seq=4096, recompute="full", imbalance=1.5, micro_batches=16, recipe="16-byte"
+    )).total  # fmt: skip
+    assert "experts" in data["planned"]["fit"]["outside"]
     assert data["device"]["verdict"] == "yes"
     assert data["device"]["largest_micro_batch"] >= 1
 
@@ -45,7 +48,7 @@ def test_the_table_says_what_is_active_what_is_assumed_and_what_is_not_counted()
     )
     assert "(dp 128 × tp 1 × pp 16, experts over ep 64 of dp), ZeRO stage 1, 1 × 4,096 tokens in a micro-batch" in said
     assert "The busiest rank of ep is taken to get as many tokens as each other one: --imbalance 1. No token is" in said
-    assert "it counts dense models alone, and deepseek-v3 has 256 experts a layer and latent attention." in said
+    assert "This one has a pipeline, more than 512 ranks, experts, latent attention and" in said
     assert "all to all " in said
     assert "taken to get 2.5 times the mean of tokens: --imbalance 2.5." in invoke(*V3, "--imbalance", 2.5).output
     alone = invoke("mixtral-8x7b").output
@@ -56,7 +59,7 @@ def test_the_table_says_what_is_active_what_is_assumed_and_what_is_not_counted()
     dense = invoke("llama3-8b").output
     assert "llama3-8b: 8,030,261,248 parameters on 1 rank (" in dense
     assert "active" not in dense
-    assert "counts dense models alone" not in dense
+    assert "experts" not in dense
 
 
 def test_tp_splits_experts_and_says_so():
@@ -146,10 +149,16 @@ def test_what_is_impossible_says_what_is_possible(arguments, message):
     assert "Traceback" not in result.output
 
 
-def test_the_planner_says_that_it_counts_no_experts():
-    result = CliRunner().invoke(main, ["plan", "qwen3-30b-a3b", "--gpus", "8"])
-    assert result.exit_code == 2
-    assert (
-        "model must be dense, since the planner (dtlib plan) counts nothing else yet: qwen3-30b-a3b has"
-        in result.output
-    )
+def test_a_plan_says_its_ep_and_that_no_run_was_held_to_it():
+    asked = ["plan", "qwen3-30b-a3b", "--gpus", "16", "--seq", "4096", "--batch", "256", "--imbalance", "1.5"]
+    said = " ".join(CliRunner().invoke(main, asked, env={"COLUMNS": "100"}).output.split())
+    assert "dp tp pp cp ep ZeRO" in said
+    assert "is taken to get up to 1.5 times the mean of tokens, and tokens on their way to hide behind nothing" in said
+    told = json.loads(CliRunner().invoke(main, [*asked, "--ep", "8", "--json"]).output)
+    assert {each["plan"]["ep"] for each in told["plans"]} == {8}
+    assert all(each["seconds"]["expert_parallel"] > 0 for each in told["plans"])
+    refused = CliRunner().invoke(main, [*asked, "--ep", "5"])
+    assert refused.exit_code == 2
+    assert "--ep must be one of 1, 2, 4, 8, 16" in refused.output
+    module = json.loads(CliRunner().invoke(main, [*asked, "--mtp", "1", "--json"]).output)
+    assert module["model"]["mtp_modules"] == 1

@@ -109,8 +109,7 @@ def memory(
     card, an H100 where none is named.
 
     Of a model with experts, each rank of ep holds as many of them, tp splits each as other matrices, and ZeRO shards
-    these over the dp · cp/ep ranks that hold the same ones. No token is dropped. The planner counts no experts yet, and
-    tells no number of them.
+    these over the dp · cp/ep ranks that hold the same ones. No token is dropped.
 
     Exit code 0, or 2 for a name or a degree that is not possible.
     """
@@ -133,7 +132,7 @@ def memory(
         stages = memory_by_stage(architecture, plan)
         if pipeline_stage is not None and not 0 <= pipeline_stage < plan.pp:
             raise ValueError(f"pipeline_stage must be from 0 to {plan.pp - 1}, not {pipeline_stage}")
-        planned = None if models.not_dense(architecture) else plan_memory(architecture, plan)
+        planned = plan_memory(architecture, plan)
     except ValueError as error:
         named = "card" if gpu is None else "gpu", "MODEL" if model is None else "--model"
         raise click.UsageError(with_flags(str(error), memory, card=named[0], model=named[1])) from error
@@ -182,11 +181,12 @@ def _as_dict(job: Job) -> dict[str, Any]:
         "activations_bytes": job.shown.activations,
         "transient_bytes": job.shown.transient,
         "total_bytes": job.shown.total,
-        "planned": None,
+        "planned": {
+            "bytes": planned.parts,
+            "total_bytes": planned.total,
+            "margin_bytes": FITTED.margin * planned.total,
+        },
     }
-    if planned is not None:
-        margin = FITTED.margin * planned.total
-        told["planned"] = {"bytes": planned.parts, "total_bytes": planned.total, "margin_bytes": margin}
     if device is not None:
         told["device"] = {
             "name": device.name,
@@ -198,8 +198,7 @@ def _as_dict(job: Job) -> dict[str, Any]:
             "verdict": job.verdict(device),
             "largest_micro_batch": job.largest_micro_batch(device),
         }
-        if planned is not None:
-            told["planned"]["fit"] = job.fit(planned, device).as_dict()
+        told["planned"]["fit"] = job.fit(planned, device).as_dict()
     return told
 
 
@@ -207,7 +206,6 @@ def _print(job: Job) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from dtlib.theory.models import not_dense
     from dtlib.theory.planner import told
     from dtlib.theory.units import GB, format_bytes
 
@@ -234,11 +232,6 @@ def _print(job: Job) -> None:
         console.print(_verdict(job, job.device), soft_wrap=True)
     for assumed in _of_experts(job):
         console.print(assumed, soft_wrap=True)
-    if job.planned is None:
-        has = f"{job.model.name} has {not_dense(job.model)}"
-        said = f"The planner (dtlib plan) has no number to set beside this: it counts dense models alone, and {has}."
-        console.print(said, soft_wrap=True)
-        return
     fit = None if job.device is None else job.fit(job.planned, job.device)
     console.print(told.margin(job.planned, job.plan, job.model, fit), soft_wrap=True)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """A model, its plan, and the memory of each stage; `planned` is None where the planner cannot count the model."""
+    """A model, its plan, the memory of each stage, and what the planner says of the fullest."""
 
     model: Architecture
     plan: Plan
@@ -22,7 +22,7 @@ class Job:
     asked: int | None
     device: Accelerator | None
     margin: float
-    planned: PlanMemory | None
+    planned: PlanMemory
 
     @property
     def fullest(self) -> int:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # numpy, rich and dtlib.theory are imported by the functions that need them: --help answers at once.
 
-_DEGREES = ("dp", "tp", "pp", "cp")
+_DEGREES = ("dp", "tp", "pp", "cp", "ep")
 
 
 def _degrees(command: Any) -> Any:
@@ -50,6 +50,14 @@ def _degrees(command: Any) -> Any:
 @click.option("--seq", type=int, help="Tokens of a sequence.  [default: the model's]")
 @click.option("--batch", type=int, help="Sequences of a step.  [default: 4 million tokens, or 1024 a card]")
 @recipe_option("18-byte")
+@click.option(
+    "--imbalance",
+    type=float,
+    default=1,
+    show_default=True,
+    help="Tokens that the busiest rank of experts gets, over the mean.",
+)
+@click.option("--mtp", type=int, help="Modules that predict further tokens.  [default: the model's]")
 @click.option("--keep", type=int, default=5, show_default=True, help="Plans to show.")
 @click.option("--tokens", type=float, help="Tokens of the whole run: days, energy and cost are told.")
 @click.option("--price", type=float, help="Price of a card for an hour.")
@@ -70,7 +78,8 @@ def plan(
     MODEL is a published model (dtlib memory --list) or a file of hyperparameters as model hubs publish it
     (config.json). Every degree, ZeRO stage, micro-batch, schedule and recompute is timed, with sequence parallelism
     (+sp) and with one that keeps what it gathers (+sp*). The fastest that fit are shown, each with the margin of its
-    memory, and with what it has that none of the runs had from which the margin is.
+    memory, and with what it has that none of the runs had from which the margin is. Of a model with experts, ep of the
+    dp ranks share them, and what their exchange takes is an estimate that no run was held to.
     Times come from formulas and a few constants that were fitted to published runs, mostly of Megatron-LM. Of runs that
     no constant was fitted on, LLM Foundry's took a tenth longer in the median, torchtitan's a third, and those of a
     sweep of small models with nanotron a fifth without pipelines inside a node and three times as long with them.
@@ -97,6 +106,7 @@ def plan(
             recipe=given["recipe"],
             keep=given["keep"],
             degrees={name: given[name] for name in _DEGREES if given[name] is not None},
+            imbalance=given["imbalance"],
         )
         run = None
         if tokens is not None:
@@ -149,7 +159,7 @@ def _print(answer: Answer, run: Training | None) -> None:
     console.print(f"{answer.machine.gpus:,} × {answer.machine.accelerator.name}, {answer.machine.node} a node")
     console.print(f"{told.head(answer)}\n")
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in told.COLUMNS:
+    for column in told.columns(answer):
         table.add_column(column, justify="left" if column in ("schedule", "again") else "right", no_wrap=True)
     for each in answer.plans:
         table.add_row(*told.row(answer, each))

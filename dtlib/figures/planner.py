@@ -67,7 +67,7 @@ def answer_html(answer: Answer | str) -> str:
     """One answer: the best plans, the terms of the first, and what is said of it; or why there is none."""
     if isinstance(answer, str):
         return f'<p class="none">{escape(answer)}</p>'
-    columns = "".join(f'<th scope="col">{name}</th>' for name in told.COLUMNS)
+    columns = "".join(f'<th scope="col">{name}</th>' for name in told.columns(answer))
     plans = "".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in told.row(answer, each)) + "</tr>"
         for each in answer.plans[:3]

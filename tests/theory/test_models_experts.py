@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dtlib.theory import hardware, memory, models, planner, threed
+from dtlib.theory import memory, models, planner, threed
 from dtlib.theory.models import Experts
 
 from .hub_experts import EXPERTS, counted, shapes
@@ -329,11 +329,7 @@ def test_what_counts_dense_models_alone_says_so(change):
     has = {"experts": "256 experts a layer", "latent": "latent attention", "mtp_modules": "modules that predict"}[
         change
     ]
-    h100 = planner.Machine(accelerator=hardware.accelerator("H100"), gpus=2)
     for asked in (
-        lambda: planner.search(made, h100),
-        lambda: planner.plan_memory(made, plan),
-        lambda: planner.step_time(made, plan, h100),
         lambda: threed.activation_bytes(made, plan),
         lambda: threed.sent_bytes(made, plan),
     ):

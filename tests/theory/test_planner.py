@@ -479,7 +479,7 @@ def test_no_search_finds_a_plan_below_the_least_number_of_cards(recipe):
     [
         (lambda: planner.search("llama3-8b", eight(), degrees={"tp": 3}), r"tp must be one of 1, 2, 4, 8 with gpus=8"),
         (lambda: planner.search("llama3-8b", eight(), degrees={"tp": 4, "pp": 4}), r"tp=4 and pp=4 do not go together"),
-        (lambda: planner.search("llama3-8b", eight(), degrees={"ep": 4}), r"degrees must be some of dp, .* not ep"),
+        (lambda: planner.search("llama3-8b", eight(), degrees={"sp": 4}), r"degrees must be some of dp, .* not sp"),
         (lambda: planner.cuts_for(1.0, 8, 8, 8, 1, 1), r"share must be between 0 and 1, not 1.0"),
         (lambda: planner.product_share(0, 8, 8, 1, 1), r"x must be finite and positive, not 0"),
         (lambda: eight(gpus=12), r"gpus must be a multiple of node=8, not 12"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 
 from dtlib.theory.breakdown import Breakdown
 from dtlib.theory.formula import formula
@@ -172,6 +173,7 @@ def model_parameters(model: Architecture | str) -> ModelParameters:
     )
 
 
+@lru_cache(maxsize=8192)
 def layers_of_rank(
     model: Architecture, tp: int, ep: int, sparse: int, dense: int, *, first: bool, last: bool
 ) -> ModelParameters:

@@ -7,15 +7,24 @@ model on a machine. Both put together what the other rooms of `theory` know; wha
 Arguments out of range raise ``ValueError``, which names the argument, its value and the rule.
 """
 
+from dtlib.theory.timing import (
+    FITTED,
+    MEANING,
+    SCHEDULES,
+    Constants,
+    Machine,
+    Plan,
+    StepTime,
+    cuts_for,
+    product_share,
+    step_time,
+)
+
 from . import fitting, published, regime, told
 from .answer import Answer, Found
-from .constants import FITTED, MEANING, Constants
 from .cost import Training, training
 from .memory import Fit, PlanMemory, fit, least_cards, plan_memory
-from .plan import SCHEDULES, Machine, Plan
-from .products import cuts_for, product_share
 from .search import Timed, default_sequences, every_plan, search
-from .time import StepTime, step_time
 
 __all__ = [
     "FITTED", "MEANING", "SCHEDULES", "Answer", "Constants", "Fit", "Found", "Machine", "Plan", "PlanMemory",

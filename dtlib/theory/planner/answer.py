@@ -7,11 +7,9 @@ from typing import Any
 
 from dtlib.theory.memory import training_flops_per_token
 from dtlib.theory.models import Architecture, active_parameters
+from dtlib.theory.timing import Constants, Machine, Plan, StepTime, step_time
 
-from .constants import Constants
 from .memory import Fit, PlanMemory
-from .plan import Machine, Plan
-from .time import StepTime, step_time
 
 
 @dataclass(frozen=True)
@@ -61,11 +59,12 @@ class Answer:
     def mfu(self, found: Found) -> float:
         """Model FLOPs utilisation of a plan, 0 to 1.
 
-        6Ψ + 12 l (a d) s operations a token, with the width of all query heads (h for most models); of the scores those
-        that a window leaves.
+        6Ψ + 12 l (a d) s operations a token, with the active parameters and the width of all query heads (h for most
+        models; in the mean with that of the values, where they differ); of the scores those that a window leaves.
         """
         model, seq = self.model, found.plan.seq_of(self.model)
-        each = training_flops_per_token(active_parameters(model).total, model.num_layers, model.query_width, seq)
+        width = (model.query_width + model.output_width) // 2
+        each = training_flops_per_token(active_parameters(model).total, model.num_layers, width, seq)
         flops = each.dense + model.score_share(seq) * each.attention
         peak = self.machine.accelerator.half_flop_per_s * self.machine.gpus
         return flops * self.tokens / found.time.total / peak

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .constants import FITTED, Constants
+from dtlib.theory.timing import FITTED, Constants
+
 from .published import Run, mean_error
 
 TIME_CONSTANTS = (

@@ -8,24 +8,24 @@ from typing import Any
 
 from dtlib.theory import pp, sp
 from dtlib.theory.breakdown import Breakdown
-from dtlib.theory.footprint import RankMemory, chunks_in_flight, piece_layers, rank_memory
+from dtlib.theory.footprint import RankMemory, chunks_in_flight, expert_layers, piece_layers, rank_memory
 from dtlib.theory.formula import formula
 from dtlib.theory.hardware import Accelerator
 from dtlib.theory.memory import Recipe
 from dtlib.theory.memory import recipe as as_recipe
-from dtlib.theory.models import Architecture, checked_dense, model_parameters
+from dtlib.theory.models import Architecture, checked_model, model_parameters
+from dtlib.theory.timing import FITTED, Constants, Machine, Plan
 from dtlib.theory.units import format_bytes
 
-from .constants import FITTED, Constants
-from .plan import Machine, Plan
 from .regime import outside
 
 
 @dataclass(frozen=True)
 class PlanMemory(Breakdown):
     """Bytes of the fullest rank: model `states`, `activations`, `logits` with their gradient, the `gathered` units,
-    `pipeline_buffers` (a micro-batch's input and gradient, each received while another is worked on), and what the
-    runtime, the communication library and the allocator take (`fixed`)."""
+    `pipeline_buffers` (a micro-batch's input and gradient, each received while another is worked on), what the
+    runtime, the communication library and the allocator take (`fixed`), and the copies of tokens that one exchange
+    between experts sends and receives (`all_to_all`)."""
 
     states: float
     activations: float
@@ -33,6 +33,7 @@ class PlanMemory(Breakdown):
     gathered: float
     pipeline_buffers: float
     fixed: float
+    all_to_all: float = 0
 
 
 @dataclass(frozen=True)
@@ -89,10 +90,17 @@ def plan_memory(model: Architecture | str, plan: Plan, constants: Constants = FI
 
     What `footprint` counts for `plan`, times what libraries add. ``ValueError`` where the model is not cut like this.
     """
-    model = checked_dense(model, "the planner")
+    model = checked_model(model)
     plan.check(model)
-    stages = sorted({0, min(1, plan.pp - 1), plan.pp - 1})  # the first, one without ends, the last
-    by_stage = [_of_stage(model, plan, rank_memory(model, plan, stage), stage, constants) for stage in stages]
+    stages = {0, min(1, plan.pp - 1), plan.pp - 1}  # the first, one without ends, the last
+    if model.experts is not None:  # of those that have as many layers of each kind the earliest has most in flight
+        pieces = piece_layers(model.num_layers, plan.pp, plan.chunks)
+        kinds = {
+            (*pieces[each], *expert_layers(model, plan.pp, each, plan.chunks)): each
+            for each in range(plan.pp - 2, 0, -1)
+        }
+        stages |= set(kinds.values())
+    by_stage = [_of_stage(model, plan, rank_memory(model, plan, stage), stage, constants) for stage in sorted(stages)]
     return max(by_stage, key=lambda memory: memory.total)
 
 
@@ -114,7 +122,7 @@ def fit(
         raise ValueError("plan and model must be given together: what was seen depends on both")
     unseen: tuple[str, ...] = ()
     if plan is not None and model is not None:
-        unseen = outside(plan, checked_dense(model, "the planner"), machine.accelerator)
+        unseen = outside(plan, checked_model(model), machine.accelerator)
     margin = constants.margin * memory.total
     return Fit(memory.total, machine.accelerator.memory_bytes, margin, memory.states, unseen)
 
@@ -135,7 +143,7 @@ def least_cards(
     has what the runtime takes (R), and a margin μ is left. Activations are not counted, so more may be needed.
     ``ValueError`` where a card has no room beside the runtime.
     """
-    psi, per_param = model_parameters(checked_dense(model, "the planner")).total, as_recipe(recipe).bytes_per_param
+    psi, per_param = model_parameters(checked_model(model)).total, as_recipe(recipe).bytes_per_param
     room = accelerator.memory_bytes / (1 + constants.margin) - constants.runtime_bytes
     if room <= 0:
         raise ValueError(f"accelerator must have room beside the runtime's {format_bytes(constants.runtime_bytes)}")
@@ -158,6 +166,7 @@ def _of_stage(model: Architecture, plan: Plan, found: RankMemory, stage: int, co
         gathered=found.gathered_weights + found.unsharded_gradients,
         pipeline_buffers=2 * 2 * 2 * boundary if plan.pp > 1 else 0,
         fixed=constants.runtime_bytes,
+        all_to_all=found.all_to_all,
     )
 
 

@@ -16,12 +16,10 @@ import numpy as np
 from dtlib.theory import hardware, models
 from dtlib.theory.memory import paper_flops_per_step, training_flops_per_token
 from dtlib.theory.models import Architecture
+from dtlib.theory.timing import FITTED, Constants, Machine, Plan, step_time
 from dtlib.theory.units import TFLOP, GiB
 
-from .constants import FITTED, Constants
 from .memory import fit, plan_memory
-from .plan import Machine, Plan
-from .time import step_time
 
 Row = Mapping[str, str]
 

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from dtlib.theory.hardware import Accelerator
 from dtlib.theory.models import Architecture, model_parameters
-
-from .plan import Plan
+from dtlib.theory.timing import Plan
 
 # The extremes of the runs whose memory was printed and on which the margin holds: those of `ultrascale_small` and
 # `ultrascale_half` with no pipeline and at most eight ranks of tensor parallelism. A test takes them from the rows.
@@ -44,6 +43,9 @@ def outside(plan: Plan, model: Architecture, card: Accelerator | None = None) ->
     """
     least, most = NUM_PARAMS
     job = (
+        ("experts", model.experts is not None),
+        ("latent attention", model.latent is not None),
+        ("modules for further tokens", model.mtp_modules > 0),
         ("a model of another size", not least <= model_parameters(model).total <= most),
         ("sequences of another length", plan.seq_of(model) != SEQ),
         ("another card", card is not None and card.name != CARD),

@@ -6,28 +6,32 @@ from typing import Any
 
 from dtlib.theory.breakdown import Breakdown
 from dtlib.theory.models import Architecture
+from dtlib.theory.timing import FITTED, Constants, Plan
 from dtlib.theory.units import GiB, format_bytes, format_seconds
 
 from .answer import Answer, Found
-from .constants import FITTED, Constants
 from .memory import Fit, PlanMemory
-from .plan import Plan
 from .regime import SEEN, outside
 
 TIE = 0.02
 """Plans whose times differ by less are a tie: no table's times are known so well."""
 
-COLUMNS = ("dp", "tp", "pp", "cp", "ZeRO", "batch", "schedule", "again", "GiB", "step", "MFU")
-"""What `row` tells of a plan."""
+_COLUMNS = ("dp", "tp", "pp", "cp", "ep", "ZeRO", "batch", "schedule", "again", "GiB", "step", "MFU")
+
+
+def columns(answer: Answer) -> tuple[str, ...]:
+    """What `row` tells of a plan: its ep where the model has experts."""
+    return tuple(name for name in _COLUMNS if name != "ep" or answer.model.experts is not None)
 
 
 def row(answer: Answer, found: Found) -> tuple[str, ...]:
-    """A plan of `answer` in the words of `COLUMNS`: "+sp" is sequence parallelism, "+sp*" one that keeps its gathered
+    """A plan of `answer` in the words of `columns`: "+sp" is sequence parallelism, "+sp*" one that keeps its gathered
     inputs, "1×128" the micro-batches."""
     p = found.plan
     split = ("+sp*" if p.keep_gathered else "+sp") if p.sequence_parallel else ""
+    of_experts = () if answer.model.experts is None else (str(p.ep),)
     return (
-        str(p.dp), f"{p.tp}{split}", str(p.pp), str(p.cp), str(p.zero),
+        str(p.dp), f"{p.tp}{split}", str(p.pp), str(p.cp), *of_experts, str(p.zero),
         f"{p.micro_batch}×{p.micro_batches}", _schedule(p), p.recompute,
         f"{found.memory.total / GiB:.0f}±{found.fit.margin_bytes / GiB:.0f}", format_seconds(found.time.total),
         f"{answer.mfu(found):.1%}",
@@ -61,6 +65,7 @@ def in_words(answer: Answer) -> str:
         f"tp {p.tp}" + (split if p.sequence_parallel else ""),
         f"pp {p.pp}" + (f" ({order})" if p.pp > 1 else ""),
         f"cp {p.cp}",
+        *([f"ep {p.ep} of dp"] if p.ep > 1 else []),
         f"ZeRO {p.zero}",
         f"{_number(p.micro_batches, 'micro-batch', 'es')} of {_number(p.micro_batch, 'sequence', 's')} a rank",
         {"none": "nothing computed again", "full": "each layer computed again"}[p.recompute],
@@ -78,6 +83,8 @@ def sentences(answer: Answer) -> list[str]:
         f"It needs {_need(best.memory, best.fit)}. {_seen(best.fit.outside, 'This plan')}",
         _after_matmuls(best),
     ]
+    if answer.model.experts is not None:
+        said.append(_of_experts(answer))
     if len(answer.plans) > 1:
         worse = [(name, more) for name, more in answer.lost_to(answer.plans[1]).items() if more > 0][:2]
         lost = " and ".join(f"{format_seconds(more)} more of {name.replace('_', ' ')}" for name, more in worse)
@@ -87,9 +94,10 @@ def sentences(answer: Answer) -> list[str]:
     if answer.too_large is not None:
         p, more = answer.too_large.plan, answer.too_large
         needed = format_bytes(more.memory.total + more.fit.margin_bytes, digits=3)
+        of_dp = f"ep {p.ep}, " if p.ep > 1 else ""
         said.append(
-            f"dp {p.dp}, tp {p.tp}, pp {p.pp}, cp {p.cp}, ZeRO {p.zero} would take {format_seconds(more.time.total)}, "
-            f"but may need {needed}."
+            f"dp {p.dp}, tp {p.tp}, pp {p.pp}, cp {p.cp}, {of_dp}ZeRO {p.zero} would take "
+            f"{format_seconds(more.time.total)}, but may need {needed}."
         )
     seconds = best.time.total
     gains = {name: 1 - value / seconds for name, value in answer.buys.items() if name != "twice the cards"}
@@ -98,6 +106,16 @@ def sentences(answer: Answer) -> list[str]:
     if "twice the cards" in answer.buys:
         said.append(f"Twice the cards: {format_seconds(answer.buys['twice the cards'])} a step.")
     return said
+
+
+def _of_experts(answer: Answer) -> str:
+    """What the seconds of experts rest on."""
+    load = max(found.plan.imbalance for found in answer.plans)
+    even = "as many tokens as the others" if load == 1 else f"up to {load:g} times the mean of tokens"
+    return (
+        f"The busiest rank of experts is taken to get {even}, and tokens on their way to hide behind nothing: no run "
+        "of a model with experts is among those that these times were held to."
+    )
 
 
 def _after_matmuls(found: Found) -> str:

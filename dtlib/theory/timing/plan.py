@@ -41,8 +41,22 @@ class Machine:
 
         They are in as few nodes as their stride allows; `shares` are those of both rates, and α' in seconds.
         """
-        size = plan.size(*axes)
-        together = max(1, min(size, self.node // plan.stride(axes[-1])))
+        return self._cluster(plan.size(*axes), self.node // plan.stride(axes[-1]), shares)
+
+    def expert_group(self, plan: Setup, shares: tuple[float, float, float]) -> Cluster:
+        """The ranks of `plan` that share the experts of a layer: `ep` neighbours along dp."""
+        return self._cluster(plan.ep, self.node // plan.size("cp", "tp"), shares)
+
+    def expert_copies(self, plan: Setup, shares: tuple[float, float, float]) -> Cluster:
+        """The ranks of `plan` that hold the same experts: those of cp, and every ep-th along dp."""
+        first = range(min(self.node, plan.expert_copies))
+        places = [(copy // plan.cp * plan.ep * plan.cp + copy % plan.cp) * plan.tp for copy in first]
+        together = sum(place < self.node for place in places)
+        return self._cluster(plan.expert_copies, together, shares)
+
+    def _cluster(self, size: int, together: int, shares: tuple[float, float, float]) -> Cluster:
+        """So many ranks, of which at most so many are in one node: equally many in each."""
+        together = max(1, min(size, together))
         while size % together:
             together -= 1
         inside, across, alpha = shares

@@ -9,24 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dtlib.theory import cluster, cp, pp, sp, tp
-from dtlib.theory.activations import layer_activations
+from dtlib.theory import cp, pp, sp, tp
 from dtlib.theory.breakdown import Breakdown
-from dtlib.theory.footprint import piece_layers, stage_parameters
 from dtlib.theory.formula import formula
 from dtlib.theory.memory import recipe
-from dtlib.theory.models import Architecture, checked_dense, layer_of_rank
+from dtlib.theory.models import Architecture, checked_model, layer_of_rank
 
 from .constants import FITTED, Constants
+from .layer import exchange_seconds, half_all_reduce, layer_seconds, link_shares, rates
 from .plan import Machine, Plan
 from .products import product_seconds
+from .stages import StageSizes, stage_sizes
 
 Column = NDArray[Any]
 CHOICES = (
@@ -40,8 +39,8 @@ class StepTime(Breakdown):
     """Seconds of one step, of the slowest stage.
 
     What is computed: products of matrices, the core of attention, what is bound by memory, what is computed again, the
-    update. What is waited for: kernels that the host has not launched yet, messages of each axis that nothing hides,
-    and the pipeline's bubble.
+    update. What is waited for: kernels that the host has not launched yet, messages of each axis that nothing hides
+    (tokens on their way to experts and back hide behind nothing), and the pipeline's bubble.
     """
 
     matmuls: float
@@ -56,6 +55,7 @@ class StepTime(Breakdown):
     pipeline_messages: float
     data_parallel: float
     bubble: float
+    expert_parallel: float = 0
 
 
 @formula(
@@ -71,7 +71,7 @@ def step_time(model: Architecture | str, plan: Plan, machine: Machine, constants
     Of the slowest stage under `plan`, as the module explains. ``ValueError`` where model, plan and machine do not go
     together.
     """
-    model = checked_dense(model, "the planner")
+    model = checked_model(model)
     plan.check(model)
     if plan.world_size != machine.gpus:
         raise ValueError(f"dp·tp·pp·cp must be gpus={machine.gpus}, not {plan.world_size}")
@@ -88,10 +88,52 @@ def step_terms(
     """
     c, k = SimpleNamespace(**choices), constants
     c.micro_batch, c.micro_batches = c.micro_batch.astype(float), c.micro_batches.astype(float)  # ints overflow
-    layers, last, parameters = stage_sizes(model, mesh.tp, mesh.pp)
-    full = c.recompute == "full"
-    again = np.where(full, 1.0, 0.0)
-    once = _layer(model, mesh, c.micro_batch, c.sequence_parallel, machine, k)
+    sizes, m = stage_sizes(model, mesh.tp, mesh.pp, mesh.ep), c.micro_batches
+    again = np.where(c.recompute == "full", 1.0, 0.0)
+    kinds = {kind: _layer(model, mesh, c, again, machine, k, kind) for kind in (False, True) if sizes.has(kind)}
+
+    def seconds_of(counts: Mapping[bool, Any], term: str, times: float = 1) -> Any:
+        return sum(m * counts[kind] * each[term] * times for kind, each in kinds.items())
+
+    def micro_batch(counts: Mapping[bool, Any]) -> Any:
+        return sum(counts[kind] * (each["busy"] + each["host"]) for kind, each in kinds.items())
+
+    head = _head(model, mesh, c.micro_batch, machine, k)
+    # the last stage has the head, and fewer layers where they do not divide
+    inner = np.array([np.broadcast_to(micro_batch(counts), m.shape) for counts in sizes.stages])
+    fullest = inner.argmax(axis=0)
+    is_last = micro_batch(sizes.last) + head > inner.max(axis=0)
+    slow = {kind: np.where(is_last, sizes.last[kind], np.array([each[kind] for each in sizes.stages])[fullest])
+            for kind in kinds}  # fmt: skip
+    micro = micro_batch(slow) + head * is_last
+    messages = _pipeline_seconds(model, mesh, c, machine, k) if mesh.pp > 1 else 0 * m
+    owned = sizes.others / np.where(c.zero > 0, mesh.dp * mesh.cp, 1)
+    owned = owned + sizes.experts / np.where(c.zero > 0, mesh.expert_copies, 1)
+    seconds = {
+        "matmuls": seconds_of(slow, "matmuls", 3),
+        "attention": seconds_of(slow, "attention", 3.5),
+        "elementwise": seconds_of(slow, "elementwise", 3),
+        "recompute": seconds_of(slow, "recompute"),
+        "head": m * head * is_last,
+        "optimizer": owned * 2 * recipe(mesh.recipe).bytes_per_param / machine.accelerator.memory_bytes_per_s
+        + k.step_host_seconds,
+        "host": seconds_of(slow, "host"),
+        "tensor_parallel": seconds_of(slow, "tensor"),
+        "context_parallel": seconds_of(slow, "context"),
+        "pipeline_messages": m * messages,
+        "data_parallel": _data_seconds(model, mesh, c.zero, m, micro, sizes, machine, k),
+        "bubble": _bubble_units(mesh.pp, c) * (inner.max(axis=0) + messages),  # the other stages' micro-batches
+        "expert_parallel": seconds_of(slow, "exchange"),
+    }
+    return {name: np.broadcast_to(np.asarray(value, float), m.shape) for name, value in seconds.items()}
+
+
+def _layer(
+    model: Architecture, mesh: Plan, c: Any, again: Column, machine: Machine, k: Constants, with_experts: bool
+) -> dict[str, Any]:
+    """Seconds of a layer for a micro-batch: `busy` is all, forward and backward, but what the host is behind."""
+    full = again > 0
+    once = layer_seconds(model, mesh, c.micro_batch, c.sequence_parallel, machine, k, with_experts)
     matmuls, attention, elementwise = once["matmuls"], once["attention"], once["elementwise"]
     core_again = np.where(c.recompute == "none", 0.0, attention)
     forward = matmuls + attention + elementwise
@@ -101,102 +143,28 @@ def step_terms(
     if mesh.tp_overlap:  # pieces of a product travel while others are computed; the last of eight is seen
         tensor = _seen(tensor, matmuls * (3 + again), tensor / 8, k)
     busy = matmuls * 3 + attention * 3.5 + elementwise * 3 + recomputed + tensor + context
-    host = np.maximum(0, k.layer_host_seconds * (1 + again / 3) - busy)
-    head = _head(model, mesh, c.micro_batch, machine, k) * 3
-    # the last stage has the head, and fewer layers where they do not divide
-    is_last = last * (busy + host) + head > layers * (busy + host)
-    slow = np.where(is_last, last, layers)
-    m = c.micro_batches
-    micro = slow * (busy + host) + head * is_last
-    messages = _pipeline_seconds(model, mesh, c, machine, k) if mesh.pp > 1 else 0 * m
-    per_param = recipe(mesh.recipe)
-    owned = parameters / np.where(c.zero > 0, mesh.dp * mesh.cp, 1)
-    seconds = {
-        "matmuls": m * slow * matmuls * 3,
-        "attention": m * slow * attention * 3.5,
-        "elementwise": m * slow * elementwise * 3,
-        "recompute": m * slow * recomputed,
-        "head": m * head * is_last,
-        "optimizer": owned * 2 * per_param.bytes_per_param / machine.accelerator.memory_bytes_per_s
-        + k.step_host_seconds,
-        "host": m * slow * host,
-        "tensor_parallel": m * slow * tensor,
-        "context_parallel": m * slow * context,
-        "pipeline_messages": m * messages,
-        "data_parallel": _data_seconds(model, mesh, c.zero, m, micro, parameters, machine, k),
-        "bubble": _bubble_units(mesh.pp, c) * (layers * (busy + host) + messages),  # the other stages' micro-batches
-    }
-    return {name: np.broadcast_to(np.asarray(value, float), m.shape) for name, value in seconds.items()}
-
-
-@lru_cache(maxsize=4096)
-def stage_sizes(model: Architecture, tp: int, pp: int) -> tuple[int, int, int]:
-    """Layers of the largest stage and of the last, and the most parameters of a rank."""
-    layers = [sum(pieces) for pieces in piece_layers(model.num_layers, pp)]
-    parameters = max(stage_parameters(model, tp, pp, stage).total for stage in {0, pp // 2, pp - 1})
-    return max(layers), layers[-1], parameters
-
-
-@lru_cache(maxsize=4096)
-def kept_bytes(
-    model: Architecture, seq: int, tp: int, split: bool, attention: Any, dropout: bool, recompute: str = "none"
-) -> float:
-    """Bytes that a layer keeps of one sequence."""
-    return layer_activations(
-        model, 1, seq=seq, tp=tp, sequence_parallel=split, attention=attention, dropout=dropout, recompute=recompute
-    ).total
-
-
-def _rates(machine: Machine, k: Constants) -> tuple[float, float]:
-    """Operations a second of large products, and bytes a second of memory.
-
-    Where nobody has measured a card's products, 0.8 of its peak stands in, as on an H100.
-    """
-    card = machine.accelerator
-    measured = card.measured_half_flop_per_s or 0.8 * card.half_flop_per_s
-    return measured * k.matmul_share, card.memory_bytes_per_s
-
-
-def _layer(
-    model: Architecture, mesh: Plan, b: Column, split: Column, machine: Machine, k: Constants
-) -> dict[str, Column]:
-    """Seconds of one layer's forward pass on a rank."""
-    rate, memory = _rates(machine, k)
-    operands = memory / k.operand_passes
-    s, t, h = mesh.tokens_of(model), mesh.tp, model.hidden
-    tokens = b * s
-    q, kv, f = model.query_width / t, max(model.kv_width / t, model.head_dim), model.ffn_hidden / t
-    shapes = [(h, q + 2 * kv), (q, h), (h, f * (2 if model.gated else 1)), (f, h)]
-    products = [product_seconds(tokens, rows, columns, rate, operands) for rows, columns in shapes]
-    kept = {each: kept_bytes(model, s, t, each, mesh.attention, mesh.dropout) for each in (False, True)}
-    elementwise = b * np.where(split, kept[True], kept[False]) * k.kept_passes / memory
-    # a rank of a context group has s queries of s · cp keys, of which a causal mask leaves half, a window fewer
-    scores = cp.forward_flops(1, s * s * mesh.cp, model.num_heads, model.head_dim) / t * b
-    scores = scores * model.score_share(s * mesh.cp)
-    if mesh.attention == "flash":
-        attention = scores / 2 / (_rates(machine, k)[0] / k.matmul_share * k.attention_share)
-    else:
-        attention = b * model.num_heads / t * 2 * product_seconds(s, model.head_dim, s, rate, operands)
-    return {"matmuls": sum(products), "last": products[-1], "attention": attention, "elementwise": elementwise}
+    exchange: Any = 0.0
+    if with_experts:  # the gradients travel as the tokens did
+        exchange = exchange_seconds(model, mesh, c.micro_batch, c.sequence_parallel, machine, k) * (2 + again)
+        busy = busy + exchange
+    return {
+        "matmuls": matmuls, "attention": attention, "elementwise": elementwise, "recompute": recomputed,
+        "tensor": tensor, "context": context, "exchange": exchange, "busy": busy,
+        "host": np.maximum(0, k.layer_host_seconds * (1 + again / 3) - busy),
+    }  # fmt: skip
 
 
 def _head(model: Architecture, mesh: Plan, b: Column, machine: Machine, k: Constants) -> Column:
-    """Seconds of the head and the loss, forward: the logits are written and read in fp32 as well."""
-    rate, memory = _rates(machine, k)
+    """Seconds of the head and the loss, forward and backward: the logits are written and read in fp32 as well.
+
+    A module that predicts a further token has them once more, and a matrix from 2h to h; its layer counts as one.
+    """
+    rate, memory = rates(machine, k)
+    operands, n, h = memory / k.operand_passes, model.mtp_modules, model.hidden
     tokens, columns = b * mesh.tokens_of(model), model.vocab / mesh.tp
-    product = product_seconds(tokens, model.hidden, columns, rate, memory / k.operand_passes)
-    return np.asarray(product + 8 * tokens * columns * k.kept_passes / memory)
-
-
-def _shares(k: Constants) -> tuple[float, float, float]:
-    return k.inside_share, k.across_share, k.across_alpha_seconds
-
-
-def _half(machine: Machine, mesh: Plan, axes: tuple[str, ...], full_bytes: Any, k: Constants, messages: int = 1) -> Any:
-    """Seconds of half an all-reduce of `full_bytes` in so many equal messages, over a group of ranks."""
-    if mesh.size(*axes) == 1:
-        return 0 * full_bytes
-    return messages * cluster.two_level(machine.group(mesh, axes, _shares(k)), full_bytes / messages, 1)
+    product = product_seconds(tokens, h, columns, rate, operands)
+    once = np.asarray(product + 8 * tokens * columns * k.kept_passes / memory) * 3
+    return (1 + n) * once + 3 * n * product_seconds(tokens, 2 * h, h / mesh.tp, rate, operands) if n else once
 
 
 def _tensor_seconds(model: Architecture, mesh: Plan, c: Any, full: Column, machine: Machine, k: Constants) -> Column:
@@ -206,7 +174,7 @@ def _tensor_seconds(model: Architecture, mesh: Plan, c: Any, full: Column, machi
     elements = c.micro_batch * tp.layer_elements(1, mesh.tokens_of(model), model.hidden) / 4
     split = np.where(c.keep_gathered, sp.phases("keep"), sp.phases("again"))
     phases = np.where(c.sequence_parallel, split, sp.phases("none")) + np.where(full, 4, 0)
-    return np.asarray(phases * _half(machine, mesh, ("tp",), 2 * elements, k))
+    return np.asarray(phases * half_all_reduce(machine.group(mesh, ("tp",), link_shares(k)), 2 * elements))
 
 
 def _context_seconds(
@@ -216,7 +184,9 @@ def _context_seconds(
     if mesh.cp == 1:
         return 0.0 * b
     sent = 2 * cp.ring_elements(1, mesh.seq_of(model), max(model.num_kv_heads // mesh.tp, 1), model.head_dim, mesh.cp)
-    axis = machine.group(mesh, ("cp",), _shares(k))
+    if model.latent is not None:
+        sent *= (1 + model.latent.value_dim / model.head_dim) / 2
+    axis = machine.group(mesh, ("cp",), link_shares(k))
     rate = axis.inside_bytes_per_s if axis.num_nodes == 1 else axis.across_bytes_per_s
     travel = b * sent / rate + 3 * (mesh.cp - 1) * axis.slowest_alpha_seconds
     return _seen(travel, 3.5 * attention, 0, k)
@@ -232,7 +202,7 @@ def _pipeline_seconds(model: Architecture, mesh: Plan, c: Any, machine: Machine,
 
 
 def _data_seconds(
-    model: Architecture, mesh: Plan, zero: Column, m: Column, micro: Column, parameters: int, machine: Machine,
+    model: Architecture, mesh: Plan, zero: Column, m: Column, micro: Column, sizes: StageSizes, machine: Machine,
     k: Constants,
 ) -> Column:  # fmt: skip
     """Seconds of weights and gradients between data-parallel ranks that nothing hides.
@@ -241,17 +211,27 @@ def _data_seconds(
     the weights of stages 1 and 2 behind the forward pass of the first; a layer's worth is seen. Stage 3: each layer
     behind its neighbours, in every micro-batch.
     """
-    group, per_param = ("dp", "cp"), recipe(mesh.recipe).per_param
-    if mesh.size(*group) == 1:
+    per_param, shares = recipe(mesh.recipe).per_param, link_shares(k)
+    if mesh.size("dp", "cp") == 1:
         return 0.0 * micro
+    group, copies = machine.group(mesh, ("dp", "cp"), shares), None
+    if sizes.experts:  # those of a rank are held by fewer
+        copies = machine.expert_copies(mesh, shares)
+
+    def travel(others: float, experts: float, width: float, messages: int = 1) -> Any:
+        return half_all_reduce(group, others * width, messages) + half_all_reduce(copies, experts * width, messages)
+
     units = -(-model.num_layers // mesh.pp)
-    gather = {u: _half(machine, mesh, group, parameters * per_param.weights, k, u) for u in (1, units)}
-    scatter = {u: _half(machine, mesh, group, parameters * per_param.gradients, k, u) for u in (1, units)}
+    gather, scatter = (
+        {u: travel(sizes.others, sizes.experts, width, u) for u in (1, units)}
+        for width in (per_param.weights, per_param.gradients)
+    )
     reduce = np.where(zero == 0, 2 * scatter[1], scatter[1])
     seen = np.where(zero == 2, m, 1) * _seen(reduce, 2 / 3 * micro, scatter[1] / units, k)
     seen = seen + np.where(zero > 0, _seen(gather[1], micro / 3, gather[1] / units, k), 0)
     streamed = _seen(2 * gather[units] + scatter[units], micro, 0, k)
-    first = _half(machine, mesh, group, layer_of_rank(model, mesh.tp).total * per_param.weights, k)
+    layer = layer_of_rank(model, mesh.tp, mesh.ep, with_experts=model.num_expert_layers > 0)
+    first = travel(layer.total - layer.experts, layer.experts, per_param.weights)
     return np.where(zero == 3, m * streamed + 2 * first, seen)
 
 

@@ -1,0 +1,15 @@
+"""What a plan of training is, and how long its step takes: term by term, for one plan or for many that share a mesh.
+
+What no data sheet has stands in `FITTED`; `dtlib.theory.planner` says how it was found, and searches.
+"""
+
+from .constants import FITTED, MEANING, Constants
+from .layer import kept_bytes
+from .plan import SCHEDULES, Machine, Plan
+from .products import cuts_for, product_share
+from .step import CHOICES, StepTime, step_terms, step_time
+
+__all__ = [
+    "CHOICES", "FITTED", "MEANING", "SCHEDULES", "Constants", "Machine", "Plan", "StepTime", "cuts_for", "kept_bytes",
+    "product_share", "step_terms", "step_time",
+]  # fmt: skip
