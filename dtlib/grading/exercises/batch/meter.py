@@ -1,0 +1,260 @@
+"""batch.2: the noise of gradients from what ranks hold anyway: two squares, two estimates, one all-reduce."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from dtlib.grading.exercises import inputs, oracle
+from dtlib.grading.exercises.compare import show_bytes
+from dtlib.grading.exercises.exercise import Exercise, Finding
+from dtlib.grading.exercises.kinds import heard, order, own_work, values
+from dtlib.grading.exercises.seen import Case, Observed
+from dtlib.grading.exercises.signs import Theory, Wrong, every
+
+Array = inputs.Array
+RTOL, ATOL = 1e-3, 1e-3  # float32, squares around 1, variances around 50
+MORE = 64  # bytes that a rank may send besides, in a step, to each other rank
+
+#: Ranks, rows (0: none), entries of a row, steps, and what is particular: as many samples on all ranks, other ones in
+#: every step, gradients that are all noise, ranks that see the same samples, and a rank with few of them whose gradient
+#: is short by chance.
+KINDS = (
+    (2, 0, 5000, 3, "equal"), (3, 0, 4000, 4, "different"), (4, 61, 70, 3, "different"), (3, 0, 5500, 4, "noise"),
+    (4, 0, 4500, 2, "the same"), (2, 40, 90, 5, "different"), (3, 0, 4100, 3, "short"),
+)  # fmt: skip
+
+
+def draw(rng: inputs.Rng) -> inputs.Cases:
+    """Each kind. All noise: there the estimate of ‖G‖² is below 0 in one step, and above in another; what is told of it
+    is never near 0. Where a gradient is short, the estimate of σ² is below 0 in a step."""
+    return [drawn(rng, *kind) for kind in KINDS]
+
+
+def drawn(rng: inputs.Rng, n: int, rows: int, columns: int, steps: int, particular: str) -> dict[str, Any]:
+    columns += int(rng.integers(0, 9))
+    shape = [rows, columns] if rows else [columns]
+    while True:
+        counts = rng.integers(4, 65, (steps, n))
+        counts = np.full((steps, n), counts[0, 0]) if particular in ("equal", "the same") else counts
+        words = f"{n} ranks, gradients of shape {tuple(shape)}, {steps} steps, of {counts.tolist()} samples"
+        case = {"world_size": n, "shape": shape, "steps": steps, "counts": counts.tolist(), "particular": particular}
+        case |= {"words": f"{words} ({particular})", "seed": int(rng.integers(2**31))}
+        case["is"] = {"two ranks": n == 2, "one dimension": not rows, "noise": particular == "noise"}
+        if is_clear(case):
+            return case
+
+
+def is_clear(case: Case) -> bool:
+    """Whether nothing hangs on rounding, and mistakes show: in each step some rank has twice as many samples as
+    another, and where it is drawn estimates are below 0."""
+    counts, squares, variances = np.array(case["counts"]), np.array(SQUARE(case)[0]), np.array(VARIANCE(case)[0])
+    if case["particular"] == "noise":
+        cut, each = (np.array(theory("square", **ESTIMATES[name])(case)[0]) for name in CUT)
+        return bool(squares.min() < -0.1 and np.abs(squares).min() > 0.1 and np.abs(cut - each).max() > 0.1)
+    if case["particular"] == "short":
+        return bool(variances[0] < -1 and np.abs(variances).min() > 1)
+    is_uneven = (counts.max(1) >= 2 * counts.min(1)).all()
+    return bool(squares.min() > 0.1 and (case["particular"] != "different" or is_uneven))
+
+
+@oracle.remembered
+def gradients(case: Case) -> Array:
+    """[steps, ranks, entries], float32: what all samples have in common, and noise that falls with the samples. It lies
+    in few directions, so that one step tells little."""
+    rng, counts = np.random.default_rng(case["seed"]), np.array(case["counts"])[:, :, None]
+    size = int(np.prod(case["shape"]))
+    common = rng.normal(0, 1, size) / np.sqrt(size) * (case["particular"] != "noise")
+    spread = np.where(np.arange(size) % 400 == 3, 1, 0.02)
+    spread = spread * np.sqrt((60 if case["particular"] == "noise" else 20) / (spread**2).sum())
+    drawn = rng.normal(0, 1, (*counts.shape[:2], size))
+    if case["particular"] == "the same":
+        drawn = np.repeat(drawn[:, :1], counts.shape[1], axis=1)
+    found = common * np.linspace(1.6, 1.2, len(counts))[:, None, None] + drawn * spread / np.sqrt(counts)
+    if case["particular"] == "short":
+        found[0, np.argmin(counts[0])] *= 0.1
+    return found.astype(np.float32)
+
+
+def handed_out(case: Case, rank: int) -> inputs.Pieces:
+    own = zip(gradients(case)[:, rank], case["counts"], strict=True)
+    return [("steps", case["steps"])] + [
+        ("gradient", {"gradient": each.reshape(case["shape"]), "num_samples": counts[rank]}) for each, counts in own
+    ]
+
+
+# A step: the gradients of all ranks in rows, and their samples.
+
+
+def by_samples(rows: Array, counts: Array) -> Array:
+    return np.array(counts @ rows / counts.sum())
+
+
+def two_estimates(rows: Array, counts: Array, rank: int) -> tuple[float, float]:
+    """(‖G‖², σ²) by the two equations that are right in the mean."""
+    return solved((rows**2).sum(1).mean(), (by_samples(rows, counts) ** 2).sum(), (1 / counts).mean(), 1 / counts.sum())
+
+
+def solved(small: float, large: float, per_small: float, per_large: float) -> tuple[float, float]:
+    square, variance = np.linalg.solve([[1, per_small], [1, per_large]], [small, large])
+    return float(square), float(variance)
+
+
+So = Callable[[Sequence[tuple[float, float]]], tuple[float, float]]
+"""Of the estimates of all steps so far those that are told."""
+
+
+def so_far(told: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    return float(np.mean([each[0] for each in told])), float(np.mean([each[1] for each in told]))
+
+
+def theory(name: str, estimate: Callable[..., Any] = two_estimates, so: So = so_far, ratio: Any = None) -> Theory:
+    """Of each rank the numbers called `name` after each step; ``ratio(steps)`` is a scale of another kind."""
+
+    def of(case: Case) -> list[Any]:
+        steps = list(zip(gradients(case).astype(np.float64), np.array(case["counts"]), strict=True))
+        found = []
+        for rank in range(case["world_size"]):
+            told = [estimate(rows, counts, rank) for rows, counts in steps]
+            pairs = [so(told[: step + 1]) for step in range(len(told))]
+            if name == "scale":
+                scales = [variance / square for square, variance in pairs]
+                found.append([ratio(told[: step + 1]) for step in range(len(told))] if ratio else scales)
+            else:
+                found.append([each[name == "variance"] for each in pairs])
+        return found
+
+    return oracle.remembered(of)
+
+
+SQUARE, VARIANCE, SCALE = (theory(name) for name in ("square", "variance", "scale"))
+
+
+def of_mean(join: Callable[[Array, Array], Array] = by_samples, own: bool = False) -> Theory:
+    """Of each rank what the optimizer gets, in each step."""
+
+    def of(case: Case) -> list[Any]:
+        steps = list(zip(gradients(case).astype(np.float64), np.array(case["counts"]), strict=True))
+        shape = case["shape"]
+        return [[(rows[rank] if own else join(rows, counts)).reshape(shape) for rows, counts in steps]
+                for rank in range(case["world_size"])]  # fmt: skip
+
+    return oracle.remembered(of)
+
+
+def other(per_small: Any = None, per_large: Any = None, small: Any = None, large: Any = None) -> Callable[..., Any]:
+    """Two equations in which one thing is another."""
+
+    def estimate(rows: Array, counts: Array, rank: int) -> tuple[float, float]:
+        right = ((rows**2).sum(1).mean(), (by_samples(rows, counts) ** 2).sum(), (1 / counts).mean(), 1 / counts.sum())
+        wrong = small, large, per_small, per_large
+        return solved(*(two(rows, counts, rank) if two else one for one, two in zip(right, wrong, strict=True)))
+
+    return estimate
+
+
+def changed(change: Callable[[float, float, Array, Array], tuple[float, float]]) -> Callable[..., Any]:
+    """The two estimates, one of them changed."""
+    return lambda rows, counts, rank: change(*two_estimates(rows, counts, rank), rows, counts)
+
+
+ESTIMATES: dict[str, dict[str, Any]] = {
+    "the mean of the counts": {"estimate": other(per_small=lambda rows, counts, rank: 1 / counts.mean())},
+    "own samples for all": {"estimate": other(per_small=lambda rows, counts, rank: 1 / counts[rank])},
+    "its own square": {
+        "estimate": other(
+            small=lambda rows, counts, rank: (rows[rank] ** 2).sum(),
+            per_small=lambda rows, counts, rank: 1 / counts[rank],
+        )
+    },
+    "squares by samples": {
+        "estimate": other(small=lambda rows, counts, rank: counts @ (rows**2).sum(1) / counts.sum())
+    },
+    "square of the mean length": {
+        "estimate": other(small=lambda rows, counts, rank: np.sqrt((rows**2).sum(1)).mean() ** 2)
+    },
+    "square of the plain mean": {"estimate": other(large=lambda rows, counts, rank: (rows.mean(0) ** 2).sum())},
+    "lengths for squares": {
+        "estimate": other(
+            small=lambda rows, counts, rank: np.sqrt((rows**2).sum(1)).mean(),
+            large=lambda rows, counts, rank: np.sqrt((by_samples(rows, counts) ** 2).sum()),
+        )
+    },
+    "below zero cut off": {"so": lambda told: (max(0.0, so_far(told)[0]), so_far(told)[1])},
+    "each step cut off": {"estimate": changed(lambda square, variance, rows, counts: (max(0.0, square), variance))},
+    "a variance cut off": {"estimate": changed(lambda square, variance, rows, counts: (square, max(0.0, variance)))},
+    "a variance without its sign": {
+        "estimate": changed(lambda square, variance, rows, counts: (square, abs(variance)))
+    },
+    "without its sign": {"so": lambda told: (abs(so_far(told)[0]), so_far(told)[1])},
+    "the last step alone": {"so": lambda told: told[-1]},
+    "the first step alone": {"so": lambda told: told[0]},
+    "sums of the steps": {"so": lambda told: tuple(sum(each) for each in zip(*told, strict=True))},
+    "that of the mean itself": {
+        "estimate": changed(lambda square, variance, rows, counts: ((by_samples(rows, counts) ** 2).sum(), variance))
+    },
+    "of a rank's mean": {
+        "estimate": changed(lambda square, variance, rows, counts: (square, variance * (1 / counts).mean()))
+    },
+    "of a step": {
+        "estimate": changed(lambda square, variance, rows, counts: (square, variance / counts.sum()))
+    },
+    "a difference of squares": {
+        "estimate": changed(lambda square, variance, rows, counts: (
+            square, variance * ((1 / counts).mean() - 1 / counts.sum()))
+        )
+    },
+    "divided by N": {
+        "estimate": changed(lambda square, variance, rows, counts: (square, variance * (1 - 1 / len(counts))))
+    },
+}  # fmt: skip
+CUT = ("below zero cut off", "each step cut off")
+RATIOS: dict[str, Any] = {
+    "a mean of ratios": lambda told: float(np.mean([variance / square for square, variance in told])),
+    "upside down": lambda told: so_far(told)[0] / so_far(told)[1],
+    "without its sign": lambda told: abs(so_far(told)[1] / so_far(told)[0]),
+}
+MEAN: Wrong = {
+    "plain mean": of_mean(lambda rows, counts: rows.mean(0)), "sum for mean": of_mean(lambda rows, counts: rows.sum(0)),
+    "not divided": of_mean(lambda rows, counts: counts @ rows), "no sync": of_mean(own=True),
+    "divided by the ranks": of_mean(lambda rows, counts: counts @ rows / len(counts)),
+}  # fmt: skip
+
+
+def part(points: int, name: str, description: str, right: Theory) -> Any:
+    known = {each: theory(name, **options) for each, options in ESTIMATES.items()}
+    ratios = {each: theory(name, ratio=ratio) for each, ratio in RATIOS.items()} if name == "scale" else {}
+    return values(points, name, description, right, of=name, rtol=RTOL, atol=ATOL, wrong={**ratios, **known})
+
+
+def needed(case: Case) -> float:
+    """What all ranks send in an all-reduce of the gradient in each step."""
+    return 2.0 * (case["world_size"] - 1) * case["steps"] * oracle.FLOAT_BYTES * int(np.prod(case["shape"]))
+
+
+def find_more(each: Observed) -> Finding | None:
+    seen, n = each.seen.total_bytes, each.case["world_size"]
+    if seen <= 1.01 * needed(each.case) + MORE * n * (n - 1) * each.case["steps"]:
+        return None
+    return Finding(f"{show_bytes(seen)} sent in all", f"hardly more than {show_bytes(needed(each.case))}", each.words)
+
+
+def times(least: Callable[[int], float]) -> Any:
+    return every(lambda each: each.seen.total_bytes >= 0.99 * least(each.case["world_size"]) * needed(each.case))
+
+
+EXERCISE = Exercise(
+    id="batch.2", function="noise_meter", title="The noise that ranks can see", harness="batch.measured",
+    draw=draw, handed_out=handed_out,
+    checks=(
+        own_work("noise_meter", built_in=True),
+        heard("noise_meter", lambda case: needed(case) / 2),
+        values(2, "mean", "what the optimizer gets, in each step", of_mean(), of="mean", rtol=RTOL, atol=1e-5,
+               kind="gradient", wrong=MEAN),
+        part(2, "square", "the estimate of ‖G‖² after each step", SQUARE),
+        part(2, "variance", "the estimate of σ² after each step", VARIANCE),
+        part(2, "scale", "the noise scale after each step", SCALE),
+        order(2, "traffic", "one all-reduce of the gradient in each step, and a few numbers", find_more,
+              kind="traffic", wrong={"two all-reduces": times(lambda n: 2), "gathered": times(lambda n: n / 2)}),
+    ),
+)  # fmt: skip
