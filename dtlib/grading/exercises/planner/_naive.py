@@ -10,15 +10,26 @@ from dtlib.theory import hardware, models, planner
 
 
 def known(
-    name: str, layers: int, card: str, cards: int, node: int, inside: float, across: float, seq: int
+    name: str,
+    layers: int,
+    card: str,
+    cards: int,
+    node: int,
+    inside: float,
+    across: float,
+    seq: int,
+    heads: int,
+    kv: int,
 ) -> tuple[models.Architecture, planner.Machine]:
-    """The model with so many layers and so many tokens (0: its own), and the machine, whose links' rates are multiplied
-    by `inside` and `across`."""
+    """The model with so many layers, tokens, heads and heads of keys (0: its own), and the machine, whose links' rates
+    are multiplied by `inside` and `across`."""
     of, network = hardware.accelerator(card), hardware.LINKS["InfiniBand NDR"]
     of = replace(of, link=replace(of.link, link_bytes_per_s=inside * of.link.link_bytes_per_s))
     network = replace(network, link_bytes_per_s=across * network.link_bytes_per_s)
     machine = planner.Machine(accelerator=of, gpus=cards, node=node, network=network)
     model = models.model(name)
+    if heads:
+        model = replace(model, num_heads=heads, num_kv_heads=kv, hidden=heads * model.head_dim)
     return replace(model, num_layers=layers, seq=seq or model.seq), machine
 
 

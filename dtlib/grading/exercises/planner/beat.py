@@ -28,6 +28,14 @@ KINDS = (
 )  # fmt: skip
 #: Where nothing fits unless it is computed again; with the tokens of a sequence.
 LONG = ((("llama3-8b", 32, "A100", 8, 8, 64), 65536), (("llama3-70b", 80, "H100", 64, 8, 256), 16384))
+#: Machines and models on which what the others have alike decides, with the factors of the rates inside and across, and
+#: the tokens of a sequence: a card of another size and rate on a slow link; small nodes far apart; heads that tp 8 does
+#: not divide; heads of keys that tp 4 does not divide, 24 and 6.
+ODD = (
+    (("bloom-7.1b", 30, "B200", 8, 8, 256), 0.1, 1.0, 16384), (("bloom-3b", 30, "H100", 16, 2, 64), 1.0, 0.05, 8192),
+    (("qwen2.5-7b", 28, "A100", 128, 16, 384), 1.0, 0.02, 16384),
+    (("qwen2.5-7b", 28, "H100", 32, 8, 384), 1.0, 0.05, 16384, 24, 6),
+)  # fmt: skip
 #: What machines are drawn from beside them: model, layers, card, the least cards and sequences.
 DRAWN = (
     ("llama3-8b", (24, 28, 36, 40), "A100", 16, 256), ("llama2-13b", (32, 36, 44, 48), "H100", 32, 1024),
@@ -39,6 +47,7 @@ def draw(rng: Rng) -> Cases:
     """Each kind, and machines that nobody has seen before, in any order."""
     cases = [case(*kind, 1.0, 1.0) for kind in KINDS]
     cases += [case(*kind, 1.0, 1.0, seq) for kind, seq in LONG]
+    cases += [case(*kind, *more) for kind, *more in ODD]
     for name, layers, card, cards, sequences in DRAWN:
         more, longer = (2 ** int(rng.integers(3)) for _ in range(2))
         inside, across = (float(rng.uniform(0.8, 1.2)) for _ in range(2))
@@ -47,10 +56,12 @@ def draw(rng: Rng) -> Cases:
 
 
 def case(
-    name: str, layers: int, card: str, cards: int, node: int, sequences: int, inside: float, across: float, seq: int = 0
-) -> dict[str, Any]:
-    """`inside` and `across` are factors of the rates of the links; `seq` tokens where they are not the model's own."""
-    named = (name, layers, card, cards, node, inside, across, seq)
+    name: str, layers: int, card: str, cards: int, node: int, sequences: int, inside: float, across: float,
+    seq: int = 0, heads: int = 0, kv_heads: int = 0,
+) -> dict[str, Any]:  # fmt: skip
+    """`inside` and `across` are factors of the rates of the links; `seq`, `heads` and `kv_heads` are given where they
+    are not the model's own."""
+    named = (name, layers, card, cards, node, inside, across, seq, heads, kv_heads)
     model, machine = known(*named)
     of = machine.accelerator
     job = {
@@ -59,10 +70,11 @@ def case(
         "cards": cards, "node": node, "card_bytes": of.memory_bytes, "rate": float(of.half_flop_per_s),
         "inside": of.link.link_bytes_per_s, "across": machine.network.link_bytes_per_s,
     }  # fmt: skip
-    told = f", {seq} tokens each" * bool(seq)
+    told = f", {seq} tokens each" * bool(seq) + f", {heads} heads and {kv_heads} of keys" * bool(heads)
+    told += f", links {inside:g} and {across:g} times as fast as theirs" * bool({inside, across} != {1.0})
     words = f"{layers} layers of {name} on {cards} {card} in nodes of {node}, {sequences} sequences a step{told}"
     slow, best = limits(sequences, *named)
-    return call(words, [job], long=bool(seq)) | {
+    return call(words, [job], long=(name, layers, card, cards, node, sequences) in [kind for kind, _ in LONG]) | {
         "named": list(named),
         "sequences": sequences,
         "naive": slow,
