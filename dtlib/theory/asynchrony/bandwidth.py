@@ -1,0 +1,65 @@
+"""How much of their time ranks compute that meet every H steps, and the bandwidth that a share of it takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dtlib.theory.formula import formula
+from dtlib.theory.valid import amount, whole
+
+from .given import number
+
+
+def utilisation(
+    full_bytes: float,
+    step_seconds: float,
+    n: int,
+    link_bytes_per_s: float,
+    local_steps: int = 1,
+    overlap_seconds: float = 0,
+    fragments: int = 1,
+) -> float:
+    """The share of their time that `n` ranks compute.
+
+    H steps of T seconds, then an all-reduce of D bytes in F `fragments`, each at a time of its own and hidden behind
+    `overlap_seconds` O of computing: u = HT/(HT + F max(0, C/F − O)), with C = 2(N−1)/N · D/B.
+    """
+    compute = whole("local_steps", local_steps, 1) * number("step_seconds", step_seconds, positive=True)
+    pieces, travel = whole("fragments", fragments, 1), _bytes(full_bytes, n)
+    exchange = travel / number("link_bytes_per_s", link_bytes_per_s, positive=True)
+    return float(
+        compute / (compute + pieces * max(0.0, exchange / pieces - number("overlap_seconds", overlap_seconds)))
+    )
+
+
+@formula(
+    "asynchrony.bandwidth_for",
+    source="derived here",
+    label="eq-asynchrony-bandwidth",
+    equation=r"\frac{2\,\frac{N-1}N\,D}{H T\,\frac{1-u}{u} + F\,O}",
+    use="On a slower link ranks compute for a smaller share of their time.",
+)
+def bandwidth_for(
+    share: float,
+    full_bytes: float,
+    step_seconds: float,
+    n: int,
+    local_steps: int = 1,
+    overlap_seconds: float = 0,
+    fragments: int = 1,
+) -> float:
+    """Bytes a second from which `utilisation` is `share` or more.
+
+    0 for one rank. ``ValueError`` for a share that is not above 0 and at most 1, or for 1 where nothing hides.
+    """
+    u, pieces = number("share", share, positive=True), whole("fragments", fragments, 1)
+    compute = whole("local_steps", local_steps, 1) * number("step_seconds", step_seconds, positive=True)
+    room = compute * (1 - u) / u + pieces * number("overlap_seconds", overlap_seconds)
+    if u > 1 or not room > 0:
+        raise ValueError(f"share must be below 1, or at most 1 where something hides, not {share!r}")
+    return float(_bytes(full_bytes, n) / room)
+
+
+def _bytes(full_bytes: Any, n: int) -> Any:
+    ranks = whole("n", n, 1)
+    return 2 * (ranks - 1) / ranks * amount("full_bytes", full_bytes)
