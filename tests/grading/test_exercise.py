@@ -152,6 +152,13 @@ class TestCompare:
             assert not close(form([5, 7, 7]), expected)
         assert not any(close(other, expected) for other in ([5, "7"], [5, True], [[5, 7]], np.array([[5, 7]]), 5))
 
+    def test_a_dictionary_is_close_entry_by_entry(self):
+        wanted = {"a": 0.3, "b": [1, 2.0]}
+        assert close({"b": [1, 2], "a": 0.1 + 0.2}, wanted)
+        assert not any(
+            close(each, wanted) for each in ({"a": 0.3}, {**wanted, "c": 1}, {**wanted, "a": 0.4}, [0.3], None)
+        )
+
     def test_right_only_if_needs_both_kinds(self):
         fits = only_if(lambda case: case["words"] == "even").fits
         even, odd = case(words="even"), case(words="odd")

@@ -30,6 +30,9 @@ def close(seen: Any, expected: Any, rtol: float = 1e-6, atol: float = 0.0) -> bo
             and len(seen) == len(expected)
             and all(close(one, two, rtol, atol) for one, two in zip(seen, expected, strict=True))
         )
+    if isinstance(expected, dict):
+        is_alike = isinstance(seen, dict) and seen.keys() == expected.keys()
+        return is_alike and all(close(seen[key], expected[key], rtol, atol) for key in expected)
     if isinstance(expected, int | float) and not isinstance(expected, bool):
         return plain.is_number(seen) and abs(seen - expected) <= atol + rtol * abs(expected)
     return type(seen) is type(expected) and bool(seen == expected)
