@@ -26,8 +26,11 @@ KINDS = (
 
 
 def draw(rng: inputs.Rng) -> inputs.Cases:
-    """Each kind; where counts differ, some rank has twice as many samples as another in each step. All noise: there the estimate of ‖G‖² is below 0 in one step, and above in another; what is told of it
-    is never near 0. Where a gradient is short, the estimate of σ² is below 0 in a step."""
+    """Each kind; where counts differ, some rank has twice as many samples as another in each step.
+
+    All noise: there the estimate of ‖G‖² is below 0 in one step, and above in another, and what is told of it is never
+    near 0. Where a gradient is short, the estimate of σ² is below 0 in a step.
+    """
     return [drawn(rng, *kind) for kind in KINDS]
 
 
