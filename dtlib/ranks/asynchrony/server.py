@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from dtlib.ranks.mesh import Group
 from dtlib.ranks.shared.alike import refuse_unlike_calls, size_of
+from dtlib.ranks.shared.replicas import broadcast
 from dtlib.theory.valid import flag, rank_of, whole
 
 from .flat import described, joined, spread, statistics, trained
@@ -28,7 +29,7 @@ _TO_SERVER, _GRADIENT, _TO_WORKER, _WEIGHTS = range(1, 5)  # tags: whoever recei
 class Push:
     """A gradient's arrival at a server.
 
-    `seconds` since the first worker came; `worker`, its rank in the group; `clock`, how many gradients it had sent
+    `seconds` since all workers had come; `worker`, its rank in the group; `clock`, how many gradients it had sent
     before; `pulled`, the version of the weights that the gradient is of; `version`, that of the server as it arrived;
     `used`, or dropped.
     """
@@ -70,17 +71,18 @@ def serve(
     An update is a step of the optimizer with the mean of `collect` gradients (fewer, once fewer workers are left). A
     worker waits for the update that its gradient is in, and for `bound`; then it gets the weights, as they were
     between two updates. With `drop_stale` a gradient of an older version than the server's is dropped, and its worker
-    answered at once. `rate_of_staleness` multiplies the learning rate of an update, given the largest τ in it: 1/(τ+1)
-    is Zhang et al. 2016, arXiv 1511.05950.
+    answered at once. `rate_of_staleness` multiplies the learning rate of an update, given the largest τ in it
+    (1/τ from τ = 1 on: Zhang et al. 2016, arXiv 1511.05950).
 
     `optimizer` makes one of a list with one flat parameter: this server's part of all weights, so it must work entry by
     entry. With several `servers` (ranks of `group`) each has an equal part, versions and a log of its own. `model` says
     what weights there are, and where they start; at the end this server's part of them is in it. Buffers stay on the
     workers, so a model with running statistics is refused. All ranks of `group` that are no servers `work`.
 
-    Of the weights' D bytes, and without library's headers, a server with all of them receives D and `HEADER_BYTES` for
-    each push, and sends as much for each, and once more to each worker, as it comes. A worker that leaves gets the last
-    weights, for another two headers and D. Every worker ends with the weights that the server ends with.
+    Once all workers have come, each gets the weights. Beside the library's headers a server of all D bytes receives D
+    and `HEADER_BYTES` for each push, and answers with as much; each worker's coming costs one header, and as much as
+    an answer. One that leaves sends a header, and gets the last weights. All end with the servers' last weights. Frozen
+    parameters are sent once, from rank 0 of `group`.
 
     ``ValueError`` on all ranks, before anything is sent, for what cannot be or differs between ranks.
     """
@@ -171,7 +173,9 @@ def _place(model: nn.Module, servers: Sequence[int], group: Group) -> _Place:
         raise ValueError(f"servers must be different ranks of group, one at least and not all {n}, not {servers}")
     if names := list(statistics(model)):
         raise ValueError(f"model must have no statistics beside its weights, as a server has none; it has {names}")
-    refuse_unlike_calls("parameter server", f"servers {servers}, {described(parameters)}", group)
+    frozen = {name: each.detach() for name, each in model.named_parameters() if name not in parameters}
+    refuse_unlike_calls("parameter server", f"servers {servers}, {described(parameters)}, {described(frozen)}", group)
+    broadcast(list(frozen.values()), group)
     workers = [each for each in range(n) if each not in servers]
     return _Place(list(parameters.values()), servers, workers, dist.get_rank(group), group)
 
@@ -190,7 +194,7 @@ class _Answers:
             started.append(self.place.send(_header(kind, self.versions[number], clock), to, _TO_SERVER))
             if gradient:
                 started.append(self.place.send(gradient[number], to, _GRADIENT))
-            headers[number] = torch.empty(3, dtype=torch.int64)
+            headers[number] = _header(0, 0, 0)
             started.append(self.place.receive(headers[number], to, _TO_WORKER))
             started.append(self.place.receive(self.place.cut(flat)[number], to, _WEIGHTS))
         for each in started:
@@ -224,46 +228,52 @@ class _Server:
         self.pending: dict[int, tuple[Tensor, int]] = {}  # gradients of the next update, and their staleness
         self.leaving: dict[int, list[Any]] = {}  # answers under way
         self.copy = (-1, weights.detach())
-        self.began: float | None = None
+        self.began = 0.0
 
     def run(self) -> None:
+        for _ in self.clocks:
+            self.asking.append(self.place.receive_from_anyone(_header(0, 0, 0), _TO_SERVER))
+        self.began = time.perf_counter()
+        for worker in list(self.clocks):  # ranks come up at different times; all begin with version 0
+            self.go_on(worker)
         while self.clocks:
             self.take()
             if self.pending and len(self.pending) >= min(self.collect, len(self.clocks)):
                 self.update()
             for worker in [each for each in self.asking if self.may_go(each)]:
-                self.asking.remove(worker)
-                if self.is_over:
-                    del self.clocks[worker]
-                self.answer(worker, STOP if self.is_over else GO)
+                self.go_on(worker)
         for worker in self.left:
             self.answer(worker, STOP)
         for works in self.leaving.values():
             _wait(works)
+
+    def go_on(self, worker: int) -> None:
+        self.asking.remove(worker)
+        if self.is_over:
+            del self.clocks[worker]
+        self.answer(worker, STOP if self.is_over else GO)
 
     @property
     def is_over(self) -> bool:
         return self.updates is not None and self.version >= self.updates
 
     def take(self) -> None:
-        header = torch.empty(3, dtype=torch.int64)
+        header = _header(0, 0, 0)
         worker = self.place.receive_from_anyone(header, _TO_SERVER)
         kind, pulled, clock = header.tolist()
-        self.began = time.perf_counter() if self.began is None else self.began
         if kind == LEAVE:
             del self.clocks[worker]
             self.left.append(worker)
             return
+        gradient = torch.empty_like(self.weights, requires_grad=False)
+        self.place.receive(gradient, worker, _GRADIENT).wait()
+        seconds, staleness = time.perf_counter() - self.began, self.version - pulled
+        used = not self.is_over and not (self.drop_stale and staleness)
+        self.log.append(Push(seconds, worker, clock, pulled, self.version, used))
+        self.clocks[worker] = clock + 1
         self.asking.append(worker)
-        if kind == PUSH:
-            gradient = torch.empty_like(self.weights, requires_grad=False)
-            self.place.receive(gradient, worker, _GRADIENT).wait()
-            seconds, staleness = time.perf_counter() - self.began, self.version - pulled
-            used = not self.is_over and not (self.drop_stale and staleness)
-            self.log.append(Push(seconds, worker, clock, pulled, self.version, used))
-            self.clocks[worker] = clock + 1
-            if used:
-                self.pending[worker] = gradient, staleness
+        if used:
+            self.pending[worker] = gradient, staleness
 
     def update(self) -> None:
         gradients = [self.pending[worker][0] for worker in sorted(self.pending)]  # one sum, whoever came first

@@ -1,0 +1,353 @@
+"""Local steps: weights, states and bytes of 1 to 4 ranks, against all of them in one process."""
+
+from __future__ import annotations
+
+import copy
+import functools
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.testing import assert_close
+
+from dtlib import lab
+from dtlib.ranks import compression
+from dtlib.ranks.asynchrony import LocalSGD
+from dtlib.ranks.asynchrony.local import in_parts
+from dtlib.ranks.mesh import Mesh
+from dtlib.theory.compression import all_reduced_bytes
+
+from .oracle import Side, Small, flat, loss_of, trained
+
+PERIOD, STEPS, RATE, MOMENTUM = 4, 11, 0.7, 0.9
+adam = functools.partial(torch.optim.Adam, lr=0.01)
+sgd = functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+nesterov = functools.partial(torch.optim.SGD, lr=RATE, momentum=MOMENTUM, nesterov=True)
+
+# By name: the inner optimizer, what the library is told, what the oracle is told.
+CASES = {
+    "mean": (sgd, {}, {}),
+    "each step": (sgd, {"local_steps": 1}, {"period": 1}),
+    "adam, kept": (adam, {}, {}),
+    "adam, averaged": (adam, {"states": "averaged"}, {"states": "averaged"}),
+    "adam, restarted": (adam, {"states": "restarted"}, {"states": "restarted"}),
+    "outer": (adam, {"outer": nesterov}, {"outer": (RATE, MOMENTUM)}),
+    "outer of rate 1": (sgd, {"outer": functools.partial(torch.optim.SGD, lr=1.0)}, {"outer": (1.0, 0.0)}),
+    "weighted": (sgd, {"weight": "own"}, {"weights": [1.0, 3.0, 0.5, 2.0]}),
+    "weighted, outer": (sgd, {"weight": "own", "outer": nesterov},
+                        {"weights": [1.0, 3.0, 0.5, 2.0], "outer": (RATE, MOMENTUM)}),
+    "two parts": (sgd, {"fragments": 2}, {"fragments": 2}),
+    "two parts, outer": (adam, {"fragments": 2, "outer": nesterov, "states": "averaged"},
+                         {"fragments": 2, "outer": (RATE, MOMENTUM), "states": "averaged"}),
+    "warm-up": (sgd, {"warm_up": 3}, {"warm_up": 3}),
+    "all that is to be sent": (sgd, {"exchange": compression.TopK(1.0)}, {}),
+    "all, outer": (adam, {"exchange": compression.TopK(1.0), "outer": nesterov}, {"outer": (RATE, MOMENTUM)}),
+}  # fmt: skip
+
+
+class Summed(LocalSGD):
+    """Mutant: weights are added up."""
+
+    def _mean(self, tensors, share, group):
+        super()._mean(tensors, 1.0, group)
+
+
+class Forgetful(LocalSGD):
+    """Mutant: the outer optimizer forgets its momentum."""
+
+    def _meet(self, number):
+        for outer in self.outer:
+            outer.state.clear()
+        super()._meet(number)
+
+
+class Early(LocalSGD):
+    """Mutant: begins to count with 0, as torch's averagers do."""
+
+    def _is_due(self, number):
+        return (self.steps - 1) % self.local_steps == 0
+
+
+class Equal(LocalSGD):
+    """Mutant: all ranks weigh the same."""
+
+    def __init__(self, *args, weight=1.0, **options):
+        super().__init__(*args, **options)
+
+
+class Twice(LocalSGD):
+    """Mutant: the difference is taken from the weights of the rank, not from those of the last meeting."""
+
+    def _meet(self, number):
+        for old, p in zip(self._old[number], self._parts[number].values(), strict=True):
+            old.data.copy_(p.detach() + (old.detach() - p.detach()) / 2)
+        super()._meet(number)
+
+
+MUTANTS = {
+    "summed": (Summed, "mean"),
+    "outer momentum dropped": (Forgetful, "outer"),
+    "one step early": (Early, "mean"),
+    "weights ignored": (Equal, "weighted"),
+    "from elsewhere": (Twice, "outer"),
+}
+
+
+def made(name, kind=LocalSGD):
+    """In a rank: a model and its local steps."""
+    rank, (inner, options, theirs) = dist.get_rank(), CASES[name]
+    model, options = Small(seed=rank), {"local_steps": PERIOD, **copy.deepcopy(options)}
+    if "weight" in options:
+        options["weight"] = theirs["weights"][rank]
+    return model, kind(model, inner(model.parameters()), **options)
+
+
+def train(model, local, steps):
+    """In a rank: the weights after each of `steps`."""
+    found = []
+    for step in steps:
+        local.zero_grad()
+        loss_of(model, dist.get_rank(), step).backward()
+        local.step()
+        found.append(flat(model))
+    return found
+
+
+def all_cases():
+    n, found = dist.get_world_size(), {}
+    for name in CASES:
+        found[name] = train(*made(name), range(STEPS))
+    for name, (kind, case) in MUTANTS.items() if n > 1 else ():
+        found[name] = train(*made(case, kind), range(STEPS))
+    return found
+
+
+@functools.cache
+def results(n):
+    return lab.run(all_cases, n)
+
+
+@functools.cache
+def wanted(case, n):
+    inner, _, options = CASES[case]
+    options = {"period": PERIOD, **options}
+    if "weights" in options:
+        options["weights"] = options["weights"][:n]
+    return Side(n, inner, **options).train(STEPS)
+
+
+def compare(name, case, n):
+    for rank, theirs in enumerate(wanted(case, n)):
+        # float64: sums over ranks in another order, and Adam's division by roots of small numbers
+        assert_close(results(n)[rank][name][-1], theirs, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+@pytest.mark.parametrize("case", CASES)
+def test_weights_are_those_of_one_process(case, n):
+    compare(case, case, n)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_mutants_are_told(mutant, n):
+    with pytest.raises(AssertionError):
+        compare(mutant, MUTANTS[mutant][1], n)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+@pytest.mark.parametrize("case", ["mean", "outer", "weighted", "all, outer"])
+def test_ranks_differ_until_they_meet_and_have_the_same_bits_then(case, n):
+    by_rank = [each[case] for each in results(n)]
+    for step in range(1, STEPS + 1):
+        same = all(torch.equal(each[step - 1], by_rank[0][step - 1]) for each in by_rank)
+        assert same == (step % PERIOD == 0)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_one_step_of_sgd_at_a_time_is_data_parallelism(n):
+    """Means of θ − η v_r, and of momenta v_r, are a step with those of the mean gradient: SGD is linear in it."""
+    model = Small(0)
+    optimizer = sgd(trained(model))
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        sum(loss_of(model, rank, step) / n for rank in range(n)).backward()
+        optimizer.step()
+    assert_close(results(n)[0]["each step"][-1], flat(model), rtol=1e-10, atol=1e-12)
+
+
+def test_a_smaller_group_meets_in_between():
+    def on_two_levels():
+        node = Mesh({"node": 2, "card": 2}).group("card")
+        model = Small(seed=dist.get_rank())
+        return train(model, LocalSGD(model, sgd(model.parameters()), local_steps=4, inside=(2, node)), range(STEPS))
+
+    found = lab.run(on_two_levels, 4)
+    for rank, theirs in enumerate(Side(4, sgd, period=4, nodes=(2, 2)).train(STEPS)):
+        assert_close(found[rank][-1], theirs, rtol=1e-10, atol=1e-12)
+    assert torch.equal(found[0][1], found[1][1])
+    assert torch.equal(found[2][1], found[3][1])
+    assert not torch.equal(found[0][1], found[2][1])
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_bytes_are_those_of_the_meetings(n):
+    """To the byte: an all-reduce has two headers to each rank where a gathering of a word has one."""
+
+    def counted():
+        header = 0
+        if n > 1:
+            with lab.wire() as one:
+                dist.all_gather([torch.zeros(1) for _ in range(n)], torch.zeros(1))
+            header = one.total_bytes // (n * (n - 1)) - 4
+        found = {}
+        for name, options in {"mean": {}, "outer": {"outer": nesterov}, "averaged": {"states": "averaged"},
+                              "parts": {"fragments": 2}}.items():  # fmt: skip
+            model = nn.Sequential(nn.Linear(24, 24, bias=False), nn.Linear(24, 24, bias=False))
+            local = LocalSGD(model, sgd(model.parameters()), local_steps=PERIOD, **options)
+            with lab.wire() as wire:
+                for _ in range(STEPS):
+                    local.zero_grad()
+                    model(torch.randn(3, 24)).square().sum().backward()
+                    local.step()
+            found[name] = wire.total_bytes
+        return found, header
+
+    found, header = lab.run(counted, n)[0]
+    if n == 1:
+        assert set(found.values()) == {0}
+        return
+    full, headers = 4 * 2 * 24 * 24, 2 * n * (n - 1) * header
+    meetings = STEPS // PERIOD
+    assert found["mean"] == found["outer"] == meetings * (n * all_reduced_bytes(full, n) + headers)
+    assert found["averaged"] == 2 * found["mean"]  # momentum as well
+    halves = meetings + STEPS // PERIOD + (STEPS % PERIOD >= PERIOD // 2)
+    assert found["parts"] == halves * (n * all_reduced_bytes(full / 2, n) + headers)
+
+
+class Normed(nn.Module):
+    """A layer behind a norm that keeps statistics."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.layer = nn.BatchNorm1d(6), nn.Linear(6, 1)
+
+    def forward(self, x):
+        """Norm, layer."""
+        return self.layer(self.norm(x))
+
+
+def with_norm(average_buffers):
+    """In a rank: after a meeting, statistics, weights, and what the model gives in evaluation."""
+    rank, model = dist.get_rank(), Normed()
+    local = LocalSGD(model, sgd(model.parameters()), local_steps=2, average_buffers=average_buffers)
+    own = torch.Generator().manual_seed(rank)
+    for _ in range(2):
+        local.zero_grad()
+        before = {name: each.clone() for name, each in model.named_buffers()}
+        x = 3 * rank + torch.randn(16, 6, generator=own)
+        model(x).square().mean().backward()
+        local.step()
+    moved = 0.9 * before["norm.running_mean"] + 0.1 * x.mean(0)
+    return model.norm.running_mean.clone(), moved, flat(model), int(model.norm.num_batches_tracked)
+
+
+def test_statistics_of_a_norm_are_averaged_or_refused():
+    found = lab.run(with_norm, 3, args=(True,))
+    mean = sum(moved for _, moved, _, _ in found) / 3
+    for statistics, _, weights, seen in found:
+        assert_close(statistics, mean)
+        assert torch.equal(weights, found[0][2])
+        assert seen == 2
+    apart = lab.run(with_norm, 3, args=(False,))  # the mutant: one model's weights, statistics of three
+    for statistics, moved, weights, _ in apart:
+        assert_close(statistics, moved)
+        assert torch.equal(weights, apart[0][2])
+        with pytest.raises(AssertionError):
+            assert_close(statistics, mean)
+    with pytest.raises(
+        lab.RankError, match=r"average_buffers must be True or False for a model with norm\.running_mean"
+    ):
+        lab.run(with_norm, 2, args=(None,))
+
+
+@pytest.mark.parametrize("name", ["adam, kept", "two parts, outer", "all, outer", "sparse"])
+def test_what_is_saved_goes_on_to_the_bit(name):
+    def saved():
+        CASES["sparse"] = adam, {"exchange": compression.TopK(0.2), "outer": nesterov}, {}
+        model, local = made(name)
+        train(model, local, range(6))
+        weights, state = copy.deepcopy(model.state_dict()), copy.deepcopy(local.state_dict())
+        straight = train(model, local, range(6, STEPS))
+        again, other = made(name)
+        again.load_state_dict(weights)
+        other.load_state_dict(state)
+        found = train(again, other, range(6, STEPS))
+        return all(torch.equal(a, b) for a, b in zip(straight, found, strict=True))
+
+    assert all(lab.run(saved, 3))
+
+
+def test_ranks_that_count_differently_are_told():
+    """Mutant: each rank counts its own warm-up, so that one waits in a meeting to which no other comes."""
+
+    def own_warm_up():
+        model = Small()
+        LocalSGD(model, sgd(model.parameters()), local_steps=4, warm_up=dist.get_rank())
+
+    def own_steps():
+        model = Small()
+        local = LocalSGD(model, sgd(model.parameters()), local_steps=4)
+        local.load_state_dict({**local.state_dict(), "steps": dist.get_rank()})
+
+    with pytest.raises(lab.RankError, match=r"LocalSGD must be alike on all ranks of group; rank 0 has .*warm_up=0"):
+        lab.run(own_warm_up, 2)
+    with pytest.raises(lab.RankError, match=r"must be alike .* rank 0 has steps=0, and rank 1 steps=1"):
+        lab.run(own_steps, 2)
+
+
+def test_a_difference_that_is_not_finite_is_told_and_nothing_of_it_kept():
+    def poisoned():
+        model = Small()
+        local = LocalSGD(model, sgd(model.parameters()), local_steps=1, exchange=compression.TopK(0.5), outer=nesterov)
+        train(model, local, range(2))
+        before = copy.deepcopy(local.state_dict()["old"])
+        if dist.get_rank() == 1:
+            with torch.no_grad():
+                model.second.weight[0, 0] = torch.inf
+        with pytest.raises(FloatingPointError, match=r"not finite: 'second\.weight' on rank 1"):
+            local._meet(0)
+        assert all(torch.equal(a, b) for a, b in zip(before[0], local.state_dict()["old"][0], strict=True))
+
+    lab.run(poisoned, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"local_steps": 0}, "local_steps must be at least 1"),
+        ({"warm_up": -1}, "warm_up must be at least 0"),
+        ({"fragments": 3}, "fragments must divide local_steps, 4"),
+        ({"fragments": 4, "local_steps": 4}, "be at most the number of parameters, 3; 4"),
+        ({"states": "lost"}, "states must be one of kept, averaged, restarted"),
+        ({"exchange": "ring"}, "exchange must be a function"),
+        ({"weight": -1.0}, "weight must be finite and zero or more"),
+        ({"weight": 0.0}, "weight must be above 0 on some rank"),
+    ],
+)
+def test_options_out_of_range_are_refused(options, told):
+    def asked():
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3, bias=False))
+        with pytest.raises(ValueError, match=told):
+            LocalSGD(model, sgd(model.parameters()), **{"local_steps": 4, **options})
+
+    lab.run(asked, 1)
+
+
+def test_parts_are_neighbours_of_about_equal_size():
+    assert in_parts({"a": 24, "b": 16, "c": 4}, 1) == [["a", "b", "c"]]
+    assert in_parts({"a": 24, "b": 16, "c": 4}, 2) == [["a"], ["b", "c"]]
+    assert in_parts({"a": 100, "b": 1, "c": 1}, 3) == [["a"], ["b"], ["c"]]
+    assert in_parts({"a": 1, "b": 1, "c": 100}, 2) == [["a", "b"], ["c"]]
+    assert in_parts(dict.fromkeys("abcdef", 0), 3) == [["a", "b", "c", "d"], ["e"], ["f"]]
