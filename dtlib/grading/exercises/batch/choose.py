@@ -29,8 +29,8 @@ def told_apart(rng: Rng, theory: Callable[[Job], dict[Plan, float]]) -> Job:
     while True:
         job = drawn(rng)
         right, wrong = possible(job), theory(job)
-        chosen = min(wrong, key=wrong.__getitem__) if wrong else None
-        if right and right.get(chosen, math.inf) > 1.03 * min(right.values()):  # type: ignore[call-overload]
+        chosen = min(wrong, key=wrong.__getitem__, default=(0, 0))
+        if right and right.get(chosen, math.inf) > 1.03 * min(right.values()):
             return case("told apart", job)
 
 
@@ -48,7 +48,7 @@ def drawn(rng: Rng) -> Job:
         ranks = [first * times**power for power in range(int(rng.integers(3, 6)))]
         batches = [2**power for power in range(int(rng.integers(4, 8)))]
         sample = rounded(np.exp(rng.uniform(-5, -1)))
-        job = {
+        job: Job = {
             "min_steps": int(rng.integers(20, 900)) * 100, "critical_batch": rounded(np.exp(rng.uniform(2, 8))),
             "largest": int(rng.choice([ranks[-1] * batches[-1], ranks[-1] * batches[-3], ranks[1] * batches[-1]])),
             "ranks": [int(each) for each in rng.permutation(ranks)], "batches": batches,
