@@ -37,6 +37,28 @@ def joined(tensors: Sequence[Tensor]) -> Tensor:
 
 
 @torch.no_grad()
+def in_a_row(tensors: Sequence[Tensor]) -> Tensor:
+    """One flat tensor that is the memory of all of them: they are moved there once, and found there afterwards, so that
+    what is done to it costs no copy. They stay the objects that they are."""
+    start, storage = tensors[0].data_ptr(), tensors[0].untyped_storage()
+    for each in tensors:
+        if (
+            each.data_ptr() != start
+            or not each.is_contiguous()
+            or each.untyped_storage().data_ptr() != storage.data_ptr()
+        ):
+            break
+        start += each.numel() * each.element_size()
+    else:
+        place = tensors[0].storage_offset(), (sum(each.numel() for each in tensors),)
+        return tensors[0].new_empty(0).set_(storage, *place)  # type: ignore[call-overload]
+    flat = joined(tensors)
+    for each, part in zip(tensors, flat.split([each.numel() for each in tensors]), strict=True):
+        each.data = part.view(each.shape)
+    return flat
+
+
+@torch.no_grad()
 def spread(flat: Tensor, tensors: Sequence[Tensor]) -> None:
     """Write the parts of `flat` into `tensors`, in place."""
     for each, part in zip(tensors, flat.split([each.numel() for each in tensors]), strict=True):

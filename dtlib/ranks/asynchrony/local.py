@@ -16,7 +16,7 @@ from dtlib.ranks.shared.alike import refuse_unlike_calls, size_of
 from dtlib.ranks.shared.replicas import begin_alike
 from dtlib.theory.valid import amount, flag, whole
 
-from .flat import described, joined, spread, statistics, trained
+from .flat import described, in_a_row, joined, statistics, trained
 
 STATES = ("kept", "averaged", "restarted")
 
@@ -42,8 +42,9 @@ class LocalSGD:
     bursts (Douillard et al. 2025, arXiv 2501.18512). ``inside=(steps, group)`` lets a smaller group take its mean every
     so many steps in between, unless all meet then. In the first `warm_up` steps all meet after each.
 
-    Only parameters that require a gradient travel: with N ranks an all-reduce of D bytes a meeting. All ranks must
-    step equally often. ``ValueError`` on all of them, before anything is sent, for what cannot be or differs.
+    Only parameters that require a gradient travel: with N ranks an all-reduce of D bytes a meeting. At the first one
+    they are moved together in memory, where they are averaged without a copy. All ranks must step equally often.
+    ``ValueError`` on all of them, before anything is sent, for what cannot be or differs.
     """
 
     def __init__(
@@ -124,7 +125,8 @@ class LocalSGD:
             self._mean(parameters, self.share, self.group)
         else:
             old = self._old[number]
-            flat = (joined(old) - joined(parameters)).mul_(self.share)
+            before, now = in_a_row(old), in_a_row(parameters)
+            flat = (before - now).mul_(self.share)
             views = {n: v.view(p.shape) for (n, p), v in zip(part.items(), _split(flat, parameters), strict=True)}
             if self.n > 1 and (started := self.exchange(Bucket(flat, views, group=self.group), self.group)) is not None:
                 started.wait()
@@ -134,8 +136,8 @@ class LocalSGD:
                 self.outer[number].step()
                 self.outer[number].zero_grad()
             else:
-                spread(joined(old) - flat, old)
-            spread(joined(old), parameters)
+                before.sub_(flat)
+            now.copy_(in_a_row(old))
         if self.average_buffers and number == self.fragments - 1:
             self._mean(self.statistics, self.share, self.group)
         if self.states == "restarted":
@@ -148,10 +150,10 @@ class LocalSGD:
     def _mean(self, tensors: Sequence[Tensor], share: float, group: Group) -> None:
         """Of all ranks of `group`, by their shares of its weight."""
         n = dist.get_world_size(group)
-        if n > 1 and tensors:
-            flat = joined(tensors).div_(n) if share == 1 / n else joined(tensors).mul_(share)
+        for dtype in dict.fromkeys(each.dtype for each in tensors) if n > 1 else ():
+            flat = in_a_row([each for each in tensors if each.dtype is dtype])
+            flat.div_(n) if share == 1 / n else flat.mul_(share)
             dist.all_reduce(flat, group=group)
-            spread(flat, tensors)
 
     def state_dict(self) -> dict[str, Any]:
         """All that this rank needs beside the model's own state to go on to the bit: each rank saves its own."""
@@ -169,7 +171,7 @@ class LocalSGD:
         self.steps = state["steps"]
         self.optimizer.load_state_dict(state["optimizer"])
         for mine, old in zip(self._old, state["old"], strict=True):
-            spread(joined(old), mine)
+            in_a_row(mine).copy_(joined(old))
         for outer, theirs in zip(self.outer, state["outer"], strict=True):
             outer.load_state_dict(theirs)
         if hasattr(self.exchange, "load_state_dict"):
