@@ -224,7 +224,7 @@ def _square(tensor: Tensor) -> Tensor:
 
     Ten million squares added up in float32 are wrong by 1 in 3,000.
     """
-    parts = tensor.detach().flatten().to(torch.promote_types(tensor.dtype, torch.float32)).split(2**14)
+    parts = tensor.detach().flatten().to(torch.promote_types(tensor.dtype, torch.float32)).split(2**12)
     return torch.stack([torch.dot(part, part) for part in parts]).double().sum()
 
 
