@@ -16,7 +16,7 @@ from dtlib.ranks import compression
 from dtlib.ranks.asynchrony import LocalSGD
 from dtlib.ranks.asynchrony.local import in_parts
 from dtlib.ranks.mesh import Mesh
-from dtlib.theory.compression import all_reduced_bytes
+from dtlib.theory.asynchrony import local_bytes
 
 from .oracle import Side, Small, flat, loss_of, trained
 
@@ -220,10 +220,10 @@ def test_bytes_are_those_of_the_meetings(n):
         return
     full, headers = 4 * 2 * 24 * 24, 2 * n * (n - 1) * header
     meetings = STEPS // PERIOD
-    assert found["mean"] == found["outer"] == meetings * (n * all_reduced_bytes(full, n) + headers)
+    assert found["mean"] == found["outer"] == n * local_bytes(full, n, STEPS, PERIOD) + meetings * headers
     assert found["averaged"] == 2 * found["mean"]  # momentum as well
     halves = meetings + STEPS // PERIOD + (STEPS % PERIOD >= PERIOD // 2)
-    assert found["parts"] == halves * (n * all_reduced_bytes(full / 2, n) + headers)
+    assert found["parts"] == n * local_bytes(full / 2, n, halves) + halves * headers
 
 
 class Normed(nn.Module):

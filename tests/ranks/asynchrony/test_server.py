@@ -14,6 +14,7 @@ from torch.testing import assert_close
 from dtlib import lab
 from dtlib.ranks.asynchrony import HEADER_BYTES, serve, server, work
 from dtlib.ranks.mesh import Mesh
+from dtlib.theory.asynchrony import staleness_bound
 
 from .oracle import Small, flat, loss_of, replayed, trained, versions
 
@@ -165,7 +166,7 @@ def test_clocks_differ_by_the_bound_at_most_and_staleness_follows(n):
             clock[worker] = own + 1
             # its gradient of clock `own` was begun when it was at most `bound` ahead of everyone
             assert own - min(clock.values()) <= bound
-            assert not used or version - pulled <= (n - 2) * (2 * bound + 1)
+            assert not used or version - pulled <= staleness_bound(n - 1, bound)
     assert all(version == pulled for _, _, pulled, version, _ in results(n)[0]["synchronous"][0])
 
 
