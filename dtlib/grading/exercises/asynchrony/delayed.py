@@ -26,8 +26,8 @@ def draw(rng: Rng) -> Cases:
 def drawn(rng: Rng, delay: int, limit: str, part: float) -> dict[str, Any]:
     """The error neither falls nor grows by little only, with this delay or with another."""
     while True:
-        product = {"fastest": fastest, "stable": stable}.get(limit, lambda delay: 2.0)(delay)
-        product *= part * float(rng.uniform(0.93, 1.07))
+        whole = {"fastest": fastest(delay), "stable": stable(delay), "two": 2.0}[limit]
+        product = whole * part * float(rng.uniform(0.93, 1.07))
         most = longest(product)
         is_clear = all(abs(product / stable(each) - 1) > 0.002 for each in (most, most + 1) if each >= 0)
         if is_clear and abs(product / fastest(delay) - 1) > 0.03:
