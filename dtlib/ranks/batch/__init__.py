@@ -5,9 +5,10 @@
 
 The chapter's page takes the two squares in a few lines from gradients that it has gathered; here they are taken bucket
 by bucket on the way, around any exchange, layer by layer if wanted, with counts that differ between ranks, and saved.
-`MicroBatches` does it on one rank that accumulates.
+`MicroBatches` does it on one rank that accumulates. `Regression` is a problem whose noise is known exactly.
 """
 
 from .noise import MicroBatches, Noise, NoiseScale
+from .regression import Regression
 
-__all__ = ["MicroBatches", "Noise", "NoiseScale"]
+__all__ = ["MicroBatches", "Noise", "NoiseScale", "Regression"]
