@@ -49,7 +49,7 @@ def expected_kth(mean: float, n: int, kth: int) -> float:
     "asynchrony.expected_slowest_normal",
     source="derived here",
     label="eq-asynchrony-normal",
-    equation=r"\mu + \sigma \int x\, N \varphi(x)\, \Phi(x)^{N-1}\, \mathrm dx",
+    equation=r"\mu + \sigma \int x\, N \varphi(x)\, \Phi(x)^{N-1}\, \mathrm{d}x",
 )
 def expected_slowest_normal(mean: float, deviation: float, n: int) -> float:
     """Mean time of the slowest of `n` workers with independent normal times; at most μ + σ √(2 ln N).
