@@ -21,7 +21,7 @@ from dtlib.ranks.batch import MicroBatches
 from dtlib.ranks.model import GPT, GPTConfig, batches, load_text, next_token_loss
 from dtlib.theory.batch import fit_tradeoff, steps_needed, warmup
 
-SEQ, GOAL, EVERY, MOST_STEPS, SEEDS = 32, 2.7, 5, 2400, 3
+SEQ, GOAL, EVERY, MOST_STEPS, SEEDS = 32, 2.7, 5, 2400, 2
 CONFIG = GPTConfig(num_layers=1, hidden=32, num_heads=2, seq=SEQ)
 BATCHES, HELD_OUT = (1, 2, 4, 8, 16, 32, 64), (4, 16)
 WARM_BATCH, WARM_STEPS, FACTORS = 32, (0, 40), (1, 2, 4, 8)
@@ -138,7 +138,7 @@ def measured(name: str) -> dict[str, Any]:
     rate = next(row["rate"] for row in rows if row["batch"] == WARM_BATCH)
     warm = [
         {"factor": factor, "warmup_steps": steps,
-         "by_seed": finite([train(name, WARM_BATCH, factor * rate, seed, 600, steps) for seed in range(SEEDS)])}
+         "by_seed": finite([train(name, WARM_BATCH, factor * rate, seed, 300, steps) for seed in range(SEEDS)])}
         for factor in FACTORS for steps in WARM_STEPS
     ]  # fmt: skip
     return {"batches": rows, "fit": fit._asdict(), "warmup": warm, "noise": noise_on_the_way(name, WARM_BATCH, rate)}
