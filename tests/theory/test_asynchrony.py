@@ -37,6 +37,21 @@ def history(draw, workers, updates, bound=None):
     return found, ages
 
 
+def busy(gap, travel, hidden, updates=1000):
+    """Share of the time computing: a fragment leaves every `gap` of computing and is needed `hidden` of it later."""
+    events = sorted((k * gap + late, kind, k) for k in range(updates) for kind, late in ((0, 0.0), (1, hidden)))
+    computed = seconds = free = 0.0
+    there, half = {}, (0.0, 0.0)
+    for at, kind, k in events:
+        seconds, computed = seconds + at - computed, at
+        if kind == 0:
+            free = there[k] = max(free, seconds) + travel
+        else:
+            seconds = max(seconds, there[k])
+            half = (computed, seconds) if k == updates // 2 else half
+    return (computed - half[0]) / (seconds - half[1])
+
+
 class TestStragglers:
     @pytest.mark.parametrize("n", [1, 2, 3, 16, 100])
     def test_the_slowest_is_as_drawn(self, n):
@@ -88,6 +103,14 @@ class TestServer:
         assert laws.staleness_of(times) == pytest.approx(seen, rel=0.01)
         shares = (1 / times) / (1 / times).sum()
         assert shares @ laws.staleness_of(times) == pytest.approx(laws.mean_staleness(4))
+
+    @pytest.mark.parametrize("times", [(1, 1, 1), (1, 1, 3), (2, 3, 4), (1, 2, 2, 8)])
+    def test_ties_and_chance_do_not_matter_to_the_mean(self, times):
+        rng = np.random.default_rng(0)
+        for draw in (lambda worker, _: times[worker], lambda worker, _: rng.gamma(4, times[worker] / 4)):
+            found, _ = history(draw, len(times), 40_000)
+            seen = [np.mean([age for who, age, _ in found if who == worker]) for worker in range(len(times))]
+            assert laws.staleness_of(times) == pytest.approx(seen, rel=0.025)
 
     def test_exponential_times_give_a_geometric_law(self):
         rng = np.random.default_rng(0)
@@ -205,6 +228,12 @@ class TestLocal:
             apart = (x - x.mean(1, keepdims=True)) ** 2
             assert laws.drift_noise(rate, curvature, 2.25, k, n) == pytest.approx(apart.mean(), rel=0.03)
 
+    def test_drift_of_flat_directions_grows_by_a_step_at_a_time(self):
+        for curvature in (0.0, 1e-17, 1e-14):
+            assert laws.drift_noise(0.1, curvature, 1, 7, 2) == pytest.approx(0.01 / 2 * 7, rel=1e-12)
+        assert laws.drift_noise(0.1, 10, 1, 7, 2) == pytest.approx(0.01 / 2)  # each step forgets all before
+        assert laws.drift_noise(0.1, 10, 1, 0, 2) == 0
+
     @pytest.mark.parametrize("h", [1, 2, 5, 40])
     def test_the_fixed_point_is_where_averages_stay(self, h):
         curvatures, optima, weights = np.array([0.5, 3.0, 9.0]), np.array([-2.0, 0.0, 7.0]), np.array([1.0, 2.0, 3.0])
@@ -231,31 +260,33 @@ class TestBandwidth:
             assert laws.utilisation(2e9, 0.5, 4, needed, h, hidden, pieces) == pytest.approx(share)
             assert laws.utilisation(2e9, 0.5, 4, needed / 2, h, hidden, pieces) < share
 
-    def test_a_clock_that_steps_agrees(self):
-        """Time goes by in small pieces: a fragment leaves after its steps, hides for a while, and is waited for."""
-        full, step, n, rate, h, hidden, pieces = 1e9, 0.2, 4, 1e9, 12, 0.1, 4
-        seconds = computed = 0.0
-        for _ in range(h):
-            computed += step
-            seconds += step
-        each = 1.5 * full / rate / pieces
-        for _ in range(pieces):
-            seconds += each - hidden if each > hidden else 0
-        assert laws.utilisation(full, step, n, rate, h, hidden, pieces) == pytest.approx(computed / seconds)
+    def test_a_link_that_sends_one_fragment_at_a_time_agrees(self):
+        """Fragments leave evenly; computing stops where one is not there in time. Long overlaps keep the link busy."""
+        rng = np.random.default_rng(0)
+        for _ in range(150):
+            h, pieces, n = (int(rng.choice(each)) for each in ((1, 2, 7, 30), (1, 2, 5), (2, 3, 8)))
+            step, full, rate = rng.uniform(0.1, 1), rng.uniform(0.1, 4), rng.uniform(0.1, 8)
+            gap = h * step / pieces
+            hidden = float(rng.choice([0, rng.uniform(0, 2 * gap)]))
+            law = laws.utilisation(full, step, n, rate, h, hidden, pieces)
+            assert busy(gap, 2 * (n - 1) / n * full / rate / pieces, hidden) == pytest.approx(law, rel=0.01)
+            if law < 0.999:
+                assert laws.bandwidth_for(law, full, step, n, h, hidden, pieces) == pytest.approx(rate)
 
-    def test_others_simulation_is_met_to_one_step_of_its_grid_up_to_95_percent(self):
+    def test_others_simulation_is_met_to_one_step_of_its_grid_but_in_two_cells(self):
         with open(DATA / "diloco_bandwidth_table4.csv", encoding="utf-8") as file:
             table = list(csv.DictReader(file))
-        met = []
-        for row, share in itertools.product(table, (50, 80, 90, 95)):
+        missed = []
+        for row, share in itertools.product(table, (50, 80, 90, 95, 99)):
             method, step = row["method"], float(row["step_s"])
             whole = "Parallel" in method or "Vanilla" in method
             full = float(row["model"][:-1]) * 1e9 * (0.5 if "FP4" in method else 2)
             hidden = (2 / 3 + ("overlapped" in method)) * step
             pieces, h = 1 if whole else int(row["layers"]) // 3, 1 if "Parallel" in method else 100
             ours = 8e-9 * laws.bandwidth_for(share / 100, full, step, 2, h, hidden, pieces)
-            met.append(abs(math.log(ours / float(row[f"Gbit_s_for_{share}pct"]))) <= math.log(1.207))
-        assert all(met), met
+            if abs(math.log(ours / float(row[f"Gbit_s_for_{share}pct"]))) > math.log(1.207):
+                missed.append((row["model"], method.split()[0], share))
+        assert missed == [("1B", "Data-Parallel", 99), ("100B", "Streaming", 99)]
 
 
 class TestGossip:

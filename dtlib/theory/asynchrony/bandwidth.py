@@ -21,22 +21,20 @@ def utilisation(
 ) -> float:
     """The share of their time that `n` ranks compute.
 
-    H steps of T seconds, then an all-reduce of D bytes in F `fragments`, each at a time of its own and hidden behind
-    `overlap_seconds` O of computing: u = HT/(HT + F max(0, C/F − O)), with C = 2(N−1)/N · D/B.
+    H steps of T seconds, then an all-reduce of D bytes in F `fragments`, spread evenly over the steps and each hidden
+    behind the `overlap_seconds` O of computing that follow: u = HT/(HT + F max(0, C/F − O)), C = 2(N−1)/N · D/B.
+    After HT/F seconds of computing the next fragment wants the link, so of a longer O only that much hides.
     """
     compute = whole("local_steps", local_steps, 1) * number("step_seconds", step_seconds, positive=True)
-    pieces, travel = whole("fragments", fragments, 1), _bytes(full_bytes, n)
-    exchange = travel / number("link_bytes_per_s", link_bytes_per_s, positive=True)
-    return float(
-        compute / (compute + pieces * max(0.0, exchange / pieces - number("overlap_seconds", overlap_seconds)))
-    )
+    travel = _bytes(full_bytes, n) / number("link_bytes_per_s", link_bytes_per_s, positive=True)
+    return float(compute / (compute + max(0.0, travel - _hidden(compute, overlap_seconds, fragments))))
 
 
 @formula(
     "asynchrony.bandwidth_for",
     source="derived here",
     label="eq-asynchrony-bandwidth",
-    equation=r"\frac{2\,\frac{N-1}N\,D}{H T\,\frac{1-u}{u} + F\,O}",
+    equation=r"\frac{2\,\frac{N-1}N\,D}{H T\,\frac{1-u}{u} + \min(F O,\, H T)}",
     use="On a slower link ranks compute for a smaller share of their time.",
 )
 def bandwidth_for(
@@ -52,9 +50,9 @@ def bandwidth_for(
 
     0 for one rank. ``ValueError`` for a share that is not above 0 and at most 1, or for 1 where nothing hides.
     """
-    u, pieces = number("share", share, positive=True), whole("fragments", fragments, 1)
+    u = number("share", share, positive=True)
     compute = whole("local_steps", local_steps, 1) * number("step_seconds", step_seconds, positive=True)
-    room = compute * (1 - u) / u + pieces * number("overlap_seconds", overlap_seconds)
+    room = compute * (1 - u) / u + _hidden(compute, overlap_seconds, fragments)
     if u > 1 or not room > 0:
         raise ValueError(f"share must be below 1, or at most 1 where something hides, not {share!r}")
     return float(_bytes(full_bytes, n) / room)
@@ -63,3 +61,8 @@ def bandwidth_for(
 def _bytes(full_bytes: Any, n: int) -> Any:
     ranks = whole("n", n, 1)
     return 2 * (ranks - 1) / ranks * amount("full_bytes", full_bytes)
+
+
+def _hidden(compute_seconds: float, overlap_seconds: float, fragments: int) -> float:
+    """Seconds of an exchange that hide at most: those of each fragment, but not more than there is computing."""
+    return min(whole("fragments", fragments, 1) * number("overlap_seconds", overlap_seconds), compute_seconds)

@@ -42,7 +42,7 @@ def drift_noise(rate: float, curvature: float, variance: float, local_steps: int
     """
     eta, ranks, k = number("rate", rate), whole("n", n, 1), whole("local_steps", local_steps, 0)
     square = (1 - eta * number("curvature", curvature)) ** 2
-    steps = k if square == 1 else (1 - square**k) / (1 - square)
+    steps = float((square ** np.arange(k)).sum())  # the closed form loses its digits near q² = 1
     return (ranks - 1) / ranks * eta**2 * number("variance", variance) * steps
 
 

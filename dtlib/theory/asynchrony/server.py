@@ -66,10 +66,11 @@ def mean_staleness(n: int) -> int:
     equation=r"\sum_{q \ne r} \frac{t_r}{t_q}",
 )
 def staleness_of(times: Any) -> NDArray[np.float64]:
-    """Mean staleness of each worker's gradients, where they take constant `times` that do not lock into step.
+    """Mean staleness of each worker's gradients, over many of them, where workers take `times` in the mean.
 
-    While worker r computes for t_r, worker q hands in t_r/t_q of its own. Weighted by their rates 1/t_r they have the
-    mean N − 1. With times of a common measure, ties and phases decide.
+    Worker r fetches where it hands in, so its gradients tile the time: in U t_r seconds it has U of them, and worker q
+    hands in U t_r/t_q, each met by one of the U. So phases and the spread of the times do not matter to the mean. Up to
+    the ends; weighted by the rates 1/t_r the mean is N − 1.
     """
     each = row("times", times)
     return np.asarray(each * (1 / each).sum() - 1)
