@@ -114,6 +114,21 @@ def test_json_is_the_answer():
     assert said["training"]["energy_joules"] == pytest.approx(700 * 16 * seconds)
 
 
+def test_a_critical_batch_is_told_beside_an_answer_that_it_leaves_alone():
+    asked = ["llama3-8b", "--gpus", 16, "--batch", 64, "--tp", 2, "--keep", 2]
+    goal = ["--critical-batch", 2e6, "--min-tokens", 1e12]
+    plain, said = told(*asked), told(*asked, *goal)
+    goals = said.pop("goals")
+    assert said == plain
+    found = answer(sequences=64, degrees={"tp": 2}, keep=2)
+    assert goals == [vars(planner.toward_goal(found, each, 2e6, 1e12)) for each in found.plans]
+    before, after = invoke(*asked), invoke(*asked, *goal)
+    assert after.output.startswith(before.output)
+    words = planner.told.of_goal(found, [planner.toward_goal(found, each, 2e6, 1e12) for each in found.plans])
+    assert " ".join(after.output[len(before.output) :].split()) == " ".join(words)
+    assert told(*asked, "--critical-batch", 2e6)["goals"][0]["seconds"] is None
+
+
 def test_a_model_by_its_file(tmp_path):
     file = tmp_path / "small.json"
     file.write_text(json.dumps(SMALL), encoding="utf-8")
@@ -162,6 +177,8 @@ def test_a_file_that_cannot_be_counted_is_named(tmp_path):
         (["llama3-8b", "--gpus", 8, "--batch", 0], "--batch must be at least 1, not 0"),
         (["llama3-8b", "--gpus", 8, "--price", 2], "--tokens must be given where --price or --watts is"),
         (["llama3-8b", "--gpus", 8, "--tokens", 0], "--tokens must be finite and positive, not 0"),
+        (["llama3-8b", "--gpus", 8, "--min-tokens", 1], "--critical-batch must be given where --min-tokens is"),
+        (["llama3-8b", "--gpus", 8, "--critical-batch", 0], "--critical-batch must be finite and positive, not 0"),
         (["llama3-8b", "--gpus", 8, "--card-memory", -1], "--card-memory must be finite and positive, not -1"),
         (["llama3-8b", "--gpus", 8, "--heads", 3], "--hidden must be a multiple of --heads=3, not 4096"),
         (["gpt2-124m", "--gpus", 2, "--seq", 2048], "learned positions"),

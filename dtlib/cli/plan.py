@@ -22,7 +22,7 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from dtlib.theory.planner import Answer, Found, Training
+    from dtlib.theory.planner import Answer, Found, Goal, Training
 
 # numpy, rich and dtlib.theory are imported by the functions that need them: --help answers at once.
 
@@ -60,6 +60,18 @@ def _degrees(command: Any) -> Any:
 @click.option("--mtp", type=int, help="Modules that predict further tokens.  [default: the model's]")
 @click.option("--keep", type=int, default=5, show_default=True, help="Plans to show.")
 @click.option("--tokens", type=float, help="Tokens of the whole run: days, energy and cost are told.")
+@click.option(
+    "--critical-batch",
+    type=float,
+    metavar="TOKENS",
+    help="Tokens of a step at which a goal takes twice its least tokens, and twice its least steps.",
+)
+@click.option(
+    "--min-tokens",
+    type=float,
+    metavar="TOKENS",
+    help="Tokens that the goal takes with a small batch: days to it are told. Needs --critical-batch.",
+)
 @click.option("--price", type=float, help="Price of a card for an hour.")
 @click.option("--watts", type=float, help="Power of a card.  [default: its design power]")
 @card_memory_option
@@ -71,7 +83,14 @@ def _degrees(command: Any) -> Any:
 @_degrees
 @size_options
 def plan(
-    model: str, tokens: float | None, price: float | None, watts: float | None, as_json: bool, **given: Any
+    model: str,
+    tokens: float | None,
+    critical_batch: float | None,
+    min_tokens: float | None,
+    price: float | None,
+    watts: float | None,
+    as_json: bool,
+    **given: Any,
 ) -> None:
     """Find the fastest plans for MODEL on so many cards.
 
@@ -83,6 +102,9 @@ def plan(
     Times come from formulas and a few constants that were fitted to published runs, mostly of Megatron-LM. Of runs that
     no constant was fitted on, LLM Foundry's took a tenth longer in the median, torchtitan's a third, and those of a
     sweep of small models with nanotron a fifth without pipelines inside a node and three times as long with them.
+    With --critical-batch B* a step of B tokens is taken to need 1 + B*/B times the least steps of a goal, and so 1 +
+    B/B* times its least tokens: cards that enlarge the batch beyond B* save little time and cost many tokens. B* is
+    measured, by runs to one goal or as the gradient's noise scale (chapter "batch size"), and grows during a run.
 
     Exit code 0, or 2 for what is not possible.
     """
@@ -91,6 +113,8 @@ def plan(
     try:
         if tokens is None and (price is not None or watts is not None):
             raise ValueError("tokens must be given where --price or --watts is")
+        if critical_batch is None and min_tokens is not None:
+            raise ValueError("critical_batch must be given where --min-tokens is")
         architecture = chosen_model(model, given)
         machine = planner.Machine(
             accelerator=chosen_card(given["card"], given),
@@ -108,6 +132,9 @@ def plan(
             degrees={name: given[name] for name in _DEGREES if given[name] is not None},
             imbalance=given["imbalance"],
         )
+        goals = None
+        if critical_batch is not None:
+            goals = [planner.toward_goal(answer, each, critical_batch, min_tokens) for each in answer.plans]
         run = None
         if tokens is not None:
             if watts is None:  # a card that flags change still draws the power of the one it is made from
@@ -116,12 +143,12 @@ def plan(
     except ValueError as error:
         raise click.UsageError(with_flags(str(error), plan)) from error
     if as_json:
-        click.echo(json.dumps(_as_dict(answer, run), indent=2, ensure_ascii=False))
+        click.echo(json.dumps(_as_dict(answer, run, goals), indent=2, ensure_ascii=False))
     else:
-        _print(answer, run)
+        _print(answer, run, goals)
 
 
-def _as_dict(answer: Answer, run: Training | None) -> dict[str, Any]:
+def _as_dict(answer: Answer, run: Training | None, goals: list[Goal] | None) -> dict[str, Any]:
     def found(each: Found) -> dict[str, Any]:
         return {
             "plan": asdict(each.plan),
@@ -144,10 +171,11 @@ def _as_dict(answer: Answer, run: Training | None) -> dict[str, Any]:
         "too_large": found(answer.too_large) if answer.too_large else None,
         "buys_seconds": answer.buys,
         "training": asdict(run) if run else None,
+        **({} if goals is None else {"goals": [asdict(each) for each in goals]}),
     }
 
 
-def _print(answer: Answer, run: Training | None) -> None:
+def _print(answer: Answer, run: Training | None, goals: list[Goal] | None) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -174,6 +202,8 @@ def _print(answer: Answer, run: Training | None) -> None:
     console.print(terms)
     console.print()
     for sentence in told.sentences(answer):
+        console.print(sentence)
+    for sentence in [] if goals is None else told.of_goal(answer, goals):
         console.print(sentence)
     if run is not None:
         _print_run(console, run, answer.mfu(answer.best))

@@ -23,11 +23,13 @@ from dtlib.theory.timing import (
 from . import fitting, published, regime, told
 from .answer import Answer, Found
 from .cost import Training, training
+from .goal import Goal, toward_goal
 from .memory import Fit, PlanMemory, fit, least_cards, plan_memory
 from .search import Timed, default_sequences, every_plan, search
 
 __all__ = [
-    "FITTED", "MEANING", "SCHEDULES", "Answer", "Constants", "Fit", "Found", "Machine", "Plan", "PlanMemory",
-    "StepTime", "Timed", "Training", "cuts_for", "default_sequences", "every_plan", "fit", "fitting", "least_cards",
-    "plan_memory", "product_share", "published", "regime", "search", "step_time", "told", "training",
+    "FITTED", "MEANING", "SCHEDULES", "Answer", "Constants", "Fit", "Found", "Goal", "Machine", "Plan",
+    "PlanMemory", "StepTime", "Timed", "Training", "cuts_for", "default_sequences", "every_plan", "fit", "fitting",
+    "least_cards", "plan_memory", "product_share", "published", "regime", "search", "step_time", "told",
+    "toward_goal", "training",
 ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from dtlib.theory.breakdown import Breakdown
@@ -10,6 +11,7 @@ from dtlib.theory.timing import FITTED, Constants, Plan
 from dtlib.theory.units import GiB, format_bytes, format_seconds
 
 from .answer import Answer, Found
+from .goal import Goal
 from .memory import Fit, PlanMemory
 from .regime import SEEN, outside
 
@@ -106,6 +108,29 @@ def sentences(answer: Answer) -> list[str]:
     if "twice the cards" in answer.buys:
         said.append(f"Twice the cards: {format_seconds(answer.buys['twice the cards'])} a step.")
     return said
+
+
+def of_goal(answer: Answer, goals: Sequence[Goal]) -> list[str]:
+    """What the batch means for a goal, and the days to it; `goals` in the order of the answer's plans."""
+    first, share = goals[0], goals[0].batch_share
+    cards = f"beyond {_number(first.most_cards, 'card', 's')} of" if first.most_cards else "even with one rank of dp in"
+    said = [
+        f"A step of {answer.tokens:,} tokens is {share:.3g} of the critical batch: a goal takes {1 + share:.3g} times "
+        f"its least tokens and {1 + 1 / share:.3g} times its least steps. Twice the cards with as much for each would "
+        f"take {(1 + 2 * share) / (2 + 2 * share):.0%} of these steps and {(1 + 2 * share) / (1 + share):.0%} of these "
+        f"tokens; {cards} the first plan a goal takes over twice its least tokens."
+    ]
+    if first.tokens is not None:
+        days = ", ".join(_days(each.seconds) for each in goals)
+        said.append(
+            f"The goal takes {first.tokens:.3g} tokens, {'days by plan' if len(goals) > 1 else 'days'}: {days}. "
+            f"However many cards join the first plan, it takes more than {_days(first.least_seconds)} days."
+        )
+    return said
+
+
+def _days(seconds: float | None) -> str:
+    return f"{(seconds or 0.0) / 86400:,.1f}"
 
 
 def _of_experts(answer: Answer) -> str:
