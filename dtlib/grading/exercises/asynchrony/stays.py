@@ -1,4 +1,4 @@
-"""asynchrony.5: where local steps on unequal data stay, and where the optimum is; on paper."""
+"""asynchrony.4: where local steps on unequal data stay, and where the optimum is; on paper."""
 
 from functools import partial
 from typing import Any
@@ -66,7 +66,7 @@ def right(case: Case) -> list[float]:
 part = partial(values, right=right, parts="stays, optimum, limit, factor", atol=1e-9)
 
 EXERCISE = on_paper(
-    "asynchrony.5", "where_it_stays", "Where local steps stay", draw,
+    "asynchrony.4", "where_it_stays", "Where local steps stay", draw,
     part(3, "stays", "where the mean stays", part=0),
     part(2, "optimum", "where the loss of all samples is least", part=1),
     part(1, "limit", "where it stays with ever more local steps", part=2),

@@ -1,0 +1,114 @@
+"""asynchrony.5: what is wrong with a server, by the log of its updates; on paper."""
+
+import heapq
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from dtlib.grading.exercises.inputs import Case, Rng, call, in_any_order, in_words
+from dtlib.grading.exercises.kinds import on_paper, values
+
+NOTHING, TORN, EARLY, LOST, TWICE, PUSH, RATE, BOUND = (
+    "nothing wrong", "torn weights", "answered before the update", "gradient lost", "gradient used twice",
+    "age from the push", "rate not lowered", "bound not kept",
+)  # fmt: skip
+PARTS = 3
+
+#: What is wrong, workers, the bound (None: none), and whether one worker is slow: then its gradients are very old.
+KINDS = (
+    (NOTHING, 2, None, False), (NOTHING, 4, None, True), (NOTHING, 3, 1, True), (NOTHING, 4, 0, False),
+    (NOTHING, 3, 2, True), (NOTHING, 5, None, False),
+    (TORN, 2, None, False), (TORN, 4, 1, True), (TORN, 3, 0, False),
+    (EARLY, 2, None, False), (EARLY, 4, None, True), (EARLY, 5, None, False),
+    (LOST, 2, None, False), (LOST, 3, None, True), (LOST, 4, None, False),
+    (TWICE, 2, None, False), (TWICE, 3, None, True), (TWICE, 4, None, False),
+    (PUSH, 2, None, False), (PUSH, 4, 1, True), (PUSH, 3, 0, False),
+    (RATE, 2, None, False), (RATE, 4, 2, True), (RATE, 3, None, False),
+    (BOUND, 2, 1, True), (BOUND, 3, 0, False), (BOUND, 4, 2, True), (BOUND, 5, 1, True),
+)  # fmt: skip
+
+
+def case(rng: Rng, number: int, kind: str, n: int, bound: int | None, slow: bool) -> dict[str, Any]:
+    while True:
+        log = logged(rng, kind, n, bound, slow)
+        if shows(log, kind, slow):
+            words = {name: np.asarray(each).tolist() for name, each in log.items()}
+            return call(f"run {number}: {in_words(words)}", [log]) | {"wrong": kind}
+
+
+def logged(rng: Rng, kind: str, n: int, bound: int | None, slow: bool) -> dict[str, Any]:
+    """A run of a few updates: who computes how long is drawn, and at one update, or at all, it goes wrong."""
+    updates, rate = int(rng.integers(9, 13)) + 2 * n, float(f"{rng.uniform(0.05, 0.4):.2g}")
+    wrong_at, kept = int(rng.integers(n, n + 4)), None if kind == BOUND else bound
+    pace = rng.uniform(0.8, 1.2, n) * np.where(np.arange(n) == int(rng.integers(n)), 5 if slow else 1, 1)
+    under_way = [(float(pace[worker] * rng.uniform(0.7, 1.3)), worker) for worker in range(n)]
+    heapq.heapify(under_way)
+    clocks, fetched, waiting, rows, handed = [0] * n, [0] * n, set[int](), list[tuple[int, ...]](), 0
+    while len(rows) < updates:
+        now, worker = heapq.heappop(under_way)
+        if kind != LOST or handed != wrong_at:
+            for _ in range(2 if kind == TWICE and handed == wrong_at else 1):
+                rows.append((worker, clocks[worker], fetched[worker]))
+        handed += 1
+        clocks[worker] += 1
+        waiting.add(worker)
+        for each in sorted(waiting):
+            if kept is None or clocks[each] - min(clocks) <= kept:
+                waiting.discard(each)
+                fetched[each] = len(rows) - (kind == EARLY and each == worker)
+                heapq.heappush(under_way, (now + float(pace[each] * rng.uniform(0.7, 1.3)), each))
+    rows = rows[:updates]
+    workers, numbers, versions = (np.array(column) for column in zip(*rows, strict=True))
+    ages = np.arange(updates) - versions
+    told = np.zeros(updates, int) if kind == PUSH else ages
+    parts = np.repeat(versions[:, None], PARTS, axis=1)
+    if kind == TORN:
+        parts[int(rng.integers(n, updates)), 1 + n % 2 :] += 1
+    return {
+        "workers": n, "bound": bound, "rate": rate, "worker": workers.tolist(), "clock": numbers.tolist(),
+        "fetched": versions.tolist(), "age": told.tolist(), "parts": parts,
+        "rates": [rate if kind == RATE else rate / (1 + int(age)) for age in told],
+    }  # fmt: skip
+
+
+def shows(log: dict[str, Any], kind: str, slow: bool) -> bool:
+    """Whether the mistake is to be seen: a clock left out between others, a bound that is passed; where nobody is slow,
+    by one, and only when the worker starts: the others have caught up when its gradient is applied."""
+    worker, clock, n = log["worker"], log["clock"], log["workers"]
+    own = [[c for w, c in zip(worker, clock, strict=True) if w == each] for each in range(n)]
+    if min(map(len, own)) < 2 or any(each[0] for each in own):
+        return False
+    if kind == LOST:
+        return any(each != list(range(len(each))) for each in own)
+    if kind == TWICE:
+        return any(len(set(each)) < len(each) for each in own)
+    if log["bound"] is None:
+        return True
+
+    def ahead(versions: Iterable[int]) -> int:
+        counts = ([worker[:version].count(each) for each in range(n)] for version in versions)
+        return max(c - min(each) for c, each in zip(clock, counts, strict=True))
+
+    over, later = ahead(log["fetched"]) - log["bound"], ahead(range(len(worker))) - log["bound"]
+    if kind != BOUND:
+        return over <= 0
+    return over > 0 if slow else over == 1 and later <= 0
+
+
+def right(case: Case) -> str:
+    return str(case["wrong"])
+
+
+def of(*kinds: str) -> Any:
+    return partial(values, right=right, where=lambda case: case["wrong"] in kinds)
+
+
+EXERCISE = on_paper(
+    "asynchrony.5", "diagnose_server", "What is wrong with this server?", in_any_order(KINDS, case),
+    of(TORN, EARLY)(2, "weights", "what is wrong with the weights that workers get"),
+    of(LOST, TWICE)(2, "updates", "what is wrong with the gradients that are used"),
+    of(PUSH, RATE, BOUND)(3, "ages", "what is wrong with ages, rates or the bound"),
+    of(NOTHING)(2, "nothing", "nothing where nothing is wrong"),
+)  # fmt: skip
