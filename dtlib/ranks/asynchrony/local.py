@@ -39,12 +39,13 @@ class LocalSGD:
     weights is no model.
 
     With `fragments` F the parameters travel in F parts, one every H/F steps, each every H: as many bytes, in smaller
-    bursts (Douillard et al. 2025, arXiv 2501.18512). ``inside=(steps, group)`` lets a smaller group take its mean every
+    bursts (Douillard et al. 2025, arXiv 2501.18512), each waited for: nothing hides behind computing.
+    ``inside=(steps, group)`` lets a smaller group take its mean every
     so many steps in between, unless all meet then. In the first `warm_up` steps all meet after each.
 
-    Only parameters that require a gradient travel: with N ranks an all-reduce of D bytes a meeting. At the first one
-    they are moved together in memory, where they are averaged without a copy. All ranks must step equally often.
-    ``ValueError`` on all of them, before anything is sent, for what cannot be or differs.
+    Of the parameters only those that require a gradient travel: with N ranks an all-reduce of D bytes a meeting.
+    At the first one they are moved together in memory, where they are averaged without a copy. All ranks must step
+    equally often. ``ValueError`` on all of them, before anything is sent, for what cannot be or differs.
     """
 
     def __init__(

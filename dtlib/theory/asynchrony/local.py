@@ -38,7 +38,8 @@ def drift_noise(rate: float, curvature: float, variance: float, local_steps: int
     """E (x_r − x̄)², how far ranks are from their mean after k `local_steps` from a common start, by noise alone.
 
     On a quadratic of one curvature and optimum for all, with independent noise of `variance` σ² in each gradient. Along
-    several directions the sum of theirs. It grows by η²σ² a step at first, and ends at η²σ²/(1 − q²) where |q| < 1.
+    several directions the sum of theirs. It grows by (N−1)/N · η²σ² in the first step, and ends at
+    (N−1)/N · η²σ²/(1 − q²) where |q| < 1.
     """
     eta, ranks, k = number("rate", rate), whole("n", n, 1), whole("local_steps", local_steps, 0)
     square = (1 - eta * number("curvature", curvature)) ** 2

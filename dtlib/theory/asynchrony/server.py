@@ -54,7 +54,8 @@ def mean_staleness(n: int) -> int:
     """Updates of others between the fetch and the use of a gradient, in the mean over many updates.
 
     Whatever the speeds: an update ages each of the N − 1 other gradients under way by one, and what is applied ages no
-    more. Less the ages under way over the number of updates. Each worker has one gradient under way, and all are used.
+    more. Less the ages under way over the number of updates. Each worker has one gradient under way
+    at all times, as none waits, and each is an update of its own.
     """
     return whole("n", n, 1) - 1
 

@@ -22,7 +22,8 @@ from .given import number, row
 def expected_slowest(mean: float, n: int) -> float:
     """Mean time of the slowest of `n` workers with independent exponential times, in the unit of `mean`.
 
-    An exponential time has no memory: while i workers run, the next one ends after μ/i. About μ (ln N + 0.577).
+    An exponential time has no memory: while i workers run, the next one ends after μ/i. For many
+    about μ (ln N + 0.577).
     """
     return expected_kth(mean, n, n)
 
@@ -54,7 +55,8 @@ def expected_kth(mean: float, n: int, kth: int) -> float:
 def expected_slowest_normal(mean: float, deviation: float, n: int) -> float:
     """Mean time of the slowest of `n` workers with independent normal times; at most μ + σ √(2 ln N).
 
-    N φ Φ^{N−1} is the density of the largest. Simpson's rule on [−40, 40] deviations, to some 1e-9 of σ.
+    N φ Φ^{N−1} is the density of the largest. Simpson's rule on [−40, 40] deviations, to some 1e-9 of σ
+    up to 10⁸ workers.
     """
     workers = whole("n", n, 1)
     x = np.linspace(-40, 40, 40_001)
