@@ -64,7 +64,7 @@ def job_of(
         "link": link * MB * float(rng.uniform(0.97, 1.03)), "servers": servers,
         "rate": float(f"{rate:.3g}"), "curvatures": [float(f"{each:.3g}") for each in curvatures],
         "optima": [float(f"{each:.3g}") for each in rng.normal(0, apart, n)], "off": float(f"{off:.2g}"),
-        "local_steps": sorted(int(each) for each in rng.choice([2, 4, 8, 16, 32, 64], 3, replace=False)),
+        "local_steps": sorted(int(each) for each in rng.choice([2, 3, 5, 8, 16, 32, 64], 3, replace=False)),
     }  # fmt: skip
 
 
@@ -101,11 +101,19 @@ def is_stable(job: Job, *, delay: int | None = None) -> bool:
     return bool(job["rate"] < 2 * math.sin(math.pi / (4 * tau + 2)) / max(job["curvatures"]))
 
 
-def is_near(job: Job, steps: int) -> bool:
-    """Whether local steps end near the optimum of all."""
-    steep, goals = np.array(job["curvatures"]), np.array(job["optima"])
-    pulls = 1 - (1 - job["rate"] * steep) ** steps
-    return bool(abs((pulls * goals).sum() / pulls.sum() - (steep * goals).sum() / steep.sum()) <= job["off"])
+def by(factor: Callable[[Any], Any]) -> Callable[[Job, int], bool]:
+    """Whether local steps end near the optimum where a step leaves this factor of ηλ."""
+
+    def near(job: Job, steps: int) -> bool:
+        steep, goals = np.array(job["curvatures"]), np.array(job["optima"])
+        pulls = 1 - factor(job["rate"] * steep) ** steps
+        end = (pulls * goals).sum() / pulls.sum()
+        return bool(abs(end - (steep * goals).sum() / steep.sum()) <= job["off"])
+
+    return near
+
+
+is_near = by(lambda a: 1 - a)
 
 
 def possible(
@@ -128,6 +136,10 @@ def once_around(job: Job) -> float:
     return float(job["full_bytes"]) / float(job["link"])
 
 
+def there_and_back(job: Job) -> float:
+    return 2 * once_around(job)
+
+
 def to_the_mean(job: Job, steps: int) -> bool:
     """How far the mean of the optima is off, whatever the steps."""
     steep, goals = np.array(job["curvatures"]), np.array(job["optima"])
@@ -147,9 +159,16 @@ WRONG: tuple[Callable[[Job], dict[Plan, float]], ...] = (
     partial(possible, near=lambda job, steps: True),
     partial(possible, near=lambda job, steps: False),
     partial(possible, near=to_the_mean),
+    partial(possible, near=by(lambda a: abs(1 - a))),
+    partial(possible, near=by(lambda a: np.exp(-a))),
     partial(possible, free=partial(free, limit=False)),
     partial(possible, free=partial(free, both_ways=False)),
     partial(possible, free=partial(free, travel=False)),
+    partial(
+        possible, free=lambda job, servers: free({**job, "times": [np.mean(job["times"])] * len(job["times"])}, servers)
+    ),
+    partial(possible, alone=lambda job, steps: in_step(job, 1)),
+    partial(possible, in_step=partial(in_step, ring=there_and_back), alone=partial(alone, ring=there_and_back)),
     partial(possible, in_step=partial(in_step, slowest=False), alone=partial(alone, slowest=False)),
     partial(possible, in_step=partial(in_step, ring=lambda job: 0.0)),
     partial(possible, in_step=partial(in_step, ring=once_around), alone=partial(alone, ring=once_around)),
@@ -160,7 +179,8 @@ WRONG: tuple[Callable[[Job], dict[Plan, float]], ...] = (
     },
 )
 """Any rate, that of no delay, of one update, an N-th, that of the mean curvature, none; any end, none, the same for all
-steps; servers without a limit, one way, no way at all; the mean time; nothing sent, half a ring; one optimum; one
+steps, with a factor of |1 − ηλ| or e^(−ηλ) a step; servers without a limit, one way, no way at all, the mean time;
+a ring after each step, all of it there and back; the mean time in step; nothing sent, half a ring; one optimum; one
 server's link; few steps alone."""
 
 EXERCISE = on_paper(

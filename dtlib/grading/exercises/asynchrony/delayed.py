@@ -11,10 +11,12 @@ from dtlib.grading.exercises.inputs import Case, Cases, Rng, call
 from dtlib.grading.exercises.kinds import on_paper, values
 
 #: The delay, and η λ as a part of what lies between two limits: of the fastest rate, of the largest that is stable, or
-#: of 2. No delay and one, real roots and complex ones, what grows, and what grows without a delay too.
+#: of 2. No delay and one, real roots and complex ones, what grows, and what grows without a delay too. Between
+#: 1 and π/3: what one update of delay bears, and what it would if a small angle were its sine.
 KINDS = (
     (0, "fastest", 0.4), (0, "stable", 0.8), (1, "fastest", 0.7), (1, "stable", 0.6), (2, "stable", 0.9),
     (3, "stable", 1.4), (5, "fastest", 0.5), (4, "two", 1.2), (12, "stable", 0.75), (30, "stable", 0.5),
+    (1, "small angle", 1),
 )  # fmt: skip
 
 
@@ -26,8 +28,8 @@ def draw(rng: Rng) -> Cases:
 def drawn(rng: Rng, delay: int, limit: str, part: float) -> dict[str, Any]:
     """The error neither falls nor grows by little only, with this delay or with another."""
     while True:
-        whole = {"fastest": fastest(delay), "stable": stable(delay), "two": 2.0}[limit]
-        product = whole * part * float(rng.uniform(0.93, 1.07))
+        whole = {"fastest": fastest(delay), "stable": stable(delay), "two": 2.0, "small angle": 1.024}[limit]
+        product = whole * part * float(1 + (0.01 if limit == "small angle" else 0.07) * rng.uniform(-1, 1))
         most = longest(product)
         is_clear = all(abs(product / stable(each) - 1) > 0.002 for each in (most, most + 1) if each >= 0)
         if is_clear and abs(product / fastest(delay) - 1) > 0.03:

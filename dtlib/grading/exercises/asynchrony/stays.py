@@ -11,11 +11,11 @@ from dtlib.grading.exercises.kinds import on_paper, values
 MANY = 4000  # local steps after which every worker is at its own optimum
 
 #: Workers, local steps, the range of η λ, and whether one has a loss that is flat. One step, one worker, rates that go
-#: beyond the optimum and back (η λ > 1).
+#: beyond the optimum and back (η λ > 1), all of them in the last: x lands on the other side.
 KINDS = (
     (2, 1, 0.1, 0.9, False), (2, 5, 0.05, 0.5, False), (3, 2, 0.2, 1.8, False), (4, 8, 0.02, 0.3, False),
     (3, 20, 0.01, 0.2, True), (1, 3, 0.1, 0.6, False), (5, 3, 0.3, 1.7, True), (6, 1, 0.05, 1.5, True),
-    (4, 100, 0.01, 0.1, False),
+    (4, 100, 0.01, 0.1, False), (3, 3, 1.2, 1.8, False),
 )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from dtlib.grading.exercises.kinds import on_paper, values
 KINDS = (
     (1, 0, 1, 3, 2, 0), (5, 1, 2, 1, 2, 0), (6, 2, 1.5, 4, 3, 0), (20, 1, 10, 8, 4, 2), (30, 2, 6, 6, 1, 1),
     (24, 2, 20, 16, 6, None), (12, 3, 4, 2, 4, None), (40, 1, 8, 64, 5, None), (9, 4, 1.2, 5, 0, 0),
+    (12, 4, 8, 8, 10, 10),
 )  # fmt: skip
 
 
@@ -33,7 +34,8 @@ def drawn(rng: Rng, m: int, slow: int, factor: float, n: int, most: int, wanted:
         best, *others = sorted(costs)
         is_clear = all(each > 1.002 * best for each in others)
         is_unsorted = m < 3 or times not in (sorted(times), sorted(times, reverse=True))
-        if is_clear and is_unsorted and wanted in (None, costs.index(best)):
+        is_late = wanted != 10 or costs[1] > 1.002 * costs[0]  # the first backup does not pay, many do
+        if is_late and is_clear and is_unsorted and wanted in (None, costs.index(best)):
             return call(f"times = {times}, N={n}, at most {most} backups", [times, n, most])
 
 

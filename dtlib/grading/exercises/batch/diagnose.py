@@ -37,7 +37,11 @@ def case(rng: Rng, number: int, kind: str, n: int, warmup: int, looks: str) -> d
         squares, variances = estimates(products, counts)
         ratio, other = variances.mean() / squares.mean(), (variances / squares).mean()
         is_uneven = "equal" in looks or max(counts) >= 2 * min(counts)
-        if is_uneven and squares.min() > 0.1 and (kind == SAME or abs(other / ratio - 1) > 0.02):
+        off = 1.0 if kind == SAME else abs(other / ratio - 1)
+        louder = used(PLAIN, products, counts) / used(NOTHING, products, counts)
+        # one mean of ratios is only a little off, one mean over ranks is more than twice as long as the right one
+        is_shown = (off < 0.04 or kind != RATIOS or n < 4) and (louder.max() > 2.1 or kind != PLAIN or n != 3)
+        if is_uneven and is_shown and squares.min() > 0.1 and off > 0.02:
             break
     global_batch, rate = sum(counts), float(f"{np.exp(rng.uniform(-6, -1)):.3g}")
     batch = global_batch if "as tuned" in looks else max(1, round(global_batch * rng.uniform(0.15, 0.5)))

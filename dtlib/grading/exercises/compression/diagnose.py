@@ -35,7 +35,9 @@ def case(rng: Rng, number: int, kind: str, scheme: str, n: int, changes: bool, l
     kept = int(elements * rng.uniform(0.004, 0.02))
     rates = [float(f"{rng.uniform(0.05, 0.4):.2g}")] * STEPS
     if changes:
-        at, factor = int(rng.integers(1, STEPS)), float(rng.choice([0.1, 0.2, 0.5]))
+        # Nothing is left after a step in which all is sent: what is rescaled has to be left before it.
+        at = 1 if looks == "empty" else int(rng.integers(1, STEPS))
+        factor = float(rng.choice([0.1, 0.2, 0.5]))
         rates[at:] = [each * factor for each in rates[at:]]
     meant, sent, residuals = told(rng, kind, scheme, n, rates, looks)
     used = sent.sum(1) if kind == SUM else sent.mean(1)
