@@ -70,6 +70,22 @@ def amount(name: str, value: Any, *, positive: bool = False) -> Any:
     return operator.index(value) if hasattr(value, "__index__") and not isinstance(value, np.ndarray) else float(array)
 
 
+def number(name: str, value: Any, *, positive: bool = False) -> float:
+    """`value`, or ``ValueError`` unless it is one finite number that is not negative."""
+    checked = amount(name, value, positive=positive)
+    if np.ndim(checked):
+        raise ValueError(f"{name} must be one number, not {value!r}")
+    return float(checked)
+
+
+def row(name: str, values: Any, *, positive: bool = False) -> NDArray[np.float64]:
+    """`values` as an array of at least one finite number, above 0 or not below it; else ``ValueError``."""
+    found = np.asarray(amount(name, values, positive=positive), dtype=np.float64)
+    if found.ndim != 1 or not found.size:
+        raise ValueError(f"{name} must be a row of one number or more, not {values!r}")
+    return found
+
+
 def sized(full_bytes: Any, n: Any, name: str = "full_bytes") -> tuple[Any, int]:
     """The size of a buffer and a number of ranks."""
     return amount(name, full_bytes), ranks(n)

@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dtlib.theory.formula import formula
-from dtlib.theory.valid import amount, whole
-
-from .given import number
+from dtlib.theory.valid import amount, number, whole
 
 
 def utilisation(

@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 
 from dtlib.theory.formula import formula
-from dtlib.theory.valid import amount, whole
-
-from .given import number, row
+from dtlib.theory.valid import amount, number, row, whole
 
 
 @formula(
@@ -59,7 +57,10 @@ def local_fixed_point(curvatures: Any, optima: Any, weights: Any, rate: float, l
     Rank r has curvature λ_r, optimum x_r* and weight w_r, of any scale. H = 1 gives the optimum of all, Σ w λ x*/Σ w λ,
     large H the mean of the optima. ``ValueError`` unless 0 < ηλ_r < 2 for all.
     """
-    steep, shares, eta = row("curvatures", curvatures), row("weights", weights), number("rate", rate, positive=True)
+    steep, shares = (
+        row(name, each, positive=True) for name, each in (("curvatures", curvatures), ("weights", weights))
+    )
+    eta = number("rate", rate, positive=True)
     goals = np.asarray(optima, dtype=np.float64)
     if not steep.shape == shares.shape == goals.shape:
         raise ValueError(

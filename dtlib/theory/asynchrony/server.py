@@ -8,9 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtlib.theory.formula import formula
-from dtlib.theory.valid import amount, whole
-
-from .given import row
+from dtlib.theory.valid import amount, row, whole
 
 
 @formula(
@@ -73,7 +71,7 @@ def staleness_of(times: Any) -> NDArray[np.float64]:
     hands in U t_r/t_q, each met by one of the U. So phases and the spread of the times do not matter to the mean. Up to
     the ends; weighted by the rates 1/t_r the mean is N − 1.
     """
-    each = row("times", times)
+    each = row("times", times, positive=True)
     return np.asarray(each * (1 / each).sum() - 1)
 
 

@@ -7,9 +7,7 @@ import math
 import numpy as np
 
 from dtlib.theory.formula import formula
-from dtlib.theory.valid import whole
-
-from .given import number
+from dtlib.theory.valid import number, whole
 
 
 @formula(

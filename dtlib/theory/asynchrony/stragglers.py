@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 
 from dtlib.theory.formula import formula
-from dtlib.theory.valid import whole
-
-from .given import number, row
+from dtlib.theory.valid import number, row, whole
 
 
 @formula(
@@ -81,7 +79,7 @@ def expected_slowest_of(samples: Any, n: int) -> float:
     x_1 ≤ … ≤ x_m: all draw at most x_i with the chance (i/m)^N. Times of one worker after another must be independent,
     and those of different workers too: what slows all at once is not seen as waiting.
     """
-    workers, times = whole("n", n, 1), np.sort(row("samples", samples, positive=False))
+    workers, times = whole("n", n, 1), np.sort(row("samples", samples))
     chances = (np.arange(times.size + 1) / times.size) ** workers
     return float((times * np.diff(chances)).sum())
 
@@ -94,7 +92,7 @@ def expected_slowest_of(samples: Any, n: int) -> float:
 )
 def sync_rate(times: Any) -> float:
     """Gradients a second of workers that wait for each other and take constant `times` in seconds."""
-    each = row("times", times)
+    each = row("times", times, positive=True)
     return float(each.size / each.max())
 
 
@@ -106,4 +104,4 @@ def sync_rate(times: Any) -> float:
 )
 def async_rate(times: Any) -> float:
     """Gradients a second of workers that do not wait, and take `times` in seconds in the mean."""
-    return float((1 / row("times", times)).sum())
+    return float((1 / row("times", times, positive=True)).sum())

@@ -1,4 +1,4 @@
-"""What the laws take beside amounts: whole numbers, one or an array of them, and vectors."""
+"""What the laws take beside amounts: whole numbers, one or an array of them, and pairs of rows."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dtlib.theory.valid import amount
+from dtlib.theory.valid import amount, row
 
 
 def counted(name: str, value: Any, minimum: int = 1) -> Any:
@@ -18,17 +18,9 @@ def counted(name: str, value: Any, minimum: int = 1) -> Any:
     return checked
 
 
-def vector(name: str, value: Any, *, positive: bool = False) -> NDArray[np.float64]:
-    """`value` as a vector of amounts with at least one element, or ``ValueError``."""
-    array = np.asarray(amount(name, value, positive=positive), dtype=np.float64)
-    if array.ndim != 1 or not array.size:
-        raise ValueError(f"{name} must be a list of at least one number, not {value!r}")
-    return array
-
-
 def paired(names: tuple[str, str], first: Any, second: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Two vectors of one length, the first of positive numbers, or ``ValueError``."""
-    left, right = vector(names[0], first, positive=True), vector(names[1], second)
+    left, right = row(names[0], first, positive=True), row(names[1], second)
     if left.shape != right.shape:
         raise ValueError(f"{names[1]} must be as many as {names[0]}, {left.size}, not {right.size}")
     return left, right

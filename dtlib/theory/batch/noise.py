@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dtlib.theory.formula import formula
-from dtlib.theory.valid import amount
+from dtlib.theory.valid import amount, row
 
-from .given import counted, paired, share, vector
+from .given import counted, paired, share
 
 
 @formula(
@@ -43,7 +43,7 @@ def mean_of_means_variance(variance: float, counts: ArrayLike) -> float:
     Rank r's mean has σ²/n_r and counts 1/N. Weighted by n_r instead it is σ²/Σ n_r, which is never more (the harmonic
     mean is at most the arithmetic one) and equal only for equal counts. Counts that do not depend on the samples.
     """
-    held = vector("counts", counted("counts", counts))
+    held = row("counts", counted("counts", counts))
     return float(amount("variance", variance) * (1 / held).sum() / held.size**2)
 
 

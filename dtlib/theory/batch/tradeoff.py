@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dtlib.theory.formula import formula
-from dtlib.theory.valid import amount
+from dtlib.theory.valid import amount, row
 
-from .given import counted, paired, vector
+from .given import counted, paired
 
 
 @formula(
@@ -132,7 +132,7 @@ def ramp_gain(noise_scales: ArrayLike) -> float:
     at least (∫√𝓑 ds)² (Cauchy–Schwarz), reached by B = √(r𝓑) for any r. At most 1, and 1 only for a constant 𝓑.
     Source: McCandlish et al. 2018, appendix D.
     """
-    scales = vector("noise_scales", noise_scales, positive=True)
+    scales = row("noise_scales", noise_scales, positive=True)
     return float(np.sqrt(scales).mean() ** 2 / scales.mean())
 
 
@@ -143,7 +143,7 @@ def steps_saved(stages: Sequence[tuple[float, float]]) -> float:
     """
     try:
         examples, batches = (
-            vector(name, each) for name, each in zip(("examples", "batches"), zip(*stages, strict=True), strict=True)
+            row(name, each) for name, each in zip(("examples", "batches"), zip(*stages, strict=True), strict=True)
         )
     except (TypeError, ValueError):
         raise ValueError(f"stages must be pairs of examples and a batch, not {stages!r}") from None
@@ -175,11 +175,11 @@ def fit_tradeoff(batches: ArrayLike, steps: ArrayLike, errors: ArrayLike | None 
     zero, and for fewer than two different batches.
     """
     sizes, counts = paired(("batches", "steps"), batches, steps)
-    counts = vector("steps", counts, positive=True)
+    counts = row("steps", counts, positive=True)
     if len(set(sizes)) < 2:
         raise ValueError(f"batches must be at least two different ones, not {batches!r}")
     _, weights = paired(("batches", "errors"), sizes, counts if errors is None else errors)
-    weights = 1 / vector("errors", weights, positive=True)
+    weights = 1 / row("errors", weights, positive=True)
     unit = sizes.min()
     rows = np.stack([weights, weights * unit / sizes], axis=1)
     (floor, slope), *_ = np.linalg.lstsq(rows, weights * counts, rcond=None)

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from dtlib.theory.formula import formula
+from dtlib.theory.valid import number
 
-from .vectors import Array, finite, number
+from .vectors import Array, finite
 
 
 def _contraction(delta: Any) -> float:

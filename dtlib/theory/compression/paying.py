@@ -12,8 +12,7 @@ from dataclasses import replace
 from dtlib.theory import cluster
 from dtlib.theory.cluster import Cluster
 from dtlib.theory.formula import formula
-
-from .vectors import number
+from dtlib.theory.valid import number
 
 HOW = ("all_reduce", "all_gather", "two_pass")
 """How a payload travels: summed on the way, from each rank to all, or to a rank that sums a part and on to all."""

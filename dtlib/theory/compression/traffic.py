@@ -4,10 +4,9 @@ codes that are opened half-way."""
 from __future__ import annotations
 
 from dtlib.theory.formula import formula
-from dtlib.theory.valid import amount, ranks, whole
+from dtlib.theory.valid import amount, number, ranks, whole
 
 from .quantise import quantised_bytes
-from .vectors import number
 
 
 @formula(

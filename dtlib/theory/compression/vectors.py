@@ -1,4 +1,4 @@
-"""What the laws take: numbers, and finite vectors and matrices."""
+"""What the laws take beside numbers: finite vectors and matrices."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from dtlib.theory.valid import amount
 
 Array = NDArray[np.float64]
 
@@ -23,14 +21,6 @@ def finite(name: str, value: Any, dims: int = 1) -> Array:
     if not np.isfinite(array).all():
         raise ValueError(f"{name} must be finite")
     return array
-
-
-def number(name: str, value: Any, *, positive: bool = False) -> float:
-    """`value`, or ``ValueError`` unless it is one finite number that is not negative."""
-    checked = amount(name, value, positive=positive)
-    if np.ndim(checked):
-        raise ValueError(f"{name} must be one number, not {value!r}")
-    return float(checked)
 
 
 def unit(array: Array) -> tuple[Array, float]:

@@ -9,7 +9,7 @@ import torch
 
 from .desk import Desk
 from .given import Given
-from .model import returned_function
+from .model import stepped
 
 
 def fed_back(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
@@ -37,16 +37,8 @@ def _pair(returned: Any) -> Any:
 
 def exchanges(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
     """``exchange = function(start)``, then ``exchange(gradient)`` in some steps; the desk gives each gradient."""
-    given, means, changed = desk.next(), [], list[str]()
+    given = desk.next()
     start = torch.from_numpy(given["start"])
     kept = Given(function, [start])
-    exchange = returned_function(function(start))
-    for _ in range(given["steps"]):
-        arguments = [torch.from_numpy(desk.next())]
-        before = Given(exchange, arguments)
-        mean = exchange(*arguments)
-        if not isinstance(mean, torch.Tensor):
-            raise TypeError(f"exchange must return a tensor, not {type(mean).__name__}")
-        means.append(mean.detach().clone())
-        changed += before.changed()
+    means, changed = stepped("exchange", function(start), given["steps"], desk)
     return {"means": means, "changed": kept.changed() + changed}

@@ -11,6 +11,7 @@ import torch
 from dtlib.grading.exercises import inputs
 
 from .desk import Desk
+from .given import Given
 
 
 class Gate(torch.autograd.Function):
@@ -75,6 +76,21 @@ def returned_function(returned: Any) -> Callable[..., Any]:
     if not callable(returned):
         raise TypeError(f"the function must return a function, not {type(returned).__name__}")
     return returned  # type: ignore[no-any-return]
+
+
+def stepped(name: str, returned: Any, steps: int, desk: Desk) -> tuple[list[torch.Tensor], list[str]]:
+    """What the function `returned`, called `name`, gives in each of some steps for a gradient from the desk, a tensor
+    each; and which of its arguments it changed."""
+    step, told, changed = returned_function(returned), list[torch.Tensor](), list[str]()
+    for _ in range(steps):
+        arguments = [torch.from_numpy(desk.next())]
+        kept = Given(step, arguments)
+        found = step(*arguments)
+        if not isinstance(found, torch.Tensor):
+            raise TypeError(f"{name} must return a tensor, not {type(found).__name__}")
+        told.append(found.detach().clone())
+        changed += kept.changed()
+    return told, changed
 
 
 def gradients(model: torch.nn.Module) -> list[Any]:
