@@ -57,7 +57,8 @@ def local_fixed_point(curvatures: Any, optima: Any, weights: Any, rate: float, l
     Rank r has curvature λ_r, optimum x_r* and weight w_r, of any scale. H = 1 gives the optimum of all, Σ w λ x*/Σ w λ,
     large H the mean of the optima. ``ValueError`` unless 0 < ηλ_r < 2 for all.
     """
-    steep, shares = (
+    steep = row("curvatures", curvatures, positive=True)
+    shares = row("weights", weights, positive=True)
         row(name, each, positive=True) for name, each in (("curvatures", curvatures), ("weights", weights))
     )
     eta = number("rate", rate, positive=True)
