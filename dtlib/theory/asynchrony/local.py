@@ -59,8 +59,6 @@ def local_fixed_point(curvatures: Any, optima: Any, weights: Any, rate: float, l
     """
     steep = row("curvatures", curvatures, positive=True)
     shares = row("weights", weights, positive=True)
-        row(name, each, positive=True) for name, each in (("curvatures", curvatures), ("weights", weights))
-    )
     eta = number("rate", rate, positive=True)
     goals = np.asarray(optima, dtype=np.float64)
     if not steep.shape == shares.shape == goals.shape:
