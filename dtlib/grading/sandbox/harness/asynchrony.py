@@ -20,3 +20,25 @@ def steps_alone(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
     kept = Given(function, start)
     told, changed = stepped("step", function(*start), given["steps"], desk)
     return {"weights": told, "changed": kept.changed() + changed}
+
+
+def served(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
+    """``weights = function(weights, rate, updates, next_gradient)``: the desk gives each gradient, and is shown the
+    size of the weights that it is asked with."""
+    given = desk.next()
+    arguments = [torch.from_numpy(given["weights"]), given["rate"], given["updates"]]
+    kept, left = Given(function, arguments), given["gradients"]
+
+    def next_gradient(weights: torch.Tensor) -> torch.Tensor:
+        if not isinstance(weights, torch.Tensor) or weights.shape != arguments[0].shape:
+            raise ValueError(f"weights must be a tensor of shape {tuple(arguments[0].shape)}, not {weights!r}")
+        nonlocal left
+        left -= 1
+        return torch.from_numpy(desk.next(weights.detach().double().norm()))
+
+    weights = function(*arguments, next_gradient)
+    if not isinstance(weights, torch.Tensor):
+        raise TypeError(f"the function must return a tensor, not {type(weights).__name__}")
+    for _ in range(left):
+        desk.next()
+    return {"weights": weights.detach().clone(), "changed": kept.changed()}
