@@ -103,8 +103,10 @@ def plan(
     no constant was fitted on, LLM Foundry's took a tenth longer in the median, torchtitan's a third, and those of a
     sweep of small models with nanotron a fifth without pipelines inside a node and three times as long with them.
     With --critical-batch B* a step of B tokens is taken to need 1 + B*/B times the least steps of a goal, and so 1 +
-    B/B* times its least tokens: cards that enlarge the batch beyond B* save little time and cost many tokens. B* is
-    measured, by runs to one goal or as the gradient's noise scale (chapter "batch size"), and grows during a run.
+    B/B* times its least tokens: cards that double the batch save a quarter of the steps at B*, and less beyond, for
+    half as many tokens more, and more beyond. B* is measured by runs to one goal, and grows during a run. Measured as
+    the gradient's noise scale (chapter "batch size") it may be far off: in published runs that was from a twentieth of
+    B* to eight times as much, and for OLMo less by orders of magnitude.
 
     Exit code 0, or 2 for what is not possible.
     """

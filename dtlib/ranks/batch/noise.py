@@ -166,7 +166,7 @@ class NoiseScale(Meter):
 
 
 class MicroBatches(Meter):
-    """The same on one rank that accumulates: the micro-batches' gradients are the small ones, their mean the large one.
+    """The same on one rank that accumulates micro-batches of one size: they have the small gradients, their mean is large.
 
         noise = MicroBatches(model)
         for tokens, targets in micro_batches:

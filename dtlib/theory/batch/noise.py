@@ -25,7 +25,8 @@ def averaged_variance(variance: ArrayLike, batch: ArrayLike, n: ArrayLike = 1) -
 
     `variance` is σ² = E|g_i − G|² of one sample's gradient, `batch` the samples of each of `n` ranks. Of a mean of B
     independent vectors E|ḡ − G|² = 1/B² Σ_ij E(g_i − G)·(g_j − G), and the terms with i ≠ j are zero. Samples drawn
-    without replacement from M have less: σ²/B · (M − B)/(M − 1), the case ρ = −b/(M − b) of `correlated_variance`.
+    without replacement from M have less: σ²/B · (M − B)/(M − 1), which is `correlated_variance` of σ²(M − b)/(M − 1)
+    (σ² itself if b = 1) with ρ = −b/(M − b).
     """
     samples = amount("batch", batch, positive=True) * counted("n", n)
     return amount("variance", variance) / samples

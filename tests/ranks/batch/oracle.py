@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
 
+from dtlib.ranks import dp
+
 SHAPES = {"a": (6, 5), "b": (7,), "c": ()}
+B = 3  # samples of a rank
 
 
 def gradients(n, steps, shapes=SHAPES, seed=0):
@@ -36,6 +40,17 @@ class Given(nn.Module):
     def forward(self, grads):
         own = dict(self.named_parameters())
         return sum((own[name] * torch.as_tensor(grads[name], dtype=own[name].dtype)).sum() for name in grads)
+
+
+def measure(given, noise, options, samples=B):
+    """In a rank: what the meter says after each step."""
+    wrapped = dp.BucketedDataParallel(Given(), exchange=noise, **options)
+    found = []
+    for by_rank in given:
+        wrapped.zero_grad()
+        wrapped(by_rank[dist.get_rank()]).backward()
+        found.append(noise.measured(samples))
+    return found, wrapped.buckets
 
 
 class Samples:
