@@ -166,7 +166,7 @@ class NoiseScale(Meter):
 
 
 class MicroBatches(Meter):
-    """The same on one rank that accumulates micro-batches of one size: theirs are the small gradients, their mean is large.
+    """The same on one rank that accumulates equal micro-batches: small gradients, and the large one is their mean.
 
         noise = MicroBatches(model)
         for tokens, targets in micro_batches:
