@@ -79,8 +79,8 @@ def noise_scale(variance: ArrayLike, square: ArrayLike) -> Any:
     """The noise scale 𝓑, in samples.
 
     tr Σ = σ² (`variance`) of one sample's gradient over |G|² (`square`). It grows as |G| falls, so in most runs
-    that get on, and need not be near the critical batch of whole runs. Source: McCandlish et al. 2018, arXiv 1812.06162,
-    section 2.
+    that get on, and need not be near the critical batch of whole runs. Source: McCandlish et al. 2018, arXiv
+    1812.06162, section 2.
     """
     return amount("variance", variance) / amount("square", square, positive=True)
 
