@@ -1,0 +1,160 @@
+"""The straggler is named, and why it is slow: in drawn seconds, and on ranks that were slowed on purpose."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from dtlib import lab
+from dtlib.ranks.reliability.slow import Straggler, straggler
+
+SIZES = [2, 3, 4, 8, 257]
+CAUSES = ["card", "input", "link"]
+
+
+def drawn(rng, n, cause=None, slow=0, steps=20, by=0.04, noise=0.05):
+    """Compute, waiting, transfer and input seconds of a step of 0.1 s; one step in ten has a hiccup somewhere."""
+    compute, transfer, loading = (mean * rng.lognormal(0, noise, (steps, n)) for mean in (0.07, 0.02, 0.01))
+    for step in range(0, steps, 10):
+        compute[step, rng.integers(n)] += 0.5
+    if cause is not None:
+        {"card": compute, "input": loading, "link": transfer}[cause][:, slow] += by
+    arrival = compute + loading
+    return compute, arrival.max(1, keepdims=True) - arrival, transfer, loading
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("cause", CAUSES)
+def test_the_slow_rank_is_named_and_why(n, cause):
+    rng = np.random.default_rng(n)
+    for _ in range(20):
+        slow = int(rng.integers(n))
+        found = straggler(*drawn(rng, n, cause, slow))
+        assert (found.rank, found.cause) == (slow, cause)
+        assert found.lost_seconds == pytest.approx(0.04, rel=0.5)
+
+
+@pytest.mark.parametrize("n", [1, *SIZES])
+@pytest.mark.parametrize("noise", [0.0, 0.05, 0.3])
+def test_nobody_is_named_where_nobody_is_slow(n, noise):
+    rng = np.random.default_rng(n)
+    assert all(straggler(*drawn(rng, n, noise=noise)) == Straggler() for _ in range(20))
+
+
+def test_what_nobody_waits_for_is_not_slow():
+    compute, waiting, transfer, loading = drawn(np.random.default_rng(0), 4)
+    loading[:, 2] += 0.04
+    compute[:, 2] -= 0.04  # the same in all: its input is late and its card early
+    assert straggler(compute, waiting, transfer, loading) == Straggler()
+
+
+def test_the_others_are_compared_with_and_not_all():
+    """With two ranks the median of all is between them, and hides half of what is lost."""
+    compute = np.tile([0.1, 0.112], (5, 1))
+    waiting = compute.max(1, keepdims=True) - compute
+    found = straggler(compute, waiting, np.zeros((5, 2)), np.zeros((5, 2)), least_share=0.1)
+    assert found.rank == 1
+    assert found.lost_seconds == pytest.approx(0.012)
+
+
+def of_mean(compute, waiting, transfer, loading):
+    rank = int(np.argmax(compute.mean(0)))
+    return Straggler(rank, "card", 0.0)
+
+
+def of_most_waiting(compute, waiting, transfer, loading):
+    """The one that waits most is the fastest."""
+    return Straggler(int(np.argmax(np.median(waiting, 0))), "card", 0.0)
+
+
+def of_whole_step(compute, waiting, transfer, loading):
+    """With the waiting counted all ranks' steps are as long."""
+    return Straggler(int(np.argmax((compute + waiting + loading).mean(0))), "card", 0.0)
+
+
+@pytest.mark.parametrize("mutant", [of_mean, of_most_waiting, of_whole_step])
+def test_mutants_miss(mutant):
+    right = 0
+    rng = np.random.default_rng(3)
+    for slow in (0, 1, 2, 3) * 5:
+        found = mutant(*drawn(rng, 4, "card", slow, by=0.03))
+        right += found.rank == slow
+    assert right < 20
+
+
+@pytest.mark.parametrize("name", ["compute_seconds", "waiting_seconds", "transfer_seconds", "input_seconds"])
+@pytest.mark.parametrize("bad", [np.full((5, 2), np.nan), -np.ones((5, 2)), np.ones((5, 3)), np.ones(5), "a"])
+def test_bad_input_is_refused_by_name(name, bad):
+    given = dict.fromkeys(("compute_seconds", "waiting_seconds", "transfer_seconds", "input_seconds"), np.ones((5, 2)))
+    with pytest.raises(ValueError, match=name if name != "compute_seconds" or np.ndim(bad) != 2 else "seconds"):
+        straggler(**{**given, name: bad})
+
+
+def test_too_few_steps_and_a_share_of_nothing_are_refused():
+    two, five = np.ones((2, 2)), np.ones((5, 2))
+    with pytest.raises(ValueError, match="at least 3 steps, not 2"):
+        straggler(two, two, two, two)
+    with pytest.raises(ValueError, match="least_share"):
+        straggler(five, five, five, five, least_share=1)
+
+
+LEAST_S, SLOW_S, STEPS = 0.01, 0.05, 7
+
+
+def measured(cause, slow, message_bytes):
+    """A rank's steps: input, compute, a barrier, and a message down the line of ranks."""
+    rank, n, rows = dist.get_rank(), dist.get_world_size(), []
+    out, back = torch.ones(message_bytes, dtype=torch.uint8), torch.empty(message_bytes, dtype=torch.uint8)
+    for step in range(STEPS + 1):
+        marks = [time.perf_counter()]
+        time.sleep(LEAST_S / 2 + (SLOW_S if (cause, slow) == ("input", rank) else 0))
+        marks.append(time.perf_counter())
+        until = time.perf_counter() + LEAST_S / 2 + (SLOW_S if (cause, slow) == ("card", rank) else 0)
+        while time.perf_counter() < until:
+            time.sleep(0.0005)  # as a card's work, it leaves the core alone
+        marks.append(time.perf_counter())
+        dist.barrier()
+        marks.append(time.perf_counter())
+        requests = [dist.isend(out, rank + 1)] if rank + 1 < n else []
+        if rank:
+            dist.recv(back, rank - 1)
+        marks.append(time.perf_counter())
+        for request in requests:
+            request.wait()
+        if step:
+            loading, compute, waiting, transfer = np.diff(marks)
+            rows.append((compute, waiting, transfer if rank else 0.0, loading))
+    return rows
+
+
+def found_on_ranks(cause, slow, n):
+    if cause == "link":  # ranks 0, 1 and 2, 3: what comes to rank 2 comes across
+        cluster = lab.cluster(2, 2, inside=200e6, across=4e6)
+        rows = lab.run(measured, args=(cause, slow, 400_000), cluster=cluster)
+    else:
+        rows = lab.run(measured, n, args=(cause, slow, 1000))
+    return straggler(*np.array(rows).transpose(2, 1, 0))
+
+
+def expected(cause, slow):
+    return (slow, cause) if cause else (None, None)
+
+
+CASES = [("card", 1, 2), ("input", 2, 3), ("card", 0, 4), ("link", 2, 4), (None, 0, 4)]
+
+
+@pytest.mark.parametrize(("cause", "slow", "n"), CASES)
+def test_ranks_slowed_on_purpose(cause, slow, n):
+    found = found_on_ranks(cause, slow, n)
+    assert (found.rank, found.cause) == expected(cause, slow), found
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("cause", "slow", "n"), CASES)
+def test_ranks_slowed_on_purpose_twenty_times(cause, slow, n):
+    found = [found_on_ranks(cause, slow, n) for _ in range(20)]
+    assert [(each.rank, each.cause) for each in found] == [expected(cause, slow)] * 20
