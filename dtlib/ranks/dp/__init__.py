@@ -14,6 +14,7 @@ from dtlib.ranks.shared.replicas import belongs_to
 
 from .base import DataParallel, global_mean_loss
 from .bucketed import Bucket, BucketedDataParallel, Exchange, all_reduce
+from .checkpoint import load, save
 from .simple import FlatDataParallel, NaiveDataParallel
 
 __all__ = [
@@ -26,4 +27,6 @@ __all__ = [
     "all_reduce",
     "belongs_to",
     "global_mean_loss",
+    "load",
+    "save",
 ]

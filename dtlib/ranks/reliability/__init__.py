@@ -1,1 +1,26 @@
-"""Training that goes on when something breaks: noticing it, and starting again from what was saved."""
+"""Training that goes on when something breaks: noticing it, and starting again from what was saved.
+
+    sampler = reliability.Sampler(num_samples, batch=64, seed=0)
+    ...
+    extra = reliability.capture(step=step, scheduler=scheduler, sampler=sampler)
+    zero.save(model, folder, extra=extra, keep=3)
+
+and in fresh processes, as the last thing before training:
+
+    step = reliability.restore(zero.load(model, folder), scheduler=scheduler, sampler=sampler)["step"]
+
+| what is saved | by | without it |
+|---|---|---|
+| weights, an optimizer's states and settings | `save` of `dp`, `zero`, `threed` | it begins anew, or jumps |
+| step, scheduler, scaler | `capture` | the rate of step 0, a scale that overflows |
+| the sampler's position | `capture` | samples come twice, others never |
+| random states of each rank | `capture` | other masks of dropout, other augmentation |
+
+With as many ranks as before the next steps are equal to the bit, where torch's kernels are deterministic. With another
+number the samples are the same, in the same order, and sums come in another order; dice are then cast anew.
+"""
+
+from .sampler import Sampler
+from .state import capture, restore
+
+__all__ = ["Sampler", "capture", "restore"]

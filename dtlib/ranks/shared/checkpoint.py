@@ -19,54 +19,70 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dtlib.ranks.mesh import Group
+from dtlib.theory.valid import whole
 
 from .held import Held
 
-_SETTINGS = "settings.pt"
 
-
-def save(folder: str | os.PathLike[str], held: Sequence[Held], settings: Any, group: Group = None) -> None:
+def save(
+    folder: str | os.PathLike[str], held: Sequence[Held], settings: Any, group: Group = None, *, keep: int = 1
+) -> None:
     """Write to `folder`, which all ranks see, what they hold and, from the first rank, `settings`; all must call it.
 
-    Each element is written once, by a rank on which it counts. A checkpoint is a folder of its own inside; when it is
-    finished the older ones go, so at every moment one is whole. ``ValueError`` before anything is written for an
-    optimizer that keeps something else than numbers and a tensor like the parameter.
+    Each element is written once, by a rank on which it counts. A checkpoint is a folder of its own inside, with a
+    number for a name; until it is finished it has the suffix ``.part``, so a rank that is killed at any moment leaves
+    the older ones as they were. When it is finished, the newest `keep` stay. ``ValueError`` before anything is written
+    for an optimizer that keeps something else than numbers and a tensor like the parameter, or for settings that could
+    not be read again.
     """
     from torch.distributed import checkpoint as dcp
 
-    from . import planners
+    from . import files, planners
 
+    keep = whole("keep", keep, 1)
     folder, is_root, planner = Path(folder), dist.get_rank(group) == 0, planners.Save(held)
-    last = _last(folder)
-    new = folder / f"{0 if last is None else int(last.name) + 1:06}"
+    writer_settings, older = files.packed(settings), _all_finished(folder)
+    new = folder / f"{int(older[-1].name) + 1 if older else 0:06}"
     dist.barrier(group=group)  # nobody looks for the last one after the first has begun
     if is_root:
-        shutil.rmtree(new, ignore_errors=True)  # what somebody left unfinished
-        new.mkdir(parents=True)
-        torch.save(settings, new / _SETTINGS)
+        for unfinished in folder.glob(f"[0-9]*{files.UNFINISHED}"):
+            shutil.rmtree(unfinished, ignore_errors=True)
     dist.barrier(group=group)
-    dcp.save({}, checkpoint_id=new, planner=planner, process_group=group)
-    if is_root and last is not None:
-        shutil.rmtree(last)
+    dcp.save({}, storage_writer=files.Writer(new, writer_settings), planner=planner, process_group=group)
+    if is_root:
+        for old in older[: max(0, len(older) + 1 - keep)]:
+            gone = old.with_suffix(files.UNFINISHED)  # what is half removed must not look like a checkpoint
+            os.replace(old, gone)
+            shutil.rmtree(gone, ignore_errors=True)
     dist.barrier(group=group)
 
 
 def settings_of(folder: str | os.PathLike[str]) -> Any:
-    """The settings of the last finished checkpoint in `folder`; ``ValueError`` if there is none."""
-    return torch.load(_finished(folder) / _SETTINGS, weights_only=True)
+    """The settings of the last finished checkpoint in `folder`; ``ValueError`` if there is none, or if their file is not
+    as it was written."""
+    from . import files
+
+    last = _finished(folder)
+    if found := files.damage(last, (files.SETTINGS,)):
+        raise ValueError(_refusal(last, found))
+    return torch.load(last / files.SETTINGS, weights_only=True)
 
 
 def load(folder: str | os.PathLike[str], held: Sequence[Held], group: Group = None) -> None:
     """Read the last finished checkpoint in `folder` into what the ranks hold and their optimizers' states; all must
     call it.
 
-    ``ValueError``, on all ranks and before anything is changed, if there is none, or if it is of other parameters.
+    Every file is first held against its sum, by one of the ranks. ``ValueError``, on all ranks and before anything is
+    changed, if there is no checkpoint, if it is of other parameters, or if a file is missing or not as it was written:
+    the error names the file, the rank that wrote it, and the newest older checkpoint that is whole. To go on from that
+    one, remove those after it: to lose steps is not for a library to decide.
     """
     from torch.distributed import checkpoint as dcp
 
     from . import planners
 
     last = _finished(folder)
+    _refuse_damage(last, group)
     saved = planners.saved_in(last)
     planners.refuse_others(folder, held, saved, group)
     planner = planners.Load(held, saved)
@@ -76,18 +92,21 @@ def load(folder: str | os.PathLike[str], held: Sequence[Held], group: Group = No
 
 
 def merged(folder: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, dict[str, Any]]]:
-    """The last finished checkpoint in `folder` without any ranks: weights, and of each what an optimizer keeps."""
+    """The last finished checkpoint in `folder` without any ranks: weights, and of each what an optimizer keeps.
+    ``ValueError`` as in `load`."""
     from torch.distributed import checkpoint as dcp
 
-    from . import planners
+    from . import files, planners
 
     last = _finished(folder)
-    whole = {name: torch.empty(e.size, dtype=e.properties.dtype) for name, e in planners.saved_in(last).items()}
+    if found := files.damage_of_all(last):
+        raise ValueError(_refusal(last, found))
+    read = {name: torch.empty(e.size, dtype=e.properties.dtype) for name, e in planners.saved_in(last).items()}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as it is to be
-        dcp.load(whole, checkpoint_id=last, no_dist=True)
+        dcp.load(read, checkpoint_id=last, no_dist=True)
     weights, states = dict[str, Tensor](), dict[str, dict[str, Any]]()
-    for saved_name, tensor in whole.items():
+    for saved_name, tensor in read.items():
         if not saved_name.startswith(planners.OF_OPTIMIZER):
             weights[saved_name] = tensor
             continue
@@ -96,13 +115,37 @@ def merged(folder: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str,
     return weights, states
 
 
-def _last(folder: Path) -> Path | None:
-    """The last finished checkpoint: torch writes its metadata at the end."""
-    finished = [each.parent for each in folder.glob("[0-9]*/.metadata")]
-    return max(finished, key=lambda each: int(each.name), default=None)
+def _refuse_damage(checkpoint: Path, group: Group) -> None:
+    """``ValueError`` on all ranks if a file is not as it was written; each rank reads its share of them."""
+    from . import files
+
+    rank, n = dist.get_rank(group), dist.get_world_size(group)
+    found = files.damage(checkpoint, (files.METADATA, files.SETTINGS))
+    found = found or files.damage(checkpoint, files.shards(checkpoint)[rank::n])
+    everyone: list[Any] = [None] * n
+    dist.all_gather_object(everyone, found, group=group)
+    if found := next((each for each in everyone if each), None):
+        refusal = [_refusal(checkpoint, found) if rank == 0 else None]
+        dist.broadcast_object_list(refusal, group=group, group_src=0)
+        raise ValueError(refusal[0])
+
+
+def _refusal(checkpoint: Path, found: str) -> str:
+    from . import files
+
+    older = _all_finished(checkpoint.parent)
+    older = older[: older.index(checkpoint)]
+    intact = next((each for each in reversed(older) if files.damage_of_all(each) is None), None)
+    hint = f"{intact} is whole: remove what is newer to go on from there" if intact else "no older one is whole"
+    return f"folder must hold a checkpoint as it was written, and {found}; {hint}"
+
+
+def _all_finished(folder: Path) -> list[Path]:
+    """The finished checkpoints, oldest first."""
+    return sorted((each for each in folder.glob("[0-9]*") if each.name.isdigit()), key=lambda each: int(each.name))
 
 
 def _finished(folder: str | os.PathLike[str]) -> Path:
-    if (last := _last(Path(folder))) is None:
+    if not (finished := _all_finished(Path(folder))):
         raise ValueError(f"folder must hold a finished checkpoint, and {folder} has none")
-    return last
+    return finished[-1]

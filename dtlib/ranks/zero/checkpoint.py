@@ -17,42 +17,47 @@ from .pieces import held
 from .zero import Zero
 
 
-def save(model: Zero, folder: str | os.PathLike[str]) -> None:
-    """Write `model` and its optimizer to `folder`, which all ranks see; every rank must call it.
+def save(model: Zero, folder: str | os.PathLike[str], *, extra: Any = None, keep: int = 1) -> None:
+    """Write `model`, its optimizer and `extra` to `folder`, which all ranks see; every rank must call it.
 
-    Each rank writes its Ψ/N elements; rank 0 also buffers and what is not sharded. The older checkpoint goes when the
-    new one is finished. Gradients are not saved. ``TypeError`` unless `model` is a `Zero`.
+    Each rank writes its Ψ/N elements; rank 0 also buffers, what is not sharded and its `extra`: tensors, numbers,
+    strings, lists and dictionaries of them. When the new checkpoint is finished, the newest `keep` stay. Gradients are
+    not saved. ``TypeError`` unless `model` is a `Zero`.
     """
     _refuse(model)
     if model.replicas is None or dist.get_rank(model.replicas) == 0:  # the other replicas own the same
         settings = {
             "groups": [{k: v for k, v in group.items() if k != "params"} for group in model.optimizer.param_groups],
             "names": model.group_names, "aliases": _aliases(model), "empty": _empty(model),
+            "extra": extra,
         }  # fmt: skip
-        checkpoint.save(folder, list(_all(model)), settings, model.group)
+        checkpoint.save(folder, list(_all(model)), settings, model.group, keep=keep)
     if model.replicas is not None:
         dist.barrier(group=model.replicas)
 
 
-def load(model: Zero, folder: str | os.PathLike[str]) -> None:
-    """Read what `save` wrote into `model` and its optimizer; every rank must call it.
+def load(model: Zero, folder: str | os.PathLike[str]) -> Any:
+    """Read what `save` wrote into `model` and its optimizer, and return `extra`; every rank must call it.
 
     The checkpoint may come from another number of ranks and another stage. Each rank reads the elements it owns; after
     that stages 1 and 2 gather the weights, (N−1)/N · Ψ · width bytes sent. Gradients are forgotten. ``ValueError``
-    before anything is changed if there is no finished checkpoint, or if it is of other parameters, shapes or groups.
+    before anything is changed if there is no finished checkpoint, if it is of other parameters, shapes or groups, or if
+    a file is not as it was written.
     """
     _refuse(model)
-    groups, saved = model.optimizer.param_groups, checkpoint.settings_of(folder)["groups"]
+    settings = checkpoint.settings_of(folder)
+    groups, saved = model.optimizer.param_groups, settings["groups"]
     if len(saved) != len(groups):
         must = f"folder must hold as many parameter groups as the optimizer has, {len(groups)}"
         raise ValueError(f"{must}; {folder} holds {len(saved)}")
     checkpoint.load(folder, list(_all(model)), model.group)
-    for group, settings in zip(groups, saved, strict=True):
-        group.update(settings)
+    for group, options in zip(groups, saved, strict=True):
+        group.update(options)
     for shard in model.shards:
         shard.end_step()
     model.zero_grad()
     model.publish()
+    return settings["extra"]
 
 
 def merge(folder: str | os.PathLike[str]) -> dict[str, Any]:
