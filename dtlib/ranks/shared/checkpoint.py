@@ -58,8 +58,8 @@ def save(
 
 
 def settings_of(folder: str | os.PathLike[str]) -> Any:
-    """The settings of the last finished checkpoint in `folder`; ``ValueError`` if there is none, or if their file is not
-    as it was written."""
+    """The settings of the last finished checkpoint in `folder`; ``ValueError`` if there is none, or if their file is
+    not as it was written."""
     from . import files
 
     last = _finished(folder)

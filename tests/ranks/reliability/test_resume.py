@@ -1,4 +1,4 @@
-"""A run that was stopped and goes on in fresh processes is the run that was never stopped; and why each piece is saved."""
+"""A run that goes on in fresh processes is the run that was never stopped; and why each piece is saved."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Run:
             "sampler": reliability.Sampler(NUM_SAMPLES, BATCH, seed=SEED),
         }
         if kind == "dp" and self.throws_dice:
-            self.parts["scaler"] = torch.amp.GradScaler("cpu", init_scale=2.0**127, growth_interval=3)
+            self.parts["scaler"] = torch.amp.GradScaler("cpu", init_scale=2.0**127, backoff_factor=2.0**-20)
 
     def train(self, until):
         """The losses of this rank, and the samples that it saw."""
@@ -133,7 +133,6 @@ def test_in_fresh_processes_the_run_goes_on_to_the_bit(whole_run, folder):
             assert rest == losses[STOPPED:], kind
             assert seen == samples[STOPPED * BATCH // 2 :], kind
             assert all(torch.equal(weights[name], after[name]) for name in weights), kind
-    assert whole_run[0][1][0] != whole_run[1][1][0]  # ranks have dice of their own
 
 
 def without(piece, folder):
