@@ -18,9 +18,30 @@ and in fresh processes, as the last thing before training:
 
 With as many ranks as before the next steps are equal to the bit, where torch's kernels are deterministic. With another
 number the samples are the same, in the same order, and sums come in another order; dice are then cast anew.
+
+| what is noticed | by |
+|---|---|
+| who never came to a collective, or is in another one | `flight` |
+| replicas that are not alike any more | `Replicas` |
+| gradients that are not finite, a loss that jumps | `not_finite`, `Spikes` |
+| whose card, link or input holds all others up | `straggler` |
 """
 
+from . import flight
+from .guard import Drifted, Replicas, Spikes, not_finite
 from .sampler import Sampler
+from .slow import Straggler, straggler
 from .state import capture, restore
 
-__all__ = ["Sampler", "capture", "restore"]
+__all__ = [
+    "Drifted",
+    "Replicas",
+    "Sampler",
+    "Spikes",
+    "Straggler",
+    "capture",
+    "flight",
+    "not_finite",
+    "restore",
+    "straggler",
+]
