@@ -5,6 +5,12 @@ from .cluster import cluster
 from .fit import fit_alpha_beta, fit_link
 from .launch import RankError, RankTimeout, register, run, session
 from .launch.context import barrier
+from .launch.faults import Cut as cut
+from .launch.faults import Flip as flip
+from .launch.faults import Kill as kill
+from .launch.faults import Slow as slow
+from .launch.faults import Stop as stop
+from .launch.faults import step
 from .memory import MemorySpan, memory, memory_spans, saved_bytes
 from .messages import count_steps, messages
 from .race import Race, Ratio, fastest, race
@@ -27,9 +33,12 @@ __all__ = [
     "check",
     "cluster",
     "count_steps",
+    "cut",
     "fastest",
     "fit_alpha_beta",
     "fit_link",
+    "flip",
+    "kill",
     "memory",
     "memory_spans",
     "messages",
@@ -38,6 +47,9 @@ __all__ = [
     "run",
     "saved_bytes",
     "session",
+    "slow",
+    "step",
+    "stop",
     "timeline",
     "wire",
 ]

@@ -52,6 +52,10 @@ class Report:
     """Whether the ranks are there still, idle, and wait for another task."""
     refused: str = ""
     """Why no rank was started."""
+    steps: dict[int, int] = field(default_factory=dict)
+    """The last step that a rank marked, by rank."""
+    happened: tuple[int, ...] = ()
+    """Which of the faults that the ranks were to have did happen."""
 
 
 class Crew(ABC):
@@ -177,7 +181,12 @@ class Crew(ABC):
             message, _ = recv_frame(rank.sock)
         except (EOFError, OSError, ValueError):
             return False  # its death is noticed by its process id
-        kind, payload = message[:1], message[1:]
+        self.hear(number, message[:1], message[1:])
+        return True
+
+    def hear(self, number: int, kind: bytes, payload: bytes) -> None:
+        """Do what a rank's frame of this kind asks for."""
+        rank = self.ranks[number]
         if kind == b"X":
             rank.waiting = payload
         elif kind == b"D":
@@ -185,7 +194,6 @@ class Crew(ABC):
         else:
             rank.state = "raised"
             rank.failure = self.read_failure(rank)
-        return True
 
     def let_meet(self) -> None:
         """Give the ranks what they told each other, when all are there; nothing, where one will not come any more."""
@@ -207,12 +215,16 @@ class Crew(ABC):
         return failure
 
     def _notice_deaths(self) -> None:
-        for rank in self.ranks:
+        for number, rank in enumerate(self.ranks):
             if rank.pid and rank.state == "running":
                 pid, status = os.waitpid(rank.pid, os.WNOHANG)
                 if pid:
                     rank.pid, rank.state = 0, "died"
-                    rank.failure = Failure(_how_it_died(status))
+                    rank.failure = Failure(self.how_it_died(number, status))
+
+    def how_it_died(self, number: int, status: int) -> str:
+        """What is said of a rank whose process ended with `status`."""
+        return _how_it_died(status)
 
     def _failed(self, selector: selectors.BaseSelector) -> Report:
         """Name the rank to blame: one that died before any that raised (they raise because it died)."""
@@ -236,11 +248,15 @@ class Crew(ABC):
         return self._report(first=first)
 
     def _timed_out(self) -> Report:
+        self.ask_where()
+        return self._report(timed_out=True)
+
+    def ask_where(self) -> None:
+        """Have each rank that still runs write where it is, its Python stack, into its file."""
         for rank in self.ranks:
             if rank.state == "running" and rank.pid:
                 os.kill(rank.pid, signal.SIGUSR1)  # faulthandler writes the rank's Python stack
         time.sleep(0.2)
-        return self._report(timed_out=True)
 
     def pause(self) -> float:
         """For how many seconds to wait for word of the ranks, before they are looked after again."""

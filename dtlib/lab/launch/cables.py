@@ -70,6 +70,10 @@ class Cables:
         if self.latency_by == PACING:
             _pace_sends(self.cluster, rank)
 
+    def cut(self, rank: int) -> None:
+        """Pull both cables of `rank` out of their switches, in whose namespace this process is."""
+        _batch(self._ip, [f"link set {kind}{rank} down" for kind in (INSIDE, ACROSS)])
+
     def _can_delay(self) -> bool:
         with suppress(ClusterRefused):
             _batch(self._tc, ["qdisc add dev lo root netem delay 1ms", "qdisc del dev lo root"])

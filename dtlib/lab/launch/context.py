@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from dtlib.processes.channel import recv_frame, send_frame, split
 
@@ -21,6 +23,8 @@ class RankContext:
     """Give a few bytes, get those of every rank in rank order; returns when all ranks have called it."""
     latency_by: str | None = None
     """How the cables of a `lab.cluster` delay messages; None for a rank that has no cables."""
+    mark: Callable[[int], list[Any]] | None = None
+    """Tell that a step begins, and get the faults that the rank has to do by itself; None in a run without faults."""
 
 
 _current: RankContext | None = None
@@ -67,3 +71,14 @@ def exchange_over(sock: socket.socket) -> Callable[[bytes], list[bytes]]:
         raise RuntimeError("a rank of this run has failed: not all of them will meet here any more")
 
     return exchange
+
+
+def mark_over(sock: socket.socket) -> Callable[[int], list[Any]]:
+    """The marks of a rank whose supervisor, which strikes it where there is a fault, is at the other end of `sock`."""
+
+    def mark(step: int) -> list[Any]:
+        send_frame(sock, b"S%d" % step)
+        faults: list[Any] = pickle.loads(recv_frame(sock)[0])
+        return faults
+
+    return mark

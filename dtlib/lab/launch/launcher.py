@@ -21,6 +21,7 @@ from dtlib.processes.starter import start_supervisor
 from dtlib.theory.cluster import Cluster
 
 from . import context, torchrun
+from .faults import Fault, checked, place
 from .ship import pack
 from .stacks import readable
 from .worker import Job
@@ -46,21 +47,31 @@ _WHERE_THE_READER_HAS_IT = ("dtlib.lab", "dtlib.ranks", "dtlib.theory", "torch.d
 
 
 class RankError(RuntimeError):
-    """A rank raised, exited or was killed. `rank` names it, `traceback` is its own."""
+    """A rank raised, exited or was killed. `rank` names it, `traceback` is its own.
 
-    def __init__(self, message: str, rank: int, traceback: str = "") -> None:
+    In a run with faults `step` is the last one that it marked, None where it marked none.
+    """
+
+    def __init__(self, message: str, rank: int, traceback: str = "", step: int | None = None) -> None:
         super().__init__(message)
         self.rank = rank
         self.traceback = traceback
+        self.step = step
 
 
 class RankTimeout(TimeoutError):
-    """The time was up before all ranks had returned. `ranks` did not report; `stacks` says where each one was."""
+    """The time was up before all ranks had returned. `ranks` did not report; `stacks` says where each one was.
 
-    def __init__(self, message: str, ranks: list[int], stacks: dict[int, str]) -> None:
+    In a run with faults `steps` has the last step that each rank marked, by rank.
+    """
+
+    def __init__(
+        self, message: str, ranks: list[int], stacks: dict[int, str], steps: dict[int, int] | None = None
+    ) -> None:
         super().__init__(message)
         self.ranks = ranks
         self.stacks = stacks
+        self.steps = steps or {}
 
 
 def run(
@@ -73,6 +84,7 @@ def run(
     network: str = "private",
     cluster: Cluster | None = None,
     return_exceptions: bool = False,
+    faults: Sequence[Fault] = (),
 ) -> list[Any]:
     """Call ``fn(*args)`` in `world_size` fresh processes and return their results in rank order.
 
@@ -87,11 +99,17 @@ def run(
     place of its result: for ranks that are meant to fail, and what the others notice of it. Under ``torchrun`` the
     processes that are there are the ranks, and all but `fn` and `args` is torchrun's business.
 
+    `faults` happen to ranks where they mark a step with `lab.step`, each of them once: `lab.kill`, `lab.stop`,
+    `lab.slow`, `lab.flip`, and with a `cluster` `lab.cut`. The errors then say at which step a rank was struck, and at
+    which step and in which call of torch.distributed the others were. Where all ranks return and a fault has not
+    happened, as its step was not marked, that is a ``RuntimeError``: what they returned was not put to the test.
+
     Ranks that ask a collective for different dtypes of one size get wrong numbers without a word. With
     ``TORCH_DISTRIBUTED_DEBUG=DETAIL`` in ``os.environ`` torch compares before each call, and that is an error. It is
     not the default: every comparison sends some hundred bytes a rank, and `lab.wire` would count more than theory does.
 
-    Raises ``ValueError`` or ``TypeError`` for a bad argument before anything starts, `RankError` when a rank or one of
+    Raises ``ValueError`` or ``TypeError`` for a bad argument before anything starts, ``RuntimeError`` for faults under
+    ``torchrun``, whose processes are not ours to strike, `RankError` when a rank or one of
     its threads raises, or it exits or is killed (the others are ended at once), `RankTimeout` when `timeout_s` seconds
     have passed, with the Python stack of each rank that did not return, and ``RuntimeError`` inside a rank, or where
     this machine cannot have the cluster.
@@ -102,9 +120,12 @@ def run(
     if not isinstance(return_exceptions, bool):
         raise TypeError(f"return_exceptions must be True or False, not {return_exceptions!r}")
     job = job_of((fn, tuple(args)), world_size, timeout_s, threads_per_rank, network, cluster)
-    return (
-        torchrun.run_here(fn, tuple(args)) if torchrun.is_active() else run_job(replace(job, goes_on=return_exceptions))
-    )
+    struck = checked(faults, job.world_size, cluster is not None)
+    if not torchrun.is_active():
+        return run_job(replace(job, goes_on=return_exceptions, faults=struck))
+    if struck:
+        raise RuntimeError("faults need ranks that lab.run has started itself: under torchrun leave faults out")
+    return torchrun.run_here(fn, tuple(args))
 
 
 def check_call(fn: object, args: object) -> None:
@@ -221,9 +242,10 @@ def outcome(job: Job, report: Report, control: socket.socket) -> list[Any]:
         if report.timed_out:
             raise _timeout(job, report, stacks)
         if report.first is not None:
-            raise _error(job, report, report.first, stacks[report.first], printed[report.first])
+            raise _error(job, report, report.first, stacks, printed[report.first])
+        _refuse_missed(job, report)
         return [
-            _error(job, report, rank, stacks[rank], printed[rank], alone=True)
+            _error(job, report, rank, stacks, printed[rank], alone=True)
             if rank in report.failures
             else _load(rank, result)
             for rank, (result, _, _) in enumerate(files)
@@ -273,10 +295,22 @@ def show(outputs: list[str]) -> None:
     sys.stdout.flush()
 
 
-def _error(job: Job, report: Report, first: int, stack: str, printed: str, alone: bool = False) -> RankError:
+def _refuse_missed(job: Job, report: Report) -> None:
+    """``RuntimeError`` where all ranks returned, although one was to be struck before."""
+    missed = [fault for index, fault in enumerate(job.faults) if index not in report.happened]
+    if missed and not report.failures:
+        rank = missed[0].rank
+        last = f"was {report.steps[rank]}" if rank in report.steps else "there is not"
+        raise RuntimeError(
+            f"{missed[0]!r} has not happened: rank {rank} returned, and the last step that it marked {last}. "
+            "The function that the ranks run marks each of its steps with lab.step(number)"
+        )
+
+
+def _error(job: Job, report: Report, first: int, stacks: list[str], printed: str, alone: bool = False) -> RankError:
     """The error of rank `first`, with what the other ranks had to say, or `alone`."""
     failure = report.failures[first]
-    stack = failure.traceback or readable(stack, job.sources)
+    stack = failure.traceback or readable(stacks[first], job.sources)
     message = f"rank {first} of {job.world_size} {failure.summary}"
     if "killed by signal" in failure.summary and _OTHER_SIZE in printed:
         message += f". It got a tensor of another size than it asked for: shapes or dtypes differ. {_COMPARED}"
@@ -285,7 +319,25 @@ def _error(job: Job, report: Report, first: int, stack: str, printed: str, alone
     others = {rank: other.summary for rank, other in report.failures.items() if rank != first}
     for summary, ranks in [] if alone else _grouped(others):
         message += f"\n\n{_ranks(ranks)} {'too' if summary == failure.summary else _shortened(summary)}"
-    return RankError(message, first, stack)
+    message += "".join(f"\n\n{each}" for each in _struck(job, report, stacks, [first] if alone else None, message))
+    return RankError(message, first, stack, report.steps.get(first))
+
+
+def _struck(job: Job, report: Report, stacks: list[str], of: list[int] | None, message: str = "") -> list[str]:
+    """In a run with faults: what happened to which rank, unless `message` says so, and where the ranks `of` were."""
+    if not job.faults:
+        return []
+    faults = [job.faults[index] for index in report.happened]
+    told = [f"rank {fault.rank} {fault.told}" for fault in faults]
+    told = [each for fault, each in zip(faults, told, strict=True) if fault.told not in message]
+    places: dict[str, list[int]] = {}
+    for rank in range(job.world_size) if of is None else of:
+        failure = report.failures.get(rank)
+        where = place((failure and failure.traceback) or readable(stacks[rank], job.sources))
+        if where and not (failure and where.startswith("at")):  # a traceback of its own says that better
+            step = f" at step {report.steps[rank]}" if rank in report.steps else " before its first step"
+            places.setdefault(where + step, []).append(rank)
+    return told + [f"{_ranks(ranks)} {'was' if len(ranks) == 1 else 'were'} {where}" for where, ranks in places.items()]
 
 
 def _grouped(summaries: dict[int, str]) -> list[tuple[str, list[int]]]:
@@ -309,11 +361,12 @@ def _timeout(job: Job, report: Report, stacks: list[str]) -> RankTimeout:
     where = {rank: readable(stacks[rank], job.sources) or silent for rank in late}
     message = f"{_after(job)}{_ranks(late)} had not returned"
     message += f", while {_ranks(done)} had" if done else ""
+    message += "".join(f". {each[0].upper()}{each[1:]}" for each in _struck(job, report, stacks, late))
     message += ". Where each one was (innermost call last):"
     message += "".join(f"\n\nrank {rank}:\n{stack}" for rank, stack in where.items())
-    if any("distributed_c10d.py" in stack for stack in where.values()):
+    if not report.happened and any("distributed_c10d.py" in stack for stack in where.values()):
         message += f"\n\n{_COMPARED}."
-    return RankTimeout(message, late, where)
+    return RankTimeout(message, late, where, report.steps)
 
 
 def _after(job: Job) -> str:

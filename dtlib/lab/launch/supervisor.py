@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import selectors
+import signal
 import socket
 from dataclasses import replace
 
@@ -13,6 +15,7 @@ from dtlib.processes.namespace import adopt_orphans
 from dtlib.processes.rank import RankFiles, spawn
 
 from .cables import Cables, ClusterRefused
+from .faults import Striker
 from .worker import Job, run_rank
 
 
@@ -47,6 +50,7 @@ class _Crew(Crew):
         )
         self.job = job
         self.cables: Cables | None = None
+        self.striker = Striker(job.faults, self._cut)
 
     def make_network(self) -> None:
         """Lay the cables of a cluster, if the ranks are to stand in one."""
@@ -66,6 +70,51 @@ class _Crew(Crew):
     def spawn_rank(self, rank: int, there: socket.socket, here: socket.socket, files: RankFiles) -> int:
         told = (self.job, rank, there.fileno(), files, self.store_path, self.network_error)
         return spawn(__name__, pickle.dumps(told), there, files)
+
+    def hear(self, number: int, kind: bytes, payload: bytes) -> None:
+        """Strike a rank that marks a step, if it has a fault there; it goes on when it knows what it has to do."""
+        if kind != b"S":
+            return super().hear(number, kind, payload)
+        rank = self.ranks[number]
+        tell(rank, pickle.dumps(self.striker.mark(number, rank.pid, int(payload))))
+
+    def pause(self) -> float:
+        return min(super().pause(), max(0.0, self.striker.wait()))
+
+    def tend(self) -> bool:
+        self.striker.turn(self._is_there)
+        return super().tend()
+
+    def dismiss(self) -> Report:
+        self.striker.release(self._is_there)
+        return super().dismiss()
+
+    def ask_where(self) -> None:
+        self.striker.release(self._is_there)
+        super().ask_where()
+
+    def how_it_died(self, number: int, status: int) -> str:
+        fault = self.striker.killed(number)
+        is_by_it = fault and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+        return f"{fault.told}: {fault!r}" if fault and is_by_it else super().how_it_died(number, status)
+
+    def _failed(self, selector: selectors.BaseSelector) -> Report:
+        self.striker.release(self._is_there)
+        report = super()._failed(selector)
+        if self.job.faults:
+            self.ask_where()
+        return report
+
+    def _report(self, first: int | None = None, timed_out: bool = False) -> Report:
+        report = super()._report(first, timed_out)
+        return replace(report, steps=dict(sorted(self.striker.steps.items())), happened=tuple(self.striker.happened))
+
+    def _is_there(self, number: int) -> bool:
+        return self.ranks[number].pid != 0
+
+    def _cut(self, number: int) -> None:
+        if self.cables:
+            self.cables.cut(number)
 
 
 class _LastingCrew(_Crew):

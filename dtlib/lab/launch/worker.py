@@ -29,6 +29,7 @@ from dtlib.processes.rank import Failure, RankFiles, redirect
 from dtlib.theory.cluster import Cluster
 
 from . import cables, context, lasting, threads
+from .faults import Fault
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ class Job:
     """Whether the others run on where a rank fails."""
     cluster: Cluster | None = None
     """The nodes and links among which the ranks stand."""
+    faults: tuple[Fault, ...] = ()
+    """What is to happen to ranks, and when."""
 
 
 def run_rank(
@@ -76,6 +79,7 @@ def run_rank(
                 why_not_private=network_error,
                 latency_by=latency_by,
                 exchange=context.exchange_over(sock),
+                mark=context.mark_over(sock) if job.faults else None,
             )
         )
         names = lasting.new_names(rank, job.world_size) if job.lasts else {}
