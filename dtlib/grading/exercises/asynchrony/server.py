@@ -91,7 +91,7 @@ def replay(
     late: int = 0,
 ) -> Callable[[Case], tuple[list[list[float]], list[Array] | None]]:
     """The size of the weights with which each worker asks for each gradient, and the last weights of each rank. What is
-    named: an answer goes out `before` the update, or its version `lags`; a worker's own weights are `kept`; at the end
+    named: an answer goes out `before` the update, or with a version `told` wrong; a worker's own weights are `kept`; at the end
     a gradient that comes `late` is applied, or the last is missed (−1)."""
 
     def of(case: Case) -> tuple[list[list[float]], list[Array] | None]:
@@ -108,7 +108,7 @@ def replay(
         for update, worker in enumerate(turns):
             is_missed = late < 0 and update == len(turns) - 1
             old, now = now, now if is_missed else moved(worker, update, len(asked[worker]) - 1)
-            own[worker], version[worker] = old if before else now, update + 1 - lags
+            own[worker], version[worker] = old if before else now, told(update + 1, len(asked[worker]))
             asked[worker].append(own[worker])
         shown = [[float(np.linalg.norm(one)) for one in asked[each][: computed(case, each)]] for each in asked]
         ends = [now] * case["world_size"]
@@ -149,6 +149,8 @@ HOW: dict[str, dict[str, Any]] = {
     "divided by the age": {"factor": lambda age: 1 / max(age, 1)},
     "its own update counted": {"factor": lambda age: 1 / (2 + age)},
     "uphill": {"factor": lambda age: -1 / (1 + age)},
+    "the version of the start": {"told": lambda updates, own: 0},
+    "its own gradients counted": {"told": lambda updates, own: own},
     "answered before the update": {"before": True},
     "weights for gradients": {"kept": True},
 }
@@ -156,7 +158,10 @@ HOW: dict[str, dict[str, Any]] = {
 
 FETCHED: Wrong = {
     **{name: fetched(**how) for name, how in HOW.items()},
-    "its own update counted": (fetched(**HOW["its own update counted"]), fetched(lags=1)),
+    "its own update counted": (
+        fetched(**HOW["its own update counted"]),
+        fetched(told=lambda updates, own: updates - 1),
+    ),
     "without the rate": lambda case: replay()(unrated(case))[0],
 }
 LAST: Wrong = {

@@ -33,6 +33,9 @@ def served(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
         if not isinstance(weights, torch.Tensor) or weights.shape != arguments[0].shape:
             raise ValueError(f"weights must be a tensor of shape {tuple(arguments[0].shape)}, not {weights!r}")
         nonlocal left
+        if not left:
+            has = "has been asked more often than there are updates" if given["gradients"] else "is asked on rank 0"
+            raise RuntimeError(f"next_gradient {has}")
         left -= 1
         return torch.from_numpy(desk.next(weights.detach().double().norm()))
 
