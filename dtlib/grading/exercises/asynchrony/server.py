@@ -87,12 +87,12 @@ def replay(
     factor: Factor = lambda age: 1 / (1 + age),
     before: bool = False,
     kept: bool = False,
-    lags: int = 0,
+    told: Told = newest,
     late: int = 0,
 ) -> Callable[[Case], tuple[list[list[float]], list[Array] | None]]:
     """The size of the weights with which each worker asks for each gradient, and the last weights of each rank. What is
-    named: an answer goes out `before` the update, or with a version `told` wrong; a worker's own weights are `kept`; at the end
-    a gradient that comes `late` is applied, or the last is missed (−1)."""
+    named: an answer goes out `before` the update, or is `told` another version; a worker's own weights are `kept`; at
+    the end a gradient that comes `late` is applied, or the last is missed (−1)."""
 
     def of(case: Case) -> tuple[list[list[float]], list[Array] | None]:
         start, gradients = numbers(case)
