@@ -82,6 +82,14 @@ Factor = Callable[[int], float]
 """By what the rate is multiplied at an age."""
 
 
+Told = Callable[[int, int], int]
+"""(updates so far, of them this worker's): which version it takes its weights for."""
+
+
+def newest(updates: int, own: int) -> int:
+    return updates
+
+
 def replay(
     *,
     factor: Factor = lambda age: 1 / (1 + age),
