@@ -120,6 +120,7 @@ class TestReading:
         [
             ("## no check here\nText.\n", "does not say which check"),
             (SECTION + SECTION, "stands there twice"),
+            (f"{SECTION}# Right in another way\nBy addition:\n```python\n{REFERENCE}```\n", "before the first heading"),
             ("## value: open\n```python\ndef f(x): ...\n", "does not end"),
         ],
     )

@@ -93,7 +93,10 @@ def read(path: Path) -> Bank:
 
 def _sections(text: str, name: str, *, right: bool = False) -> list[Section]:
     found: list[Section] = []
-    for part in re.split(r"^## ", text, flags=re.M)[1:]:
+    before, *parts = re.split(r"^## ", text, flags=re.M)
+    if "```" in before:
+        raise BankError(f"{name}: a program stands before the first heading, and nobody would run it")
+    for part in parts:
         heading, _, body = part.partition("\n")
         checks, colon, mistake = heading.partition(": ")
         if not right and not colon:
