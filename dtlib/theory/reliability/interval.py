@@ -60,7 +60,8 @@ def best_interval(save: float, mtbf: float) -> float:
 
     Its derivative is 0 where e^{(τ+δ)/M}(1 − τ/M) = 1: with x = τ/M, x + ln(1 − x) = −δ/M, which the upper branch of
     Lambert's W solves. Here by Newton's method. Neither restart nor detection matter. 0 for a save that takes no time;
-    towards M for one of many M. There `goodput` is 1 − τ/M, times e^{−R/M} M/(M + d). Source: Daly 2006, whose equation for it is solved there by a series.
+    towards M for one of many M. There `goodput` is 1 − τ/M, times e^{−R/M} M/(M + d).
+    Source: Daly 2006, who solves the equation by a series.
     """
     cost = number("save", save) / number("mtbf", mtbf, positive=True)
     if cost > 35:  # 1 − x = e^{−x−δ/M}: M, to the last digit
