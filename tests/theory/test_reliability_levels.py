@@ -210,9 +210,7 @@ class TestSaves:
 
     @pytest.mark.parametrize("opens", [0, 1e-3, 0.1, 5, 1000])
     def test_the_best_number_of_writers_is_best(self, opens):
-        for total, rate, storage, most in itertools.product(
-            (GB, 900 * GB), (GB, 7 * GB), (5 * GB, 64 * GB), (1, 6, 99)
-        ):
+        for total, rate, storage, most in itertools.product((1, 900), (1, 7), (5, 64), (1, 6, 99)):
             found = laws.best_writers(total, rate, storage, most, opens)
             seconds = [laws.save_seconds(total, n, rate, storage, opens) for n in range(1, most + 1)]
             assert found == 1 + int(np.argmin(seconds))
