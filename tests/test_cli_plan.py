@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from dtlib.cli import main
 from dtlib.cli.plan import plan
-from dtlib.theory import hardware, planner
+from dtlib.theory import hardware, planner, reliability
 from dtlib.theory.memory import RECIPES
 from dtlib.theory.units import GB, GiB, format_seconds
 
@@ -129,6 +129,38 @@ def test_a_critical_batch_is_told_beside_an_answer_that_it_leaves_alone():
     assert told(*asked, "--critical-batch", 2e6)["goals"][0]["seconds"] is None
 
 
+def test_saves_are_told_beside_an_answer_that_they_leave_alone():
+    asked = ["llama3-8b", "--gpus", 16, "--batch", 64, "--tp", 2, "--keep", 2]
+    failing = ["--mtbf", 10, "--storage", 2]
+    plain, said = told(*asked), told(*asked, *failing)
+    kept = said.pop("keeping")
+    assert said == plain
+    found = answer(sequences=64, degrees={"tp": 2}, keep=2)
+    assert kept == vars(planner.keeping(found, 10 * 3600, 2 * GB))
+    before, after = invoke(*asked), invoke(*asked, *failing)
+    assert after.output.startswith(before.output)
+    words = planner.told.of_keeping(found, planner.keeping(found, 10 * 3600, 2 * GB))
+    assert " ".join(after.output[len(before.output) :].split()) == words
+
+
+def test_saves_of_a_plan_by_hand():
+    """8,030,261,248 parameters, 14 bytes of each but for the gradient, two nodes that fail each 10 hours."""
+    found = answer(sequences=64, degrees={"tp": 2}, keep=2)
+    kept, step = planner.keeping(found, 10 * 3600, 2 * GB), found.best.time.total
+    assert (kept.mtbf, kept.save_bytes) == (5 * 3600, 14 * 8_030_261_248)
+    assert kept.save_seconds == pytest.approx(kept.save_bytes / 2e9)
+    shares = {
+        steps: reliability.simulate(
+            40_000 * step, steps * step, kept.save_seconds, kept.mtbf, restart=kept.save_seconds, seed=1
+        ).goodput
+        for steps in (kept.steps, kept.steps // 5, 5 * kept.steps)
+    }
+    assert max(shares, key=lambda steps: shares[steps]) == kept.steps
+    assert kept.goodput == pytest.approx(shares[kept.steps], abs=0.03)
+    assert planner.keeping(found, 60, 2 * GB).goodput < 0.01  # fails before a save is done
+    assert planner.keeping(found, 1e9, 1e15).steps >= 1
+
+
 def test_a_model_by_its_file(tmp_path):
     file = tmp_path / "small.json"
     file.write_text(json.dumps(SMALL), encoding="utf-8")
@@ -179,6 +211,10 @@ def test_a_file_that_cannot_be_counted_is_named(tmp_path):
         (["llama3-8b", "--gpus", 8, "--tokens", 0], "--tokens must be finite and positive, not 0"),
         (["llama3-8b", "--gpus", 8, "--min-tokens", 1], "--critical-batch must be given where --min-tokens is"),
         (["llama3-8b", "--gpus", 8, "--critical-batch", 0], "--critical-batch must be finite and positive, not 0"),
+        (["llama3-8b", "--gpus", 8, "--mtbf", 9], "--storage must be given where --mtbf is"),
+        (["llama3-8b", "--gpus", 8, "--storage", 9], "--mtbf must be given where --storage is"),
+        (["llama3-8b", "--gpus", 8, "--mtbf", 0, "--storage", 1], "--mtbf must be finite and positive, not 0"),
+        (["llama3-8b", "--gpus", 8, "--mtbf", 1, "--storage", -1], "--storage must be finite and positive, not -1"),
         (["llama3-8b", "--gpus", 8, "--card-memory", -1], "--card-memory must be finite and positive, not -1"),
         (["llama3-8b", "--gpus", 8, "--heads", 3], "--hidden must be a multiple of --heads=3, not 4096"),
         (["gpt2-124m", "--gpus", 2, "--seq", 2048], "learned positions"),

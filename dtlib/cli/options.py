@@ -113,11 +113,11 @@ def chosen_card(name: str, given: Mapping[str, Any]) -> Accelerator:
     changes: dict[str, Any] = {}
     for flag, (field, unit) in fields.items():
         if given.get(flag) is not None:
-            changes[field] = _rate(flag, given[flag]) * unit
+            changes[field] = in_unit(flag, given[flag]) * unit
     if "half_flop_per_s" in changes:
         changes["measured_half_flop_per_s"] = None
     if given.get("card_link") is not None:
-        rate = _rate("card_link", given["card_link"]) * GB
+        rate = in_unit("card_link", given["card_link"]) * GB
         changes["link"] = replace(card.link, link_bytes_per_s=rate)
     return replace(card, name=f"{card.name}, changed", **changes) if changes else card
 
@@ -130,11 +130,11 @@ def chosen_network(given: Mapping[str, Any]) -> Link:
     found = hardware.link(given["network"])
     if given["network_rate"] is None:
         return found
-    rate = _rate("network_rate", given["network_rate"]) * GB
+    rate = in_unit("network_rate", given["network_rate"]) * GB
     return replace(found, name=f"{found.name}, changed", link_bytes_per_s=rate)
 
 
-def _rate(flag: str, value: float) -> float:
+def in_unit(flag: str, value: float) -> float:
     """An amount in the unit of its flag, within what arithmetic is safe with."""
     from dtlib.theory.valid import amount
 

@@ -16,13 +16,14 @@ from .options import (
     chosen_card,
     chosen_model,
     chosen_network,
+    in_unit,
     recipe_option,
     size_options,
     with_flags,
 )
 
 if TYPE_CHECKING:
-    from dtlib.theory.planner import Answer, Found, Goal, Training
+    from dtlib.theory.planner import Answer, Found, Goal, Keeping, Training
 
 # numpy, rich and dtlib.theory are imported by the functions that need them: --help answers at once.
 
@@ -72,6 +73,8 @@ def _degrees(command: Any) -> Any:
     metavar="TOKENS",
     help="Tokens that the goal takes with a small batch: days to it are told. Needs --critical-batch.",
 )
+@click.option("--mtbf", type=float, metavar="HOURS", help="Mean time between failures of a node: saves are told.")
+@click.option("--storage", type=float, metavar="GB/s", help="What all cards together write. Needs --mtbf.")
 @click.option("--price", type=float, help="Price of a card for an hour.")
 @click.option("--watts", type=float, help="Power of a card.  [default: its design power]")
 @card_memory_option
@@ -87,6 +90,8 @@ def plan(
     tokens: float | None,
     critical_batch: float | None,
     min_tokens: float | None,
+    mtbf: float | None,
+    storage: float | None,
     price: float | None,
     watts: float | None,
     as_json: bool,
@@ -111,12 +116,16 @@ def plan(
     Exit code 0, or 2 for what is not possible.
     """
     from dtlib.theory import hardware, planner
+    from dtlib.theory.units import GB
 
     try:
         if tokens is None and (price is not None or watts is not None):
             raise ValueError("tokens must be given where --price or --watts is")
         if critical_batch is None and min_tokens is not None:
             raise ValueError("critical_batch must be given where --min-tokens is")
+        if (mtbf is None) != (storage is None):
+            lacks, has = ("storage", "mtbf") if storage is None else ("mtbf", "storage")
+            raise ValueError(f"{lacks} must be given where --{has} is")
         architecture = chosen_model(model, given)
         machine = planner.Machine(
             accelerator=chosen_card(given["card"], given),
@@ -137,6 +146,9 @@ def plan(
         goals = None
         if critical_batch is not None:
             goals = [planner.toward_goal(answer, each, critical_batch, min_tokens) for each in answer.plans]
+        kept = None
+        if mtbf is not None and storage is not None:
+            kept = planner.keeping(answer, 3600 * in_unit("mtbf", mtbf), GB * in_unit("storage", storage))
         run = None
         if tokens is not None:
             if watts is None:  # a card that flags change still draws the power of the one it is made from
@@ -145,12 +157,12 @@ def plan(
     except ValueError as error:
         raise click.UsageError(with_flags(str(error), plan)) from error
     if as_json:
-        click.echo(json.dumps(_as_dict(answer, run, goals), indent=2, ensure_ascii=False))
+        click.echo(json.dumps(_as_dict(answer, run, goals, kept), indent=2, ensure_ascii=False))
     else:
-        _print(answer, run, goals)
+        _print(answer, run, goals, kept)
 
 
-def _as_dict(answer: Answer, run: Training | None, goals: list[Goal] | None) -> dict[str, Any]:
+def _as_dict(answer: Answer, run: Training | None, goals: list[Goal] | None, kept: Keeping | None) -> dict[str, Any]:
     def found(each: Found) -> dict[str, Any]:
         return {
             "plan": asdict(each.plan),
@@ -174,10 +186,11 @@ def _as_dict(answer: Answer, run: Training | None, goals: list[Goal] | None) -> 
         "buys_seconds": answer.buys,
         "training": asdict(run) if run else None,
         **({} if goals is None else {"goals": [asdict(each) for each in goals]}),
+        **({} if kept is None else {"keeping": asdict(kept)}),
     }
 
 
-def _print(answer: Answer, run: Training | None, goals: list[Goal] | None) -> None:
+def _print(answer: Answer, run: Training | None, goals: list[Goal] | None, kept: Keeping | None) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -207,6 +220,8 @@ def _print(answer: Answer, run: Training | None, goals: list[Goal] | None) -> No
         console.print(sentence)
     for sentence in [] if goals is None else told.of_goal(answer, goals):
         console.print(sentence)
+    if kept is not None:
+        console.print(told.of_keeping(answer, kept))
     if run is not None:
         _print_run(console, run, answer.mfu(answer.best))
 

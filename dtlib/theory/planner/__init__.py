@@ -24,12 +24,14 @@ from . import fitting, published, regime, told
 from .answer import Answer, Found
 from .cost import Training, training
 from .goal import Goal, toward_goal
+from .keeping import Keeping, keeping
 from .memory import Fit, PlanMemory, fit, least_cards, plan_memory
 from .search import Timed, default_sequences, every_plan, search
 
 __all__ = [
-    "FITTED", "MEANING", "SCHEDULES", "Answer", "Constants", "Fit", "Found", "Goal", "Machine", "Plan",
+    "FITTED", "MEANING", "SCHEDULES", "Answer", "Constants", "Fit", "Found", "Goal", "Keeping", "Machine", "Plan",
     "PlanMemory", "StepTime", "Timed", "Training", "cuts_for", "default_sequences", "every_plan", "fit", "fitting",
+    "keeping",
     "least_cards", "plan_memory", "product_share", "published", "regime", "search", "step_time", "told",
     "toward_goal", "training",
 ]  # fmt: skip

@@ -12,6 +12,7 @@ from dtlib.theory.units import GiB, format_bytes, format_seconds
 
 from .answer import Answer, Found
 from .goal import Goal
+from .keeping import Keeping
 from .memory import Fit, PlanMemory
 from .regime import SEEN, outside
 
@@ -127,6 +128,17 @@ def of_goal(answer: Answer, goals: Sequence[Goal]) -> list[str]:
             f"However many cards join the first plan, it takes more than {_days(first.least_seconds)} days."
         )
     return said
+
+
+def of_keeping(answer: Answer, found: Keeping) -> str:
+    """How large the first plan's saves are, how often it makes them, and what failures leave of its time."""
+    work = found.steps * answer.best.time.total
+    return (
+        f"The job fails each {found.mtbf / 3600:,.1f} hours. A save is {format_bytes(found.save_bytes, digits=3)} and "
+        f"takes {found.save_seconds:,.1f} s; with one after every {_number(found.steps, 'step', 's')} "
+        f"({work / 60:,.1f} minutes) {found.goodput:.1%} of the time is lasting work, if a failure is noticed and a "
+        "node replaced at once."
+    )
 
 
 def _days(seconds: float | None) -> str:

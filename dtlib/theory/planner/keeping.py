@@ -1,0 +1,41 @@
+"""What failures leave of a plan's time: how large its saves are, how often it makes them, and its goodput."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dtlib.theory import reliability
+from dtlib.theory.models import model_parameters
+from dtlib.theory.valid import number
+
+from .answer import Answer
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """Saves of `save_bytes`, each of `save_seconds`, after every `steps` of a job that fails each `mtbf` seconds.
+
+    `goodput` is the share of its time that is lasting work, by `reliability.goodput`.
+    """
+
+    save_bytes: float
+    save_seconds: float
+    mtbf: float
+    steps: int
+    goodput: float
+
+
+def keeping(answer: Answer, node_mtbf: float, storage_bytes_per_s: float) -> Keeping:
+    """The best plan of `answer`, on nodes that fail each `node_mtbf` seconds, saved at `storage_bytes_per_s` in all.
+
+    Weights and what the optimizer keeps, once, while the run stands; a restart reads as much at the same rate. A
+    failure is noticed at once and a node replaced at once: both add to what is lost. The steps between two saves are
+    those of `reliability.best_interval`, a whole number. ``ValueError`` unless both are positive.
+    """
+    machine, step = answer.machine, answer.best.time.total
+    mtbf = float(reliability.mtbf(machine.gpus // machine.node, number("node_mtbf", node_mtbf, positive=True)))
+    rate = number("storage_bytes_per_s", storage_bytes_per_s, positive=True)
+    size = reliability.save_bytes(model_parameters(answer.model).total, answer.best.plan.recipe)
+    seconds = size / rate
+    steps = max(1, round(reliability.best_interval(seconds, mtbf) / step))
+    return Keeping(size, seconds, mtbf, steps, reliability.goodput(steps * step, seconds, mtbf, restart=seconds))
