@@ -94,8 +94,12 @@ CHAPTERS = (
         "mtp", "multi-token prediction",
         "heads one after another hold one set of logits; a heavier last stage; a draft that is checked",
     ),
+    Chapter(
+        "reliability", "reliability",
+        "failures by the hour, how often to save, restarts to the bit, the slow rank, a hang with a name",
+    ),
 )  # fmt: skip
-TO_COME = ("reliability", "casebook",)  # fmt: skip
+TO_COME = ("casebook",)  # fmt: skip
 """The stems of the chapters that are planned."""
 
 
