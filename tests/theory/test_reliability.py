@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -89,6 +90,7 @@ class TestInterval:
         assert costs.min() == pytest.approx(math.sqrt(2 * 40 / 20_000) + 360 / 20_000)
 
 
+@functools.cache
 def mean_split(intervals, runs, **given):
     """Parts of one interval, mean over runs, with the error of their mean."""
     seen = np.array([[*laws.simulate(seed=seed, **given).split.parts.values()] for seed in range(runs)]) / intervals
@@ -191,8 +193,10 @@ class TestSimulate:
         (lambda: laws.split(1e6, 1, 1), "mtbf must be at least a 700th"),
         (lambda: laws.simulate(1, 1, 1), "mtbf or failures must be given, and not both"),
         (lambda: laws.simulate(1, 1, 1, 5, failures=[1]), "mtbf or failures must be given, and not both"),
-        (lambda: laws.simulate(1e9, 1, 0, 5), "work over interval must be at most 1,000,000"),
+        (lambda: laws.simulate(1e9, 1, 0, 5), "work over interval must be at most 100,000"),
         (lambda: laws.simulate(10, 1, 0, failures=[-1]), "failures"),
+        (lambda: laws.simulate(1, 1, 999, 1.0), "mtbf must be long enough for the run to end, not 1.0"),
+        (lambda: laws.simulate(1, 1, 1, 1.0, restart=999), "mtbf must be long enough for the run to end, not 1.0"),
     ],
 )
 def test_what_is_out_of_range_is_named(call, words):

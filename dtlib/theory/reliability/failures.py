@@ -13,12 +13,7 @@ DAY = 86400.0
 """Seconds."""
 
 
-@formula(
-    "reliability.mtbf",
-    source="derived here",
-    label="eq-reliability-mtbf",
-    equation=r"M = \frac{m}{N}",
-)
+@formula("reliability.mtbf", source="derived here", label="eq-reliability-mtbf", equation=r"M = \frac{m}{N}")
 def mtbf(units: int, unit_mtbf: float) -> Any:
     """Mean seconds between failures of a job of N `units`, where one runs m seconds (`unit_mtbf`) between failures.
 
@@ -38,12 +33,7 @@ def failures(seconds: float, mtbf: float) -> Any:
     return amount("seconds", seconds) / amount("mtbf", mtbf, positive=True)
 
 
-@formula(
-    "reliability.survival",
-    source="derived here",
-    label="eq-reliability-survival",
-    equation=r"e^{-t/M}",
-)
+@formula("reliability.survival", source="derived here", label="eq-reliability-survival", equation=r"e^{-t/M}")
 def survival(seconds: float, mtbf: float) -> Any:
     """The chance of no failure in t `seconds`.
 

@@ -34,7 +34,6 @@ class Split(Breakdown):
     source="daly2006",
     label="thm-reliability-goodput",
     equation=r"\frac{\tau\, e^{-R/M}}{(M + d)\left(e^{(\tau+\delta)/M} - 1\right)}",
-    use="A run is no closer to the rate of its steps, however often it saves.",
 )
 def goodput(interval: Any, save: float, mtbf: float, restart: float = 0, detect: float = 0) -> Any:
     """The share of all time that is lasting work, with exponential failures of mean distance M, exactly.
@@ -43,7 +42,7 @@ def goodput(interval: Any, save: float, mtbf: float, restart: float = 0, detect:
     seconds until it is noticed (`detect`), in which nothing runs that could fail again, R seconds of `restart`. A
     failure in the restart is noticed d seconds later and starts it again. With p = e^{−(τ+δ)/M}, q = e^{−R/M}: getting
     back takes Y = d + M(1 − q) + (1 − q)Y, a whole interval X = M(1 − p) + (1 − p)(Y + X), and τ/X is the above.
-    `interval` may be an array. Source: Daly 2006, equation 20, here with d.
+    `interval` may be an array. Source: Daly 2006, here with d.
     """
     tau, delta, mean, back, unseen = _checked(interval, save, mtbf, restart, detect)
     segment = (tau + delta) / mean

@@ -38,7 +38,7 @@ def daly_interval(save: float, mtbf: float, restart: float = 0) -> float:
     """Seconds of work between saves of δ seconds (`save`), by the higher-order form, a series for `best_interval`.
 
     √(2δM)[1 + ⅓√(δ/2M) + ⅑ δ/2M] − δ for δ < 2M, else M. The `restart` may be given, and drops out: it is paid once a
-    failure whatever the interval. Source: Daly 2006, Future Generation Computer Systems 22 (3), equation 37.
+    failure whatever the interval. Source: Daly 2006, Future Generation Computer Systems 22 (3).
     """
     delta, mean = number("save", save), number("mtbf", mtbf, positive=True)
     number("restart", restart)
@@ -52,16 +52,16 @@ def daly_interval(save: float, mtbf: float, restart: float = 0) -> float:
     "reliability.best_interval",
     source="daly2006",
     label="thm-reliability-best",
-    equation=r"\tau = M\left(1 + W\!\left(-e^{-1 - \delta/M}\right)\right), \quad W e^W = x",
+    equation=r"\tau = M(1 + W), \quad W e^W = -e^{-1 - \delta/M}, \; W > -1",
     use="With exponential failures any other interval makes less of the time.",
 )
 def best_interval(save: float, mtbf: float) -> float:
     """Seconds of work between saves of δ seconds (`save`) at which `goodput` is largest, exactly.
 
     Its derivative is 0 where e^{(τ+δ)/M}(1 − τ/M) = 1: with x = τ/M, x + ln(1 − x) = −δ/M, which the upper branch of
-    Lambert's W solves. Here by Newton's method. Neither restart nor detection matter. 0 for a save that takes no time;
-    towards M for one of many M. There `goodput` is 1 − τ/M, times e^{−R/M} M/(M + d).
-    Source: Daly 2006, who solves the equation by a series.
+    Lambert's W solves, x = 1 + W. By Newton's method. Neither restart nor detection matter. 0 for a save that takes
+    no time; towards M for one of many M. There `goodput` is 1 − τ/M, times e^{−R/M} M/(M + d). Source: Daly 2006, who
+    solves the equation by a series.
     """
     cost = number("save", save) / number("mtbf", mtbf, positive=True)
     if cost > 35:  # 1 − x = e^{−x−δ/M}: M, to the last digit

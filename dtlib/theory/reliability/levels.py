@@ -19,7 +19,6 @@ from .interval import best_interval, young_interval
     source="derived here",
     label="thm-reliability-background",
     equation=r"\frac{\tau\, e^{-(R+w)/M}}{(M + d)\left(e^{(\tau+s)/M} - 1\right)}",
-    use="A write in the background costs what so much longer a restart costs, and stops the run for its copy alone.",
 )
 def background_goodput(
     interval: Any, stall: float, write: float, mtbf: float, restart: float = 0, detect: float = 0
@@ -30,9 +29,8 @@ def background_goodput(
     whole save to the next are a = τ + s seconds. A failure comes first with the chance 1 − e^{−a/M}, after M seconds of
     it in the mean; then come Y of `goodput` and (e^{(a+w)/M} − 1)(M + Y) from that save up to the next, as what was
     worked on in the write is lost too: X = (1 − e^{−a/M}) e^{(a+w)/M} (M + Y). So w counts as so much more restart.
-    What the write slows the work by counts as stall.
-    ``ValueError`` for a `write` that is
-    longer than interval and stall: writes would pile up.
+    What the write slows the work by counts as stall. ``ValueError`` for a `write` longer than interval and stall:
+    writes would pile up.
     """
     later, stop = number("write", write), number("stall", stall)
     share = goodput(interval, stop, mtbf, number("restart", restart) + later, detect)
@@ -73,8 +71,8 @@ def two_level_goodput(
     if share > 1:
         raise ValueError(f"near_share must be at most 1, not {near_share!r}")
     back, far_back = number("near_restart", near_restart), number("far_restart", far_restart)
-    if (tau + near + far + far_back) > 700 * mean:
-        raise ValueError(f"mtbf must be at least a 700th of interval, saves and far_restart together, not {mtbf!r}")
+    if tau + near + far + back + far_back > 700 * mean:
+        raise ValueError(f"mtbf must be at least a 700th of interval, saves and restarts together, not {mtbf!r}")
     # A failure: V_i = cost + stay E_i + (1 − stay) E_0.
     there = math.exp(-back / mean)
     lost_far = (unseen + mean * -math.expm1(-far_back / mean)) * math.exp(far_back / mean)

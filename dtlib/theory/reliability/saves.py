@@ -11,12 +11,7 @@ from dtlib.theory.valid import number, rank_of, ranks, whole
 from dtlib.theory.zero.stages import split_parts
 
 
-@formula(
-    "reliability.save_bytes",
-    source="derived here",
-    label="eq-reliability-bytes",
-    equation=r"(w + o)\,\Psi",
-)
+@formula("reliability.save_bytes", source="derived here", label="eq-reliability-bytes", equation=r"(w + o)\,\Psi")
 def save_bytes(num_params: float, recipe: str | Recipe = "16-byte", *, weights: bool = True) -> float:
     """Bytes of a save of Ψ parameters: weights and what the optimizer keeps, but no gradients, in any copy.
 

@@ -14,7 +14,7 @@ from dtlib.theory.valid import at_most, number, row, whole
 from .goodput import Split
 
 KINDS = ("work", "save", "lost", "detect", "restart")
-_MOST = 1_000_000
+_MOST = 100_000
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def simulate(
     failure takes the run back to the newest whole save (or its start), `detect` and `restart` seconds later; one while
     nothing runs changes nothing, one in a restart begins it again. Failures are exponential, of mean distance `mtbf`,
     or at the times given in `failures`, seconds from the start. ``ValueError`` for one of neither or of both, and where
-    the run has more than a million intervals or does not end.
+    the run has more than 100,000 intervals or failures.
     """
     total = number("work", work, positive=True)
     tau, stall = number("interval", interval, positive=True), number("save", save)
@@ -84,7 +84,7 @@ def simulate(
             spans.append(Span(now, end, kind))
             now = end
 
-    while len(spans) < 5 * _MOST:
+    while True:
         first, start = kept, now
         while kept < intervals:  # up to the next failure
             end = start + (min((kept + 1) * tau, total) - first * tau) + (kept + 1 - first) * stall
@@ -99,13 +99,14 @@ def simulate(
         add("lost", strikes)
         while True:  # the restart may fail too
             failed.append(strikes)
+            if len(failed) > _MOST:
+                raise ValueError(f"mtbf must be long enough for the run to end, not {mtbf!r} with these times")
             add("detect", strikes + unseen)
             strikes = next(time for time in coming if time >= now)
             if now + back <= strikes:
                 break
             add("restart", strikes)
         add("restart", now + back)
-    raise ValueError(f"mtbf must be long enough for the run to end, not {mtbf!r} with an interval of {interval!r}")
 
 
 def _times(mtbf: float | None, given: Iterable[float] | None, seed: int) -> Iterator[float]:
