@@ -6,6 +6,7 @@ from .fit import fit_alpha_beta, fit_link
 from .launch import RankError, RankTimeout, register, run, session
 from .launch.context import barrier
 from .launch.faults import Cut as cut
+from .launch.faults import Fill as fill
 from .launch.faults import Flip as flip
 from .launch.faults import Kill as kill
 from .launch.faults import Slow as slow
@@ -35,6 +36,7 @@ __all__ = [
     "count_steps",
     "cut",
     "fastest",
+    "fill",
     "fit_alpha_beta",
     "fit_link",
     "flip",

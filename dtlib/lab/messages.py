@@ -18,6 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
+from dtlib.processes.awaited import Awaited
+
 
 class Message(NamedTuple):
     """One end of a message: ``"sent"`` when it was started, ``"received"`` when its receiver had waited for it."""
@@ -69,7 +71,7 @@ def messages() -> Iterator[Messages]:
             sender = _global_rank(group, request._source_rank()) if peer is None else peer
             record.log.append(Message("received", sender, num_bytes))
 
-        return _Awaited(request, arrived)
+        return Awaited(request, arrived)
 
     new = stand_ins(note)
     with mock.patch.multiple(dist, **new), mock.patch.multiple(distributed_c10d, **new):
@@ -106,21 +108,6 @@ def count_steps(records: Sequence[Messages]) -> int:
             waiting = {rank: log[0].peer for rank, log in logs.items() if log}
             raise ValueError(f"records must hold every rank's messages: {waiting} (rank: sender) never came")
     return max(receives_next.values(), default=0)
-
-
-class _Awaited:
-    """A started receive that notes the moment when it has been waited for; otherwise the request it stands for."""
-
-    def __init__(self, request: Any, arrived: Callable[[], None]) -> None:
-        self._request, self._arrived = request, arrived
-
-    def wait(self, *args: Any, **options: Any) -> Any:
-        result = self._request.wait(*args, **options)
-        self._arrived()
-        return result
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._request, name)
 
 
 def stand_ins(

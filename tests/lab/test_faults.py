@@ -199,6 +199,28 @@ def test_a_rank_whose_cables_are_pulled_is_named(tmp_path, lacking):
     assert begun(tmp_path) == [3, 3]
 
 
+def test_a_full_disk_tears_what_is_written_and_not_the_result(tmp_path):
+    def write():
+        path, said = tmp_path / str(dist.get_rank()), []
+        for step in range(2):
+            lab.step(step)
+            try:
+                path.write_bytes(b"a" * 3000)
+            except OSError as error:
+                said.append((step, error.strerror))
+        print("a" * 50)
+        return said, b"result" * 10_000
+
+    struck = [lab.fill(rank=1, step=1, room_bytes=1000)]
+    first, second = lab.run(write, 2, faults=struck)
+    assert first == ([], b"result" * 10_000)
+    assert second == ([(1, "File too large")], b"result" * 10_000)
+    assert [(tmp_path / each).stat().st_size for each in "01"] == [3000, 1000]
+    with pytest.raises(lab.RankError, match=r"rank 0 of 1 raised OSError: \[Errno 27\] File too large") as caught:
+        lab.run(lambda: (lab.step(0), (tmp_path / "x").write_bytes(b"a")), 1, faults=[lab.fill(rank=0, step=0)])
+    assert "rank 0 had no room left for files of more than 0 bytes at step 0" in str(caught.value)
+
+
 def test_a_fault_that_did_not_happen_is_an_error():
     with pytest.raises(RuntimeError, match=r"lab.kill\(rank=0, step=6\) has not happened: .* marked was 5"):
         lab.run(train, 2, faults=[lab.kill(rank=0, step=6)])
@@ -216,6 +238,7 @@ def test_a_fault_that_did_not_happen_is_an_error():
         (ValueError, "factor must be a finite number above 1", lambda: [lab.slow(rank=0, step=0, factor=1)]),
         (ValueError, "factor must be a finite number above 1", lambda: [lab.slow(rank=0, step=0, factor="2")]),
         (ValueError, "bit must be at least 0", lambda: [lab.flip(rank=0, step=0, tensor="x", bit=-1)]),
+        (ValueError, "room_bytes must be at least 0", lambda: [lab.fill(rank=0, step=0, room_bytes=-1)]),
         (TypeError, "tensor must be the name", lambda: [lab.flip(rank=0, step=0, tensor=3, bit=1)]),
         (ValueError, "needs a cluster", lambda: [lab.cut(rank=0, step=0)]),
         (ValueError, "once in a step", lambda: [lab.kill(rank=0, step=1), lab.stop(rank=0, step=1)]),

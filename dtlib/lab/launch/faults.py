@@ -1,7 +1,7 @@
-"""Faults for real, in a run of `lab.run`: a rank is killed, stopped or slowed, loses its cables, or has a bit flipped.
+"""Faults for real, in a run of `lab.run`: a rank is killed, stopped or slowed, loses its cables or disk, or a bit.
 
 A training function marks its steps with `lab.step`, and a fault happens where its rank marks its step, once. The
-process that owns the ranks sends the signals: the rank itself has no part in them.
+process that owns the ranks sends the signals, in which the rank itself has no part; bits and disk are its own.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import math
 import numbers
 import os
 import re
+import resource
 import signal
 import sys
 import time
@@ -140,13 +141,36 @@ class Flip(Fault):
         octets[octet if sys.byteorder == "little" else len(octets) - 1 - octet] ^= 1 << self.bit % 8
 
 
-_OF_A_PROCESS = (Kill, Stop, Slow)
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Fill(Fault):
+    """From `step` on no file that `rank` writes gets longer than `room_bytes`, until it has returned or raised.
+
+    What is written beyond is torn there, and an ``OSError`` says so: "File too large", and "No space left on device" of
+    a disk that is full. ``ValueError`` unless `room_bytes` is a whole number of at least 0.
+    """
+
+    room_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole("room_bytes", self.room_bytes, 0)
+
+    def _what(self) -> str:
+        return f"had no room left for files of more than {self.room_bytes} bytes"
+
+    def apply(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Limit this process: the signal that comes with it Python ignores."""
+        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(self.room_bytes), hard))
+
+
+_OF_A_PROCESS, _BY_ITSELF = (Kill, Stop, Slow), (Flip, Fill)
 
 
 def checked(faults: object, world_size: int, has_cables: bool) -> tuple[Fault, ...]:
     """`faults` as a tuple, or ``TypeError`` or ``ValueError`` that names what is wrong with them."""
-    if not isinstance(faults, Sequence) or not all(type(each) in (*_OF_A_PROCESS, Cut, Flip) for each in faults):
-        kinds = "lab.kill, lab.stop, lab.slow, lab.cut and lab.flip"
+    if not isinstance(faults, Sequence) or not all(type(each) in (*_OF_A_PROCESS, *_BY_ITSELF, Cut) for each in faults):
+        kinds = "lab.kill, lab.stop, lab.slow, lab.cut, lab.fill and lab.flip"
         raise TypeError(f"faults must be a list of what {kinds} return, not {faults!r}")
     places = [(fault.rank, fault.step) for fault in faults if isinstance(fault, _OF_A_PROCESS)]
     for fault in faults:
@@ -218,8 +242,8 @@ class Striker:
     """Which of the faults did happen, in this order."""
     _slowed: dict[int, tuple[int, Duty]] = field(default_factory=dict)
 
-    def mark(self, rank: int, pid: int, number: int) -> list[Flip]:
-        """Strike `rank`, the process `pid`, which begins its step `number`: the flips, which it has to do by itself."""
+    def mark(self, rank: int, pid: int, number: int) -> list[Flip | Fill]:
+        """Strike `rank`, the process `pid`, which begins its step `number`: what it has to do by itself."""
         self.steps[rank] = number
         by_itself = []
         for index, fault in enumerate(self.faults):
@@ -230,7 +254,7 @@ class Striker:
                 self._slowed[rank] = pid, Duty(float(fault.factor), time.monotonic())
             elif isinstance(fault, Cut):
                 self.cut(rank)
-            elif isinstance(fault, Flip):
+            elif isinstance(fault, _BY_ITSELF):
                 by_itself.append(fault)
             else:
                 self._slowed.pop(rank, None)  # or the next turn would wake it

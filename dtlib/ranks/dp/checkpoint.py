@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from dtlib.ranks.shared import checkpoint
+from dtlib.ranks.shared.background import Background
 from dtlib.ranks.shared.held import Held, Place, places
 from dtlib.ranks.shared.replicas import group_of
 
@@ -18,15 +19,22 @@ from .base import DataParallel
 
 
 def save(
-    model: DataParallel, optimizer: Optimizer, folder: str | os.PathLike[str], *, extra: Any = None, keep: int = 1
+    model: DataParallel,
+    optimizer: Optimizer,
+    folder: str | os.PathLike[str],
+    *,
+    extra: Any = None,
+    keep: int = 1,
+    background: Background | None = None,
 ) -> None:
     """Write `model`, `optimizer` and the first rank's `extra` to `folder`, which all ranks see; all must call it.
 
     The first rank writes all but what belongs to other ranks. When the new checkpoint is finished, the newest `keep`
-    stay. Gradients are not saved.
+    stay. Gradients are not saved. With a `Background` of `reliability` training goes on while it is written.
     """
     groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
-    checkpoint.save(folder, list(_held(model, optimizer)), {"groups": groups, "extra": extra}, model.group, keep=keep)
+    settings = {"groups": groups, "extra": extra}
+    checkpoint.save(folder, list(_held(model, optimizer)), settings, model.group, keep=keep, background=background)
 
 
 def load(model: DataParallel, optimizer: Optimizer, folder: str | os.PathLike[str]) -> Any:

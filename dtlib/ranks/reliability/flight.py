@@ -27,6 +27,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
+from dtlib.processes.awaited import Awaited
 from dtlib.ranks.mesh import Group
 from dtlib.ranks.shared import alike
 from dtlib.theory.valid import whole
@@ -109,7 +110,7 @@ def recorded(
         finished = recorder.enter(call)
         request = originals[name](*args, **options)
         if request is not None and bound.arguments["async_op"]:
-            return _Awaited(request, finished)
+            return Awaited(request, finished)
         finished()
         return request
 
@@ -237,21 +238,6 @@ def _read_slot(data: bytes, at: int) -> Call | None:
     return Call(number, kind, None if shape is None else tuple(shape), dtype, finished, where)
 
 
-class _Awaited:
-    """A started collective that notes when it has been waited for; otherwise the request it stands for."""
-
-    def __init__(self, request: Any, finished: Any) -> None:
-        self._request, self._finished = request, finished
-
-    def wait(self, *args: Any, **options: Any) -> Any:
-        result = self._request.wait(*args, **options)
-        self._finished()
-        return result
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._request, name)
-
-
 def _described(number: int, name: str, given: Mapping[str, Any]) -> tuple[Call, torch.device]:
     tensor, kind = given.get(_TENSORS[name]), name
     if isinstance(tensor, (list, tuple)):
@@ -281,15 +267,9 @@ def _refuse_unlike(call: Call, device: torch.device, all_gather: Any, group: Gro
     """``ValueError`` on all ranks that names those with another call. Words are sent where something differs."""
     text = call.what.encode()[:_TEXT_BYTES]
     mine = torch.tensor([int.from_bytes(text, "little") % (2**61 - 1)], device=device)
-    if len(set(_gathered(mine, all_gather, group).flatten().tolist())) == 1:
+    if len(set(alike.gathered(mine, group, all_gather).flatten().tolist())) == 1:
         return
     words = torch.tensor(list(text.ljust(_TEXT_BYTES)), dtype=torch.uint8, device=device)
-    found = [bytes(row).decode(errors="replace").rstrip() for row in _gathered(words, all_gather, group).tolist()]
+    found = [bytes(row).decode(errors="replace").rstrip() for row in alike.gathered(words, group, all_gather).tolist()]
     calls = {rank: [Call(call.number, what, None, "")] for rank, what in enumerate(found)}
     raise ValueError(f"ranks must enter the same collective; {diagnose(calls)}; this rank calls it at {call.where}")
-
-
-def _gathered(row: Tensor, all_gather: Any, group: Group) -> Tensor:
-    rows = [torch.empty_like(row) for _ in range(dist.get_world_size(group))]
-    all_gather(rows, row, group=group)
-    return torch.stack(rows).cpu()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -116,10 +116,49 @@ class Replicas:
         if not state:
             return None
         sums = torch.stack([checksum(tensor) for tensor in state.values()])
-        totals = _gather(checksum(sums).reshape(1), self.group)
+        totals = alike.gathered(checksum(sums).reshape(1), self.group)
         if (totals == totals[0]).all():
             return None
-        return compare(list(state), _gather(sums, self.group).tolist(), self.num_steps)
+        return compare(list(state), alike.gathered(sums, self.group).tolist(), self.num_steps)
+
+
+class Altered(RuntimeError):
+    """Raised on all ranks alike: `first` has the first tensor that has changed of each rank of which one has."""
+
+    def __init__(self, first: Mapping[int, str]) -> None:
+        super().__init__(
+            "; ".join(f"{name} of rank {rank} has changed while nobody used it" for rank, name in first.items())
+        )
+        self.first = dict(first)
+
+
+class AtRest:
+    """Watches that tensors are the same bits when they are used again as when they were left: also what no other rank
+    has, shards of weights and of an optimizer's states.
+
+    `leave` them after an optimizer step and `look` before the next one uses them. Either reads them once; looking sends
+    a byte to each other rank, and names where something is wrong. What a rank computes wrongly in between is not found.
+    """
+
+    def __init__(self, group: Group = None) -> None:
+        alike.size_of(group)
+        self.group, self.sums = group, dict[str, int]()
+
+    def leave(self, tensors: Mapping[str, Tensor]) -> None:
+        """Remember a checksum of each of this rank's `tensors`."""
+        self.sums = {name: int(checksum(tensor)) for name, tensor in tensors.items()}
+
+    def look(self, tensors: Mapping[str, Tensor]) -> None:
+        """Raise `Altered` on all ranks unless all `tensors` are as they were left; ``ValueError`` for other names."""
+        if self.sums and tensors.keys() != self.sums.keys():
+            raise ValueError(f"tensors must be those that were left, {list(self.sums)}, not {list(tensors)}")
+        changed = next((name for name, total in self.sums.items() if int(checksum(tensors[name])) != total), None)
+        device = next(iter(tensors.values())).device if tensors else None
+        if not alike.gathered(torch.tensor([changed is not None], dtype=torch.uint8, device=device), self.group).any():
+            return
+        names: list[str | None] = [None] * dist.get_world_size(self.group)
+        dist.all_gather_object(names, changed, group=self.group)
+        raise Altered({rank: name for rank, name in enumerate(names) if name is not None})
 
 
 def not_finite(parameters: Iterable[nn.Parameter], group: Group = None) -> tuple[int, ...]:
@@ -133,7 +172,7 @@ def not_finite(parameters: Iterable[nn.Parameter], group: Group = None) -> tuple
     grads = [each.grad for each in parameters if each.grad is not None]
     bad = torch.tensor([any(not bool(torch.isfinite(grad).all()) for grad in grads)], dtype=torch.uint8)
     device = grads[0].device if grads else torch.device("cpu")
-    return tuple(_gather(bad.to(device), group).flatten().nonzero().flatten().tolist())
+    return tuple(alike.gathered(bad.to(device), group).flatten().nonzero().flatten().tolist())
 
 
 class Spikes:
@@ -175,10 +214,3 @@ class Spikes:
         middle = median(self.losses)
         spread = max(1.4826 * median(abs(each - middle) for each in self.losses), abs(middle) / 100)
         return loss > middle + self.factor * spread
-
-
-def _gather(row: Tensor, group: Group) -> Tensor:
-    """The rows of all ranks, below each other."""
-    rows = [torch.empty_like(row) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(rows, row, group=group)
-    return torch.stack(rows).cpu()

@@ -13,35 +13,47 @@ import torch.distributed as dist
 from dtlib.ranks.mesh import Group
 
 
-def capture(group: Group = None, **parts: Any) -> dict[str, Any]:
+def capture(group: Group = None, *, own: Mapping[str, Any] | None = None, **parts: Any) -> dict[str, Any]:
     """The `parts` by name and the random states of all ranks, for a checkpoint's ``extra``; all ranks must call it.
 
     A part with a ``state_dict`` (a scheduler, a scaler, a sampler) is kept as that, anything else (a step) as it is.
     The first rank's parts are what is saved: they must be alike on all. Random states, which are not, are gathered: of
     torch on the CPU and on this rank's GPU, of numpy's and Python's global generators, about 14 kB a rank. Another
     generator is a part of its own.
+
+    `own` are parts with a ``state_dict`` that each rank has of its own, as what an exchange of `compression` has left
+    out. The first rank gathers them: as much as it leaves out itself from each rank.
     """
     everyone: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(everyone, random_state(), group=group)
     objects = {name: part.state_dict() for name, part in parts.items() if hasattr(part, "state_dict")}
     values = {name: part for name, part in parts.items() if name not in objects}
-    return {"objects": objects, "values": values, "random": everyone}
+    mine = {name: part.state_dict() for name, part in (own or {}).items()}
+    owns: list[Any] = [None] * len(everyone)
+    dist.gather_object(mine, owns if dist.get_rank(group) == 0 else None, group=group, group_dst=0)
+    return {"objects": objects, "values": values, "random": everyone, "own": owns}
 
 
-def restore(state: Mapping[str, Any], group: Group = None, **parts: Any) -> dict[str, Any]:
+def restore(
+    state: Mapping[str, Any], group: Group = None, *, own: Mapping[str, Any] | None = None, **parts: Any
+) -> dict[str, Any]:
     """Give the `parts` back their states, and this rank its random ones; returns the plain values by name.
 
     Whatever casts dice afterwards moves them on: call it last before training. With another number of ranks than
-    before no rank has a past of its own, and the random states stay as the caller has seeded them. ``ValueError``
-    before anything is changed unless `parts` are those with a state that `capture` had.
+    before no rank has a past of its own: random states stay as the caller has seeded them, and `own` as it is.
+    ``ValueError`` before anything is changed unless `parts` and `own` are those with a state that `capture` had.
     """
-    objects = state["objects"]
-    if parts.keys() != objects.keys():
-        raise ValueError(f"parts must be those that were captured, {sorted(objects)}, not {sorted(parts)}")
+    objects, rank, n = state["objects"], dist.get_rank(group), dist.get_world_size(group)
+    own, owns = own or {}, state["own"]
+    for what, given, kept in (("parts", parts, objects), ("own", own, owns[0])):
+        if given.keys() != kept.keys():
+            raise ValueError(f"{what} must be those that were captured, {sorted(kept)}, not {sorted(given)}")
     for name, part in parts.items():
         part.load_state_dict(objects[name])
-    if len(state["random"]) == dist.get_world_size(group):
-        set_random_state(state["random"][dist.get_rank(group)])
+    if len(state["random"]) == n:
+        for name, part in own.items():
+            part.load_state_dict(owns[rank][name])
+        set_random_state(state["random"][rank])
     return dict(state["values"])
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import shutil
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,18 @@ from torch import Tensor
 from dtlib.ranks.mesh import Group
 from dtlib.theory.valid import whole
 
+from .background import Background
 from .held import Held
 
 
 def save(
-    folder: str | os.PathLike[str], held: Sequence[Held], settings: Any, group: Group = None, *, keep: int = 1
+    folder: str | os.PathLike[str],
+    held: Sequence[Held],
+    settings: Any,
+    group: Group = None,
+    *,
+    keep: int = 1,
+    background: Background | None = None,
 ) -> None:
     """Write to `folder`, which all ranks see, what they hold and, from the first rank, `settings`; all must call it.
 
@@ -33,28 +41,64 @@ def save(
     number for a name; until it is finished it has the suffix ``.part``, so a rank that is killed at any moment leaves
     the older ones as they were. When it is finished, the newest `keep` stay. ``ValueError`` before anything is written
     for an optimizer that keeps something else than numbers and a tensor like the parameter, or for settings that could
-    not be read again.
-    """
-    from torch.distributed import checkpoint as dcp
+    not be read again. `NotSaved`, on all ranks, where one of them could not write.
 
+    With a `background` of these ranks it is copied now and written later; see there.
+    """
     from . import files, planners
 
-    keep = whole("keep", keep, 1)
-    folder, is_root, planner = Path(folder), dist.get_rank(group) == 0, planners.Save(held)
-    writer_settings, older = files.packed(settings), _all_finished(folder)
+    keep, planner = whole("keep", keep, 1), planners.Save(held)
+    write = partial(_write, Path(folder), planner, files.packed(settings), keep)
+    if background is None:
+        write(group)
+        return
+    if background.ranks != (ranks := dist.get_process_group_ranks(group)):
+        raise ValueError(f"background must be of the ranks that save, {ranks}, not of {background.ranks}")
+    background.start(planner.found, write)
+
+
+class NotSaved(RuntimeError):
+    """A checkpoint could not be written, and nothing is left of it; the older ones are as they were.
+
+    `failures` has the error of each rank of the group that had one.
+    """
+
+    def __init__(self, checkpoint: Path, failures: Mapping[int, BaseException]) -> None:
+        told = "; ".join(f"rank {rank}: {type(error).__name__}: {error}" for rank, error in failures.items())
+        super().__init__(f"{checkpoint} could not be written, and older checkpoints are as they were; {told}")
+        self.failures = dict(failures)
+
+
+def _write(folder: Path, planner: Any, settings: bytes, keep: int, group: Group) -> None:
+    from torch.distributed import checkpoint as dcp
+
+    from . import files
+
+    is_root, older = dist.get_rank(group) == 0, _all_finished(folder)
     new = folder / f"{int(older[-1].name) + 1 if older else 0:06}"
     dist.barrier(group=group)  # nobody looks for the last one after the first has begun
     if is_root:
         for unfinished in folder.glob(f"[0-9]*{files.UNFINISHED}"):
             shutil.rmtree(unfinished, ignore_errors=True)
     dist.barrier(group=group)
-    dcp.save({}, storage_writer=files.Writer(new, writer_settings), planner=planner, process_group=group)
+    try:
+        dcp.save({}, storage_writer=files.Writer(new, settings), planner=planner, process_group=group)
+    except dcp.CheckpointException as error:  # as torch tells all ranks, once all have come to an end
+        if is_root:
+            shutil.rmtree(new.with_suffix(files.UNFINISHED), ignore_errors=True)
+        raise NotSaved(new, {rank: cause for rank, (cause, _) in error.failures.items()}) from None
     if is_root:
         for old in older[: max(0, len(older) + 1 - keep)]:
             gone = old.with_suffix(files.UNFINISHED)  # what is half removed must not look like a checkpoint
             os.replace(old, gone)
             shutil.rmtree(gone, ignore_errors=True)
     dist.barrier(group=group)
+
+
+def last_saved(folder: str | os.PathLike[str]) -> Path | None:
+    """The last finished checkpoint in `folder`, None where there is none: ask before a run begins to save."""
+    finished = _all_finished(Path(folder))
+    return finished[-1] if finished else None
 
 
 def settings_of(folder: str | os.PathLike[str]) -> Any:
@@ -146,6 +190,6 @@ def _all_finished(folder: Path) -> list[Path]:
 
 
 def _finished(folder: str | os.PathLike[str]) -> Path:
-    if not (finished := _all_finished(Path(folder))):
+    if (last := last_saved(folder)) is None:
         raise ValueError(f"folder must hold a finished checkpoint, and {folder} has none")
-    return finished[-1]
+    return last

@@ -6,21 +6,30 @@ import os
 from typing import Any
 
 from dtlib.ranks.shared import checkpoint
+from dtlib.ranks.shared.background import Background
 from dtlib.ranks.zero import Zero
 
 from .training import Training
 
 
-def save(training: Training, folder: str | os.PathLike[str], *, extra: Any = None, keep: int = 1) -> None:
+def save(
+    training: Training,
+    folder: str | os.PathLike[str],
+    *,
+    extra: Any = None,
+    keep: int = 1,
+    background: Background | None = None,
+) -> None:
     """Write weights, the optimizers' states, their settings and the first rank's `extra` to `folder`, which all ranks
     see; all must call it.
 
     Each element is written once, by a rank that has it. A checkpoint is a folder of its own inside; when it is finished
-    the newest `keep` stay, so once there has been one, at every moment one is whole.
+    the newest `keep` stay, so once there has been one, at every moment one is whole. With a `Background` of
+    `reliability` training goes on while it is written.
     """
     groups = training.optimizers[0].param_groups
     settings = {"groups": [{k: v for k, v in group.items() if k != "params"} for group in groups], "extra": extra}
-    checkpoint.save(folder, list(training.held()), settings, keep=keep)
+    checkpoint.save(folder, list(training.held()), settings, keep=keep, background=background)
 
 
 def load(training: Training, folder: str | os.PathLike[str]) -> Any:

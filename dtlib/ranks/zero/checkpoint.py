@@ -11,18 +11,27 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dtlib.ranks.shared import checkpoint
+from dtlib.ranks.shared.background import Background
 from dtlib.ranks.shared.held import Held, Place
 
 from .pieces import held
 from .zero import Zero
 
 
-def save(model: Zero, folder: str | os.PathLike[str], *, extra: Any = None, keep: int = 1) -> None:
+def save(
+    model: Zero,
+    folder: str | os.PathLike[str],
+    *,
+    extra: Any = None,
+    keep: int = 1,
+    background: Background | None = None,
+) -> None:
     """Write `model`, its optimizer and `extra` to `folder`, which all ranks see; every rank must call it.
 
     Each rank writes its Ψ/N elements; rank 0 also buffers, what is not sharded and its `extra`: tensors, numbers,
     strings, lists and dictionaries of them. When the new checkpoint is finished, the newest `keep` stay. Gradients are
-    not saved. ``TypeError`` unless `model` is a `Zero`.
+    not saved. ``TypeError`` unless `model` is a `Zero`. With a `Background` of `reliability`, of the model's group,
+    training goes on while it is written.
     """
     _refuse(model)
     if model.replicas is None or dist.get_rank(model.replicas) == 0:  # the other replicas own the same
@@ -31,8 +40,8 @@ def save(model: Zero, folder: str | os.PathLike[str], *, extra: Any = None, keep
             "names": model.group_names, "aliases": _aliases(model), "empty": _empty(model),
             "extra": extra,
         }  # fmt: skip
-        checkpoint.save(folder, list(_all(model)), settings, model.group, keep=keep)
-    if model.replicas is not None:
+        checkpoint.save(folder, list(_all(model)), settings, model.group, keep=keep, background=background)
+    if model.replicas is not None and background is None:
         dist.barrier(group=model.replicas)
 
 

@@ -11,7 +11,17 @@ import torch.distributed as dist
 from torch import nn
 
 from dtlib import lab
-from dtlib.ranks.reliability.guard import CHECKSUM_BYTES, Drifted, Replicas, Spikes, checksum, compare, not_finite
+from dtlib.ranks.reliability.guard import (
+    CHECKSUM_BYTES,
+    Altered,
+    AtRest,
+    Drifted,
+    Replicas,
+    Spikes,
+    checksum,
+    compare,
+    not_finite,
+)
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64]
 
@@ -248,3 +258,41 @@ def test_bad_options_are_refused_by_name(options, name):
 def test_a_guard_of_no_steps_is_refused():
     with pytest.raises(ValueError, match="every must be at least 1, not 0"):
         Replicas(Net(), every=0)
+
+
+def at_rest(change, culprit):
+    """What `AtRest` says of a step, a change of one bit of `change` on rank `culprit`, and another step."""
+    rank, guard = dist.get_rank(), AtRest()
+    tensors = {f"weights of {rank}": numbers(50, seed=rank), "moments": numbers(50, seed=rank + 9)}
+    guard.look(tensors)  # nothing was left yet
+    for step in range(3):
+        for each in tensors.values():
+            each += 1  # training's own changes are none
+        guard.leave(tensors)
+        if step == 1 and rank == culprit:
+            name = {"weights": f"weights of {rank}"}.get(change, change)
+            tensors[name].copy_(flipped(tensors[name], 7, 0))
+        try:
+            guard.look(tensors)
+        except Altered as found:
+            return step, found.first, str(found)
+    return None
+
+
+@pytest.mark.parametrize(("n", "culprit"), [(1, 0), (2, 1), (3, 0), (4, 3), (3, None)])
+@pytest.mark.parametrize("change", ["weights", "moments"])
+def test_a_bit_that_changes_at_rest_is_named_on_all_ranks(n, culprit, change):
+    name = f"weights of {culprit}" if change == "weights" else change
+    said = f"{name} of rank {culprit} has changed while nobody used it"
+    expected = None if culprit is None else (1, {culprit: name}, said)
+    assert lab.run(at_rest, n, args=(change, culprit)) == [expected] * n
+
+
+def test_other_tensors_than_were_left_are_refused():
+    def job():
+        guard = AtRest()
+        guard.leave({"a": torch.ones(2)})
+        with pytest.raises(ValueError, match=r"tensors must be those that were left, \['a'\], not \['b'\]"):
+            guard.look({"b": torch.ones(2)})
+
+    lab.run(job, 1)

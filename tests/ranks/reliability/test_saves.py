@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
@@ -18,6 +19,7 @@ from torch import nn
 
 from dtlib import lab
 from dtlib.ranks import zero
+from dtlib.ranks.reliability import Background
 
 OLD, NEW, NEXT = 1.0, 2.0, 3.0
 CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir")
@@ -54,8 +56,8 @@ def saved(folder, *numbers, keep=9):
     lab.run(job, 2)
 
 
-def save_and_die(folder, victim=None, place=None):
-    """The second save; rank `victim` is killed before the `place`-th thing that it does to the disk."""
+def save_and_die(folder, behind, victim=None, place=None):
+    """The second save, `behind` training or not; rank `victim` is killed before its `place`-th change of the disk."""
     seen, counter = [], itertools.count(1)
 
     def step(event, what):
@@ -75,7 +77,10 @@ def save_and_die(folder, victim=None, place=None):
     if victim is None or dist.get_rank() == victim:
         sys.addaudithook(on_event)
         planners.Save.lookup_object = lambda self, index: step("write", index.fqn) or look_up(self, index)
-    zero.save(wrapped, folder, extra=NEW)
+    with Background() if behind else contextlib.nullcontext() as background:
+        zero.save(wrapped, folder, extra=NEW, background=background)
+        for shard in wrapped.shards if behind else ():
+            shard.chunk.fill_(NEXT)  # what is trained meanwhile is not in it
     return seen
 
 
@@ -92,14 +97,14 @@ def after_the_kill(folders):
     return found
 
 
-def killed_at(places, tmp_path):
+def killed_at(places, behind, tmp_path):
     """What is loaded after a kill at each of these (rank, place): the old or the new one."""
     folders = []
     for victim, place in places:
         folder = tmp_path / f"{victim} at {place}"
         shutil.copytree(tmp_path / "old", folder)
         with pytest.raises(lab.RankError, match="SIGKILL") as caught:
-            lab.run(save_and_die, 2, args=(folder, victim, place))
+            lab.run(save_and_die, 2, args=(folder, behind, victim, place))
         assert caught.value.rank == victim
         folders.append(folder)
     everyone = lab.run(after_the_kill, 2, args=(folders,), timeout_s=300)
@@ -112,11 +117,12 @@ def killed_at(places, tmp_path):
     return [extra for extra, *_ in everyone[0]]
 
 
+@pytest.mark.parametrize("behind", [False, True], ids=["waiting", "background"])
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["some", "all"])
-def test_a_kill_at_any_place_of_a_save_leaves_a_whole_checkpoint(every, tmp_path):
+def test_a_kill_at_any_place_of_a_save_leaves_a_whole_checkpoint(every, behind, tmp_path):
     saved(tmp_path / "old", OLD)
     shutil.copytree(tmp_path / "old", tmp_path / "undisturbed")
-    first, second = lab.run(save_and_die, 2, args=(tmp_path / "undisturbed",))
+    first, second = lab.run(save_and_die, 2, args=(tmp_path / "undisturbed", behind))
     commit = first.index(("os.rename", "000001.part"))
     assert {event for event, _ in first} == {"open", "write", *CHANGES}
     # The last write, the commit and what follows it, and some of all others.
@@ -124,7 +130,7 @@ def test_a_kill_at_any_place_of_a_save_leaves_a_whole_checkpoint(every, tmp_path
     places = [(0, place + 1) for place in (range(len(first)) if every else some)]
     others = range(len(second)) if every else (0, len(second) // 3, len(second) // 2, len(second) - 1)
     places += [(1, place + 1) for place in others]
-    found = killed_at(places, tmp_path)
+    found = killed_at(places, behind, tmp_path)
     assert found == [NEW if (rank, place) > (0, commit + 1) and rank == 0 else OLD for rank, place in places]
     assert {OLD, NEW} == set(found)
 
