@@ -90,3 +90,21 @@ def test_a_thread_that_raises_under_torchrun_ends_the_job(tmp_path):
     assert done.returncode != 0
     assert "done" not in done.stdout
     assert "ThreadRaised" in done.stderr
+
+
+def test_a_life_after_a_restart_does_not_meet_the_one_before(tmp_path):
+    """The agent's store keeps the addresses of ranks that were killed: a rank that comes first must not read them."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, signal, time\nfrom dtlib import lab\nimport torch.distributed as dist\n"
+        "life = os.environ['TORCHELASTIC_RESTART_COUNT']\n"
+        "def main():\n"
+        "    dist.barrier()\n"
+        "    if life == '0' and dist.get_rank() == 1:\n        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    dist.barrier()\n    return life\n"
+        "time.sleep(2 * (life == '1') * (os.environ['RANK'] == '1'))\n"
+        "print(lab.run(main))\n"
+    )
+    done = start([*TORCHRUN, "2", "--max-restarts", "1"], script)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("['1', '1']") == 2

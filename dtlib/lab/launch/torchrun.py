@@ -36,7 +36,9 @@ def run_here(fn: Callable[..., Any], args: tuple[Any, ...]) -> list[Any]:
         torch.cuda.set_device(local_rank)
     if dist.is_initialized():
         raise RuntimeError("lab.run makes the process group itself: destroy yours before it, or do not create one")
-    store = dist.PrefixStore(f"dtlib/{next(_runs)}", _store())
+    # The agent's store outlives a restart, too: where a rank reads the address of one that was killed, it waits for it.
+    life = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')} of {world_size}"
+    store = dist.PrefixStore(f"dtlib/{life}/{next(_runs)}", _store())
     backend = "cpu:gloo,cuda:nccl" if has_gpu else "gloo"
     dist.init_process_group(backend, store=dist.PrefixStore("group", store), rank=rank, world_size=world_size)
     exchange = _exchange_over(store, rank, world_size)

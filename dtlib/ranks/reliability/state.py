@@ -29,8 +29,9 @@ def capture(group: Group = None, *, own: Mapping[str, Any] | None = None, **part
     objects = {name: part.state_dict() for name, part in parts.items() if hasattr(part, "state_dict")}
     values = {name: part for name, part in parts.items() if name not in objects}
     mine = {name: part.state_dict() for name, part in (own or {}).items()}
-    owns: list[Any] = [None] * len(everyone)
-    dist.gather_object(mine, owns if dist.get_rank(group) == 0 else None, group=group, group_dst=0)
+    owns: list[Any] = [{} for _ in everyone]
+    if mine:
+        dist.gather_object(mine, owns if dist.get_rank(group) == 0 else None, group=group, group_dst=0)
     return {"objects": objects, "values": values, "random": everyone, "own": owns}
 
 
