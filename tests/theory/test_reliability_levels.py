@@ -164,7 +164,8 @@ class TestSpares:
 
     def test_large_loads(self):
         assert laws.spares_suffice(2000, 10_000, 1e5, 2e4) == pytest.approx(0.506, abs=0.002)
-        assert laws.spares_suffice(0, 1, 1e5, 0) == 1
+        assert (laws.spares_suffice(0, 1, 1e5, 0), laws.spares_needed(1, 1e5, 0)) == (1, 0)
+        assert laws.spares_needed(10_000, 1e5, 1e5, 1 - 1e-9) == pytest.approx(10_600, abs=5)
         assert laws.standing_share(9_999, 10_000, 1e5, 2e4) == pytest.approx(0, abs=1e-12)
 
 
@@ -239,7 +240,7 @@ class TestSaves:
         (lambda: laws.two_level_intervals(1, 1, 0, 1), "near_share"),
         (lambda: laws.spares_suffice(-1, 1, 1, 1), "spares"),
         (lambda: laws.spares_suffice(10**9, 1, 1, 1), "spares must be at most 10,000"),
-        (lambda: laws.spares_needed(5, 1, 1, 1.0), "chance must be below 1, not 1.0"),
+        (lambda: laws.spares_needed(5, 1, 1, 1.0), "chance must be at most 1 − 1e-9, not 1.0"),
         (lambda: laws.spares_needed(10**6, 1, 1), "repair must be so short"),
         (lambda: laws.best_spares(0, 1, 1), "nodes"),
         (lambda: laws.spare_pays_from(1, 0), "repair"),

@@ -82,10 +82,5 @@ def split(interval: float, save: float, mtbf: float, restart: float = 0, detect:
 
 
 def _checked(interval: Any, save: float, mtbf: float, restart: float, detect: float) -> tuple[Any, ...]:
-    return (
-        amount("interval", interval, positive=True),
-        number("save", save),
-        number("mtbf", mtbf, positive=True),
-        number("restart", restart),
-        number("detect", detect),
-    )
+    tau, mean = amount("interval", interval, positive=True), number("mtbf", mtbf, positive=True)
+    return tau, number("save", save), mean, number("restart", restart), number("detect", detect)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from dtlib.theory.formula import formula
 from dtlib.theory.memory.recipes import ModelStates, Recipe
@@ -45,10 +46,8 @@ def save_seconds(bytes: float, writers: int, writer_rate: float, storage_rate: f
 
     Each opens a file of its own, and one after another waits f seconds (`file_seconds`) for that.
     """
-    n = whole("writers", writers, 1)
-    rate = min(
-        n * number("writer_rate", writer_rate, positive=True), number("storage_rate", storage_rate, positive=True)
-    )
+    n, each = whole("writers", writers, 1), number("writer_rate", writer_rate, positive=True)
+    rate = min(n * each, number("storage_rate", storage_rate, positive=True))
     return number("bytes", bytes) / rate + n * number("file_seconds", file_seconds)
 
 
@@ -74,9 +73,4 @@ def best_writers(bytes: float, writer_rate: float, storage_rate: float, most: in
 
 
 def _kept(num_params: float, recipe: str | Recipe) -> ModelStates:
-    return ModelStates(
-        **{
-            name: 0 if name in ("gradients", "main_gradients") else value
-            for name, value in find_recipe(recipe).states(num_params).parts.items()
-        }
-    )
+    return replace(find_recipe(recipe).states(num_params), gradients=0, main_gradients=0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from dtlib.theory.valid import at_most, number, row, whole
 
 from .goodput import Split
 
-KINDS = ("work", "save", "lost", "detect", "restart")
+KINDS = tuple(field.name for field in fields(Split))
 _MOST = 100_000
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator
 
 from dtlib.theory.formula import formula
 from dtlib.theory.valid import at_most, number, whole
@@ -22,26 +24,15 @@ def spares_suffice(spares: int, nodes: int, unit_mtbf: float, repair: float) -> 
     Of N `nodes` that always run, so many are in repair at any time, whatever the law of its length.
     """
     k, load = _load(spares, nodes, unit_mtbf, repair)
-    # From the largest term down, so that neither e^{−A} nor A^i leaves the range of doubles.
-    term = total = 1.0
-    for i in range(k, 0, -1):
-        term *= i / load if load else 0.0
-        total += term
-        if term < 1e-18 * total:
-            break
-    if load == 0:
-        return 1.0
-    return min(1.0, math.exp(k * math.log(load) - load - math.lgamma(k + 1)) * total)
+    return min(1.0, sum(itertools.islice(_poisson(load), k + 1)))
 
 
 def spares_needed(nodes: int, unit_mtbf: float, repair: float, chance: float = 0.99) -> int:
-    """The fewest spares that suffice with this `chance`; ``ValueError`` unless it is below 1."""
-    if number("chance", chance) >= 1:
-        raise ValueError(f"chance must be below 1, not {chance!r}")
-    k = 0
-    while spares_suffice(k, nodes, unit_mtbf, repair) < chance:
-        k += 1
-    return k
+    """The fewest spares that suffice with this `chance`; ``ValueError`` where it is above 1 − 10⁻⁹."""
+    if number("chance", chance) > 1 - 1e-9:
+        raise ValueError(f"chance must be at most 1 − 1e-9, not {chance!r}")
+    _, load = _load(0, nodes, unit_mtbf, repair)
+    return next(k for k, so_far in enumerate(itertools.accumulate(_poisson(load))) if so_far >= chance)
 
 
 @formula(
@@ -90,6 +81,12 @@ def spare_pays_from(unit_mtbf: float, repair: float) -> float:
     more (`best_spares`).
     """
     return math.sqrt(number("unit_mtbf", unit_mtbf, positive=True) / number("repair", repair, positive=True))
+
+
+def _poisson(load: float) -> Iterator[float]:
+    """Chances of 0, 1, 2, … failures, from logarithms: neither e^{−A} nor A^i leaves the range of doubles."""
+    log = math.log(load) if load else -math.inf
+    return (math.exp(i * log - load - math.lgamma(i + 1)) if i else math.exp(-load) for i in itertools.count())
 
 
 def _load(spares: int, nodes: int, unit_mtbf: float, repair: float) -> tuple[int, float]:
