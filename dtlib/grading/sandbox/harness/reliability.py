@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,8 +54,9 @@ class Dropout(torch.nn.Module):
 def resumed(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
     """``save, load = function(model, optimizer, scheduler, sampler)`` in two halves of the ranks.
 
-    The first half trains. After each step the desk says what comes: ``"go"``, ``"save"``, ``"kill"``; what ``save(step)``
-    returned last goes to the other half, rank by rank. There ``load`` makes of it the step from which they go on.
+    The first half trains. After each step the desk says what comes: ``"go"``, ``"save"``, ``"kill"``; what
+    ``save(step)`` returned last goes to the other half, rank by rank. There ``load`` makes of it the step from which
+    they go on.
     """
     given = desk.next()
     n, rank = given["ranks"], dist.get_rank()
@@ -71,7 +73,7 @@ def resumed(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
                 break
             if then == "save":
                 buffer = io.BytesIO()
-                torch.save(save(step), buffer)
+                torch.save(save(step), buffer, pickle_protocol=4)  # an older one makes bytes longer
                 saved = buffer.getvalue()
         dist.send(torch.tensor([len(saved)]), rank + n)
         dist.send(torch.frombuffer(bytearray(saved), dtype=torch.uint8), rank + n)
@@ -95,6 +97,10 @@ def _pair(returned: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
     return returned_function(returned[0]), returned_function(returned[1])
 
 
+def _factor(warm: int, t: int) -> float:
+    return min(1.0, (t + 1) / warm) / (1 + t / 20)
+
+
 class _Run:
     """A model on this rank, and one step of it after another together with the ranks of its half."""
 
@@ -105,11 +111,12 @@ class _Run:
             torch.nn.utils.skip_init(torch.nn.Linear, wide, hidden), torch.nn.Tanh(), Dropout(),
             torch.nn.utils.skip_init(torch.nn.Linear, hidden, wide),
         )  # fmt: skip
-        for parameter, value in zip(self.model.parameters(), inputs.parameters(given | {"widths": [wide, hidden, wide]}), strict=True):
+        values = inputs.parameters(given | {"widths": [wide, hidden, wide]})
+        for parameter, value in zip(self.model.parameters(), values, strict=True):
             parameter.data = torch.from_numpy(value)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=given["lr"], eps=given["eps"])
-        warm = given["warm"]
-        self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda t: min(1.0, (t + 1) / warm) / (1 + t / 20))
+        rises = partial(_factor, given["warm"])
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, rises)
         self.sampler = Shuffled(given["samples"], given["batch"], given["order"])
         self.data = torch.from_numpy(given["data"])
 
