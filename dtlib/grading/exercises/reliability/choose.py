@@ -5,6 +5,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from dtlib.grading.exercises import choice
 from dtlib.grading.exercises.inputs import Cases, Rng, call, in_words
 from dtlib.grading.exercises.kinds import on_paper
@@ -66,13 +68,13 @@ def job_of(
     def about(number: float) -> float:
         return float(f"{number * rng.uniform(0.9, 1.1):.3g}")
 
-    background, neighbour = sorted(float(f"{each:.3g}") for each in rng.uniform(0.2, 6, 2))
+    *prices, spare = (float(f"{each:.3g}") for each in np.exp(rng.uniform(-1.5, 2, 4)))
     job: Job = {
         "nodes": nodes, "node_mtbf": about(mtbf), "restart": about(restart), "repair": about(repair),
         "node_bytes": about(size) * GB, "store": about(store) * GB, "copy": about(copy) * GB, "link": about(link) * GB,
         "minutes": sorted(int(each) for each in rng.choice(MINUTES, 5, replace=False)),
-        "spare_price": about(1),
-        "prices": {"stop": 0.0, "background": background, "neighbour": neighbour},
+        "spare_price": spare,
+        "prices": dict(zip(WAYS, prices, strict=True)),
     }  # fmt: skip
     job["spares"] = int(out(job) + 3 * math.sqrt(out(job))) + int(rng.integers(1, 4))
     best = max(possible({**job, "goal": 0.0}, cost=goodput).values(), default=0.0)
@@ -140,6 +142,11 @@ def possible(
     return {plan: cost(job, *plan) for plan, part in found.items() if part >= least}
 
 
+def priced(job: Job, way: str) -> dict[Plan, float]:
+    """As if a way had the mean price."""
+    return possible({**job, "prices": {**job["prices"], way: 1.8}})
+
+
 def only(job: Job, way: str) -> dict[Plan, float]:
     return {plan: cost for plan, cost in possible(job).items() if plan[0] == way}
 
@@ -165,13 +172,16 @@ WRONG: tuple[Callable[[Job], dict[Plan, float]], ...] = (
     partial(possible, rare=True),
     lambda job: possible({**job, "minutes": job["minutes"][:1]}),
     lambda job: possible({**job, "spares": 0}),
+    lambda job: possible({**job, "spare_price": 1.0}),
+    *(partial(priced, way=way) for way in WAYS),
     lambda job: {plan: cost for plan, cost in possible(job).items() if plan[1] == job["spares"]},
     *(partial(only, way=way) for way in WAYS),
 )  # fmt: skip
 """The best goodput alone, a share of it, none; a save before the last is written; no spare ever missing, one more
 at hand, of one node, by the mean; the store to each node alone; nothing held up, held up until all is written; nothing
 lost meanwhile, nothing read back; no restart; one node's MTBF; rare
-failures; the shortest interval alone, no spare, all of them; one way for all."""
+failures; the shortest interval alone, no spare, a price of
+1 for each, of 1.8 for a way; all of them; one way for all."""
 
 EXERCISE = on_paper(
     "reliability.4", "choose_saving", "Where to save, how often, and how many spares?", draw,
