@@ -1,7 +1,8 @@
 """A flight recorder: the last collectives of each rank, in a file that outlives it, and who is behind.
 
 A collective that one rank never enters leaves the others waiting until a timeout that names none of them. Each rank's
-last calls, side by side, do: as torch's own recorder of NCCL (`TORCH_NCCL_TRACE_BUFFER_SIZE`), for every backend.
+last calls, side by side, do. Torch's own recorder (`TORCH_FR_BUFFER_SIZE`) keeps them in the memory of the rank, who
+takes them along when killed, and calls a collective of gloo "scheduled" to the end.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from unittest import mock
@@ -235,6 +236,21 @@ def test_only_the_groups_own_calls_are_written_down(tmp_path):
         ["all_reduce, op SUM", "broadcast, src 1"]
     ] * 2
     assert read(tmp_path / "fx") == {0: [], 1: [], 2: []}
+
+
+def torchs_states():
+    from torch._C import _distributed_c10d
+
+    dist.all_reduce(torch.ones(3))
+    dist.barrier()
+    entries = json.loads(_distributed_c10d._dump_fr_trace_json()).get("entries", [])
+    return {each["state"] for each in entries if each["profiling_name"].startswith("gloo")}
+
+
+def test_torchs_own_recorder_does_not_say_what_has_finished_on_gloo(monkeypatch):
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "100")
+    for found in lab.run(torchs_states, 2):
+        assert found <= {"scheduled"}  # older releases record nothing of it
 
 
 def test_a_record_that_is_not_whole_was_not_entered(tmp_path):
