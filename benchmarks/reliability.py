@@ -3,7 +3,8 @@
 Saving and loading one state, 12 bytes a parameter: `zero.save` and `load` at stage 3, and torch's DCP with FSDP2; how
 long training is held up where it is written behind its back; from the moment at which a rank is killed to the end of
 the first step after it, with `lab.run` called again and with torchrun's elastic agent; and a collective that a flight
-recorder writes down, or that is compared on all ranks before it is entered.
+recorder writes down, or that is compared on all ranks before it is entered. A save counts what makes of a model what is
+saved: planning here, `get_state_dict` there.
 """
 
 from __future__ import annotations
