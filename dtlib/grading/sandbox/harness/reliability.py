@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+import zlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -143,3 +144,121 @@ class _Run:
             sent.wait()
             gradient += from_other
         gradient /= self.n
+
+
+class Stopped(BaseException):
+    """The process is killed: whoever goes on after this does nothing to the disk any more."""
+
+
+class Disk:
+    """A folder of files, by name. What was written is sure to outlast a power failure once it is synced.
+
+    A file that is written anew loses what it held at once. Removing and renaming are done at once and stay done;
+    ``rename`` replaces a file of the new name in one piece. A missing file raises ``FileNotFoundError``.
+    """
+
+    def __init__(self, files: dict[str, bytes] | None = None, stop: int = -1) -> None:
+        self._files, self._stop, self._synced = dict(files or {}), stop, set(files or ())
+        self._calls, self._is_stopped = 0, False
+
+    def write(self, name: str, data: bytes) -> None:
+        """Make a file with `data` in it, or make it anew."""
+        whole = bytes(data)
+        self._synced.discard(name)
+        if self._begins():
+            self._files[name] = whole
+        else:
+            self._files[name] = whole[: len(whole) // 2]
+            raise Stopped
+
+    def sync(self, name: str) -> None:
+        """Wait until what a file holds is safe."""
+        self._needs(name)
+        self._synced.add(name)
+
+    def rename(self, name: str, to: str) -> None:
+        """Give a file another name, in place of a file that has it."""
+        self._needs(name)
+        self._files[to] = self._files.pop(name)
+        self._synced = self._synced - {name, to} | ({to} if name in self._synced else set())
+
+    def remove(self, name: str) -> None:
+        """Remove a file."""
+        self._needs(name)
+        del self._files[name]
+
+    def names(self) -> list[str]:
+        """The names of all files, in order."""
+        return sorted(self._files)
+
+    def read(self, name: str) -> bytes:
+        """What a file holds."""
+        if name not in self._files:
+            raise FileNotFoundError(name)
+        return self._files[name]
+
+    def _needs(self, name: str) -> None:
+        if not self._begins():
+            raise Stopped
+        if name not in self._files:
+            raise FileNotFoundError(name)
+
+    def _begins(self) -> bool:
+        """Whether the next operation is done."""
+        if self._is_stopped:
+            raise Stopped
+        self._is_stopped = self._calls == self._stop
+        self._calls += 1
+        return not self._is_stopped
+
+
+_MOST_CALLS = 300
+
+
+def atomic(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
+    """``save, load = function(disk, keep)``: some saves, and the last of them stopped before each of its operations.
+
+    A row says how it was stopped, before which operation, whether the save had returned, and what ``load`` made of
+    it. Then each file is damaged in turn.
+    """
+    given = desk.next()
+    steps, keep, disk = given["steps"], given["keep"], Disk()
+    blobs = {step: {name: each.tobytes() for name, each in given[f"blobs {step}"].items()} for step in steps}
+    sizes, rows, damaged = [], [], []
+    for step in steps[:-1]:
+        _pair(function(disk, keep))[0](step, dict(blobs[step]))
+        sizes.append(sum(map(len, disk._files.values())))
+    files = dict(disk._files)
+    for name in sorted(files):
+        for place in {0, len(files[name]) // 2, len(files[name]) - 1} if files[name] else ():
+            bad = bytearray(files[name])
+            bad[place] ^= 4
+            damaged.append([name, *_loaded(function, Disk(files | {name: bytes(bad)}), keep)])
+    for power in (False, True):
+        for stop in range(_MOST_CALLS):
+            one, done = Disk(files, stop), True
+            try:
+                _pair(function(one, keep))[0](steps[-1], dict(blobs[steps[-1]]))
+            except Stopped:
+                done = False
+            after = one._files
+            if power:
+                after = {name: each if name in one._synced else each[: len(each) // 2] for name, each in after.items()}
+            rows.append(["power" if power else "kill", stop, done, *_loaded(function, Disk(after), keep)])
+            if done:
+                break
+    return {"sizes": sizes, "rows": rows, "damaged": damaged}
+
+
+def _loaded(function: Callable[..., Any], disk: Disk, keep: int) -> list[Any]:
+    """The step, a checksum of what was loaded, the names of damaged files, and what was raised."""
+    try:
+        step, blobs, damaged = _pair(function(disk, keep))[1]()
+        return [step, checksum(blobs), sorted(map(str, damaged)), ""]
+    except Exception as error:
+        return [None, 0, [], f"{type(error).__name__}: {error}"[:200]]
+
+
+def checksum(blobs: Any) -> int:
+    """Of names and what they hold, in order."""
+    return zlib.crc32(b"".join(name.encode() + b"\0" + bytes(blobs[name]) + b"\0" for name in sorted(blobs or {})))
