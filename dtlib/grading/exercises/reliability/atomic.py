@@ -140,6 +140,6 @@ EXERCISE = Exercise(
         order(3, "whole", "a whole checkpoint, wherever it is killed", find_torn("kill"), wrong=TORN, kind="value"),
         order(2, "sure", "and wherever the power fails", find_torn("power"), wrong=SURE, kind="value"),
         order(2, "damage", "a damaged file is named, and an older one read", find_damage, wrong=NAMED, kind="value"),
-        order(1, "room", "as many checkpoints as are kept", find_room, wrong=ROOM, kind="memory"),
+        order(1, "room", "as many checkpoints as are kept", find_room, wrong=ROOM, kind="value"),
     ),
 )  # fmt: skip
