@@ -49,22 +49,30 @@ class Clock:
         if self.on_card:
             torch.cuda.synchronize()
 
-    def alternated(self, works: Mapping[str, Work], *, rounds: int = 9, warm_up: int = 2) -> dict[str, list[float]]:
-        """Seconds of each call: the works take turns, round by round, so that ratios are of one time."""
+    def alternated(
+        self, works: Mapping[str, Work], *, rounds: int = 9, warm_up: int = 2, before: Work | None = None
+    ) -> dict[str, list[float]]:
+        """Seconds of each call: the works take turns, round by round, so that ratios are of one time.
+
+        `before` is called before each, and its time does not count.
+        """
+        prepare = before or (lambda: None)
         for _ in range(warm_up):
             for work in works.values():
+                prepare()
                 work()
         self.synchronise()
         found: dict[str, list[Any]] = {name: [] for name in works}
         for _ in range(rounds):
             for name, work in works.items():
+                prepare()
                 found[name].append(self._marked(work))
         self.synchronise()
         return {name: [self._seconds(*each) for each in marks] for name, marks in found.items()}
 
-    def spread(self, work: Work, *, rounds: int = 9, warm_up: int = 2) -> Spread:
+    def spread(self, work: Work, *, rounds: int = 9, warm_up: int = 2, before: Work | None = None) -> Spread:
         """The seconds of one work alone."""
-        return Spread.of(self.alternated({"": work}, rounds=rounds, warm_up=warm_up)[""])
+        return Spread.of(self.alternated({"": work}, rounds=rounds, warm_up=warm_up, before=before)[""])
 
     def _marked(self, work: Work) -> tuple[Any, Any]:
         self._other.zero_()  # what the work reads is not in a cache

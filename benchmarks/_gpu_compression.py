@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks._gpu_clock import Clock
+from benchmarks._report import console
 from dtlib import theory
 from dtlib.ranks import compression
 from dtlib.ranks.dp import Bucket
@@ -87,6 +89,7 @@ def exchanges(
                 continue  # as many bytes
             for n in ranks:
                 scheme, of = make(), bucket(clock, matrices, dtype)
+                gradient = of.flat.clone()
 
                 def work(scheme: compression.Compressed = scheme, of: Bucket = of) -> None:
                     started = scheme(of, None)
@@ -96,14 +99,15 @@ def exchanges(
                 with among(n) as sent:
                     work()
                     sent_bytes = sum(sent)
-                    seconds = clock.spread(work, rounds=4, warm_up=1)
+                    again = partial(of.flat.copy_, gradient)
+                    seconds = clock.spread(work, rounds=4, warm_up=1, before=again)
                 num_bytes = of.flat.nbytes
                 dense = theory.compression.all_reduced_bytes(num_bytes, n)
                 found.append({"scheme": name, "dtype": str(dtype).removeprefix("torch."), "ranks": n})
                 found[-1] |= {"bytes": num_bytes, "seconds": seconds, "bytes_per_s": num_bytes / seconds.median}
                 found[-1] |= {"passes": seconds.median * bytes_per_s / (2 * num_bytes), "sent_bytes": sent_bytes}
                 found[-1]["pays_below"] = theory.compression.break_even_bandwidth(dense, sent_bytes, seconds.median)
-                del scheme, of
+                del scheme, of, gradient, again
                 clock.free()
     return found
 
@@ -126,10 +130,14 @@ def kernels(clock: Clock, bytes_per_s: float, num: int = 2**28, block: int = 256
         "orthonormal columns of (n, 4)": lambda: torch.linalg.qr(q),
         "a random number an entry": lambda: torch.rand(num, device=x.device),
     }
+    found: dict[str, Any] = {}
     if clock.on_card:
         compiled = torch.compile(int8)
-        works["int8, compiled into one"] = lambda: compiled(x)
-    found = {}
+        try:
+            compiled(x)
+            works["int8, compiled into one"] = lambda: compiled(x)
+        except Exception as error:  # a compiler may be missing
+            console.print(f"not compiled: {type(error).__name__}: {error}"[:500], markup=False)
     for name, work in works.items():
         seconds = clock.spread(work, rounds=5)
         found[name] = {"seconds": seconds, "bytes_per_s": x.nbytes / seconds.median}

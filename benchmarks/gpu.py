@@ -9,6 +9,7 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,9 +28,14 @@ def main() -> None:
     if not torch.cuda.is_available():
         console.print("no card that CUDA knows: nothing to measure")
         return
-    results = measured(Clock())
+    about = card()
+
+    def keep(results: dict[str, Any]) -> Path:
+        return save("gpu", {"card": about, **results})
+
+    results = measured(Clock(), keep)
     show(results)
-    path = save("gpu", {"card": card(), **results})
+    path = keep(results)
     console.print(f"[dim]{path.relative_to(path.parents[2])}[/]")
 
 
@@ -45,8 +51,11 @@ def card() -> dict[str, Any]:
     return about | dict(zip(asked.split(","), said.stdout.strip().split(", "), strict=False))
 
 
-def measured(clock: Clock, **sizes: dict[str, Any]) -> dict[str, Any]:
-    """All sections, by name; one that fails has its error in place of its numbers. `sizes` are a section's own."""
+def measured(clock: Clock, keep: Callable[[dict[str, Any]], Any], **sizes: dict[str, Any]) -> dict[str, Any]:
+    """All sections, by name; one that fails has its error in place of its numbers. `sizes` are a section's own.
+
+    `keep` is called after each with what there is: who interrupts the rest has that.
+    """
     results: dict[str, Any] = {}
 
     def section(name: str, work: Callable[..., Any]) -> None:
@@ -57,6 +66,7 @@ def measured(clock: Clock, **sizes: dict[str, Any]) -> dict[str, Any]:
             console.print_exception()
             results[name] = {"error": f"{type(error).__name__}: {error}"[:500]}
         clock.free()
+        keep(results)
         console.print(f"[dim]{name}: {time.perf_counter() - start:.1f} s[/]")
 
     section("device_copy", lambda **sizes: moves.device_copy(clock, **sizes))

@@ -35,7 +35,9 @@ def clock():
 
 def test_every_section_runs_and_its_table_is_shown(clock, monkeypatch):
     monkeypatch.setattr(torch.optim, "AdamW", _without_fused)
-    results = gpu.measured(clock, **TINY)
+    kept = []
+    results = gpu.measured(clock, lambda found: kept.append(len(found)), **TINY)
+    assert kept == list(range(1, len(results) + 1))
     assert results.keys() >= gpu.TABLES.keys()
     assert not [name for name, found in results.items() if "error" in found]
     gpu.show(results)
@@ -48,7 +50,7 @@ def _without_fused(parameters, fused=None, foreach=None):
 
 def test_a_section_that_fails_leaves_its_error_and_the_others(clock, monkeypatch):
     monkeypatch.setattr(torch.optim, "AdamW", _without_fused)
-    results = gpu.measured(clock, **TINY | {"squares": {"sides": (-1,)}})
+    results = gpu.measured(clock, print, **TINY | {"squares": {"sides": (-1,)}})
     assert "error" in results["squares"]
     assert results["experts"][0]["alike"]["flop_per_s"] > 0
     gpu.show(results)
