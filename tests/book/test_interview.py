@@ -17,7 +17,8 @@ from dtlib import course
 from .test_pattern import ROOT, Chapter, cell, source, tags
 
 PAGE = ROOT / "chapters" / "interview.ipynb"
-NAMES = re.compile(r"\b(?:(?:ZeRO|[Ss]tage|Llama|NVLink) \d|GPT-3|1F1B|[AH]100|FSDP2|(?:bf|fp|int)\d+|\d+B|[a-z]-\d\d)\b")
+WORDS = r"(?:ZeRO|[Ss]tage|Llama|NVLink) \d|GPT-3|1F1B|[AH]100|FSDP2|(?:bf|fp|int)\d+|\d+B|[a-z]-\d\d"
+NAMES = re.compile(rf"\b(?:{WORDS})\b")
 """Words of the field that have a digit, and no number."""
 
 
