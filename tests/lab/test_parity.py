@@ -1,0 +1,104 @@
+"""`lab.parity` on steps by hand: right ones agree, each mistake is named with its axis, and bad input is said before
+anything is sent."""
+
+import doctest
+import json
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dtlib import lab
+from dtlib.lab.parity import KINDS
+
+GENERATOR = torch.Generator().manual_seed(0)
+X = torch.randn(12, 4, dtype=torch.float64, generator=GENERATOR)
+
+
+def reference(x):
+    w = torch.linspace(1, 2, 20, dtype=torch.float64).view(4, 5).requires_grad_()
+    loss = (x @ w).tanh().square().mean()
+    loss.backward()
+    return {"w": w.detach(), "loss": loss.detach(), "grad": w.grad, "norm": w.grad.norm()}
+
+
+def right(x):
+    found = reference(x.tensor_split(dist.get_world_size())[dist.get_rank()])
+    for name in ("loss", "grad"):
+        dist.all_reduce(found[name])
+        found[name] /= dist.get_world_size()
+    return found | {"norm": found["grad"].norm()}
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_a_right_step_agrees(n):
+    report = lab.parity(reference, right, {"dp": n}, batch=(X,), raise_on_difference=True)
+    assert report.agrees
+    assert report.kind in ("equal", "rounding")
+    assert report.first is None
+    assert report.bisect() == "nothing differs"
+
+
+def test_the_docstring_runs():
+    import dtlib.lab.parity
+
+    module = __import__("sys").modules[dtlib.lab.parity.__module__]
+    assert doctest.testmod(module).failed == 0
+
+
+def test_a_difference_is_raised_shown_and_written():
+    def summed(x):
+        found = right(x)
+        return found | {"grad": 3 * found["grad"]}
+
+    with pytest.raises(lab.ParityError, match="a sum where a mean is due over dp") as caught:
+        lab.parity(reference, summed, {"dp": 3}, batch=(X,), raise_on_difference=True)
+    report = caught.value.report
+    assert (report.first.name, report.kind, report.axes) == ("grad", "sum for mean", ("dp",))
+    assert "<table" in report._repr_html_()
+    told = json.loads(report.json())
+    assert told["rows"][2]["kind"] == "sum for mean"
+    assert told["needs_bytes"] == report.needs_bytes > 0
+    assert all(row["kind"] in KINDS for row in told["rows"])
+    assert "loss: right" in report.bisect()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda found: found.pop("grad"), "no rank returned grad"),
+        (lambda found: found.update(extra=torch.ones(2)), "rank 0 returned extra"),
+        (lambda found: found.update(grad=torch.ones(4, 4)), r"'grad' on rank 0 \(dp 0\) has the shape \(4, 4\)"),
+        (lambda found: found.update(grad=lab.piece(torch.ones(4, 5), tp=0)), "cut over tp, and the mesh has dp"),
+        (lambda found: found.update(grad=lab.piece(torch.ones(4, 5), dp=0)), "does not fit into"),
+        (lambda found: found.update(grad="text"), "must return tensors, numbers or pieces"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_compared_is_said_before_it_is_sent(change, words):
+    def step(x):
+        found = right(x)
+        change(found)
+        return found
+
+    with pytest.raises((ValueError, lab.RankError), match=words):
+        lab.parity(reference, step, {"dp": 2}, batch=(X,))
+
+
+def test_bad_arguments_are_refused():
+    for words, arguments in (
+        ("mesh must map names", {"mesh": {}}),
+        ("size of axis dp", {"mesh": {"dp": 0}}),
+        ("split must name axes", {"mesh": {"dp": 2}, "split": {"tp": 0}}),
+        ("micro_batches", {"mesh": {"dp": 2}, "micro_batches": 0}),
+        ("memory_bytes must be at least", {"mesh": {"dp": 2}, "memory_bytes": 10}),
+        ("batch must be a tuple", {"mesh": {"dp": 2}, "batch": X}),
+    ):
+        with pytest.raises(ValueError, match=words):
+            lab.parity(reference, right, **({"batch": (X,)} | arguments))
+    with pytest.raises(ValueError, match="reference must begin anew at each call"):
+        grown = torch.zeros(2)
+        lab.parity(lambda: {"grown": grown.add_(1)}, right, {"dp": 2})
+    with pytest.raises(ValueError, match="in one way"):
+        lab.piece(X)
+    with pytest.raises(ValueError, match="at must have an offset"):
+        lab.piece(X, at=(1,))
