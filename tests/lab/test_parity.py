@@ -95,8 +95,8 @@ def test_bad_arguments_are_refused():
     ):
         with pytest.raises(ValueError, match=words):
             lab.parity(reference, right, **({"batch": (X,)} | arguments))
+    grown = torch.zeros(2)
     with pytest.raises(ValueError, match="reference must begin anew at each call"):
-        grown = torch.zeros(2)
         lab.parity(lambda: {"grown": grown.add_(1)}, right, {"dp": 2})
     with pytest.raises(ValueError, match="in one way"):
         lab.piece(X)
