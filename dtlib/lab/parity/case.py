@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from .expected import Expected
 from .mesh import Axes
 from .pieces import Array
+from .rounding import TIMES
 
 KINDS = {
     "equal": "the same bits",
@@ -38,6 +39,7 @@ KINDS = {
     "other weights": "the contributions with other weights",
     "nobody holds": "no rank holds some of its elements",
     "not finite": "not finite",
+    "follows": "what follows from a difference before it",
     "unknown": "no explanation that this instrument knows",
 }
 
@@ -116,6 +118,21 @@ class Case:
         least = min((misfit for misfit, _ in fits), default=0.0)
         return [kind for misfit, kind in fits if misfit <= 3 * least + 1e-13 + 2 * self.share]
 
+    def where_it_differs(self) -> Case | None:
+        """The same name, with the elements alone that some rank has wrong; None where these are all."""
+        off = np.zeros(self.right.size, bool)
+        for h in self.held:
+            off[h.index[np.abs(h.values - self.right[h.index]) > self.limit(h)]] = True
+        if off.all() or not off.any():
+            return None
+        held = [Held(h.rank, h.values[off[h.index]], h.index[off[h.index]]) for h in self.held]
+        held = [h for h in held if h.values.size]
+        return replace(self, held=held)
+
+    def limit(self, h: Held) -> Array:
+        """How far each element that a rank holds may be off."""
+        return TIMES * self.allowed.spread[h.index] + self.allowed.floor
+
     def assembled(self) -> Array | None:
         """The whole, put together from the pieces; None where ranks that hold the same elements disagree."""
         whole = np.full(self.right.size, np.nan)
@@ -134,8 +151,7 @@ class Case:
         if h.values.size == 1:
             return f"{h.values[0]:.6g} for {wanted[0]:.6g}, ratio {h.values[0] / wanted[0] if due else np.inf:.4g}"
         angle = float(h.values @ wanted) / (size * due) if size * due else 0.0
-        limit = np.maximum(24 * self.allowed.spread[h.index] + self.allowed.floor, 0)
-        count = int(np.sum(~(np.abs(h.values - wanted) <= limit)))
+        count = int(np.sum(~(np.abs(h.values - wanted) <= self.limit(h))))
         ratio = f"{size / due:.4g}" if due else "∞"
         return f"{count} of {h.values.size} elements differ on rank {h.rank}; size × {ratio}, cosine {angle:.4g}"
 

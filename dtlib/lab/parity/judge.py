@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from .linear import decoded, multiples, never_reduced, scaled, weighted
 from .mesh import Axes
 from .norms import of_norms
 from .pieces import Array, Told, index_of
-from .placed import alone, of_steps, reordered, swapped
+from .placed import alone, of_names, of_steps, reordered, swapped
 from .report import Report, Row
 
 Tolds = Sequence[Mapping[str, Told]]
@@ -102,7 +103,18 @@ def _row(case: Case) -> Row:
 
 
 def kind_of(case: Case) -> Kind:
-    """The simplest explanation that fits."""
+    """The simplest explanation that fits, or that fits those elements that differ."""
+    kind = _explained(case)
+    if kind.code not in ("unknown", "some ranks", "rank alone") or (part := case.where_it_differs()) is None:
+        return kind
+    closer = _explained(part)
+    if closer.code in ("unknown", "some ranks", "rank alone", "another order", "noise", "factor"):
+        return kind
+    count = sum(1 for _ in np.unique(np.concatenate([h.index for h in part.held])))
+    return replace(closer, words=f"{closer}, in {count} of {case.right.size} elements")
+
+
+def _explained(case: Case) -> Kind:
     odd = [h.rank for h in case.held if not np.isfinite(h.values).all()]
     if odd:
         return Kind("not finite", (), f"not finite on {joined(map(case.axes.words, odd[:4]))}", tuple(odd))
@@ -115,7 +127,7 @@ def kind_of(case: Case) -> Kind:
         return Kind(kind.code, kind.axes, f"{kind.words}; it holds zeros alone", kind.ranks)
     if kinds := never_reduced(case) or case.best(weighted(case)):
         return _either(kinds, case)
-    if kind := swapped(case) or reordered(case):
+    if kind := swapped(case) or of_names(case) or reordered(case):
         return kind
     if (spread := case.expected.noise.get(case.name, 0.0)) > 12 * case.share * np.linalg.norm(case.right):
         apart = max(_whole_distance(case, h) for h in case.held)

@@ -123,7 +123,10 @@ def of_parts(case: Case) -> Iterator[tuple[Kind, list[Weights]]]:
                 over = joined(MICRO if a == "micro_batch" else a for a in some)
                 kind = Kind("mean of means", tuple(over.split(" and ")),
                             f"a mean over {over} of means of parts that do not count alike")  # fmt: skip
-                yield kind, [np.array([total / groups / shares[each].sum() for each in mine])] * len(ranks)
+                means = np.array([total / groups / shares[each].sum() for each in mine])
+                yield kind, [means] * len(ranks)
+                if "micro_batch" in some:
+                    yield kind, [m * means] * len(ranks)
     for j in range(m if m > 1 else 0):
         one = where(micro_batch=j)
         said = Kind("micro-batch missing", (MICRO,), f"micro-batch {j} of {m} is missing")
@@ -175,11 +178,39 @@ def decoded(case: Case) -> Kind | None:
     rank, first = next(((r, w) for r, w in lines if not np.allclose(w, 1, atol=0.02)), lines[0])
     if np.allclose(first, 1, atol=0.02):
         return None
+    if kind := _pattern(case, first):
+        return kind
     said = ", ".join(
         f"{' '.join(f'{name} {at}'.replace('_', '-') for name, at in part.items())}: {weight:.3g}"
         for part, weight in list(zip(case.parts, first, strict=True))[:8]
     )
     return Kind("other weights", (), f"on rank {rank} the parts count with other weights than 1 ({said})")
+
+
+def _pattern(case: Case, weights: Weights) -> Kind | None:
+    """What weights of 0, 1 and 2 say, up to a common factor: which parts are missing, and which are in it twice."""
+    unit = float(np.median(weights[np.abs(weights) > 0.02 * np.abs(weights).max()]))
+    often = np.round(weights / unit)
+    if np.abs(weights / unit - often).max() > 0.02 or often.min() < 0 or often.max() > 2:
+        return None
+    for name in (*case.expected.data, "micro_batch"):
+        by: dict[int, set[int]] = {}
+        for part, count in zip(case.parts, often, strict=True):
+            by.setdefault(part[name], set()).add(int(count))
+        if len(by) < 2 or any(len(counts) > 1 for counts in by.values()):
+            continue
+        none, twice = ([at for at, counts in by.items() if counts == {k}] for k in (0, 2))
+        axis = MICRO if name == "micro_batch" else name
+        tail = f", and all is scaled by {unit:.4g}" if abs(unit - 1) > 0.01 else ""
+        if none and name != "micro_batch" and (twice or len(none) == len(by) - 1):
+            text = f"no rank of {axis} reads the samples of {axis} {joined(none)}{tail}"
+            return Kind("same samples", (axis,), text)
+        if none:
+            code = "micro-batch missing" if axis == MICRO else "part missing"
+            return Kind(code, (axis,), f"{axis} {joined(none)}: what they contribute is missing{tail}")
+        if twice:
+            return Kind("counted twice", (axis,), f"{axis} {joined(twice)}: what they contribute counts twice{tail}")
+    return None
 
 
 def scaled(case: Case) -> Kind | None:
@@ -193,6 +224,8 @@ def scaled(case: Case) -> Kind | None:
         if np.linalg.norm(h.values - factor * wanted) > max(12 * case.share, 1e-9) * np.linalg.norm(h.values):
             return None
         each[h.rank] = factor
+    if max(abs(factor - 1) for factor in each.values()) < 0.02:
+        return None
     if max(each.values()) - min(each.values()) <= max(12 * case.share, 1e-9) * max(map(abs, each.values())):
         return Kind(
             "factor", (), f"{next(iter(each.values())):.6g} times what is due, which no size of the mesh explains"

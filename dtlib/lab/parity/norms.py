@@ -35,21 +35,21 @@ def of_norms(case: Case) -> Iterator[tuple[Kind, Predict]]:
         return kind, lambda rank: np.array([np.sqrt(max(square, 0.0))])
 
     found = sum(_square_of(case.others.get(n, [])) for n in names)
-    yield norm(Kind("norm", (), "the norm of gradients that are wrong themselves"), found)
+    yield norm(Kind("follows", (), "the norm of tensors that differ themselves"), found)
     for axes in case.axes.subsets():
         n, over = case.axes.size(axes), joined(axes)
         copies = [each for each in names if _is_copied(case, each, axes)]
+        every_copy = sum(_counted(case, each, axes) for each in names)
+        words = f"a norm: what several of the {n} ranks of {over} hold is counted once for each"
+        yield norm(Kind("norm", axes, words), every_copy)
         extra = sum(squares[each] for each in copies)
-        words = f"tensors that all {n} ranks of {over} hold are counted once for each"
         if copies and len(copies) < len(names):
-            yield norm(Kind("norm", axes, f"a norm: {words}"), total + (n - 1) * extra)
             yield norm(Kind("norm", axes, f"a norm: tensors that all ranks of {over} hold are left out"), total - extra)
             yield norm(Kind("norm", axes, f"a norm: tensors that all ranks of {over} hold count 1/{n}"),
                        total - (1 - 1 / n) * extra)  # fmt: skip
             yield norm(Kind("norm", axes, f"a norm: pieces on {over} are squared after division"),
                        extra + (total - extra) / n)  # fmt: skip
-        words = f"a norm √{n} times too large: all is counted once for each of the {n} ranks of {over}"
-        yield norm(Kind("norm", axes, words), n * total)
+        yield norm(Kind("norm", axes, f"a norm √{n} times too large, as if each of {over} counted all"), n * total)
         yield norm(Kind("norm", axes, f"a norm √{n} times too small"), total / n)
         rest, every = set(case.axes.sizes) - set(axes), range(case.axes.world_size)
         own = {rank: _union(case, names, case.axes.group(rank, rest, every)) for rank in case.ranks}
@@ -103,6 +103,19 @@ def _is_copied(case: Case, name: str, axes: tuple[str, ...]) -> bool:
         len(group) == case.axes.size(axes) and all(np.array_equal(held[a].index, held[group[0]].index) for a in group)
         for group in groups
     )
+
+
+def _counted(case: Case, name: str, axes: tuple[str, ...]) -> float:
+    """The square of a tensor's norm, each element as often as there are places along `axes` that hold it."""
+    right = case.expected.whole[name].ravel()
+    times = np.zeros(right.size)
+    for at in {tuple(case.axes.places[h.rank][a] for a in axes) for h in case.others.get(name, [])}:
+        here = np.zeros(right.size, bool)
+        for h in case.others[name]:
+            if tuple(case.axes.places[h.rank][a] for a in axes) == at:
+                here[h.index] = True
+        times += here
+    return float(np.sum(times * right**2))
 
 
 def _union(case: Case, names: list[str], ranks: list[int]) -> float:

@@ -26,20 +26,32 @@ class Piece:
     place: Place
 
 
-def piece(tensor: Tensor, *, at: Sequence[int] | None = None, flat: int | None = None, **cut: int) -> Piece:
+def piece(
+    tensor: Tensor,
+    *,
+    at: Sequence[int] | None = None,
+    flat: int | None = None,
+    index: Tensor | None = None,
+    **cut: int,
+) -> Piece:
     """`tensor` as a piece of a whole: cut by axes of the mesh, at an offset in each dimension, or out of the flattened
     whole from an element on.
 
     ``piece(w, tp=0)``: the ranks of tp hold it row block by row block, in their order, blocks of any sizes;
     ``piece(x, dp=0, cp=1)``: rows by dp, columns by cp. Two axes that cut one dimension are named from the outer to the
     inner one. ``piece(shard, flat=1024)``: ZeRO's way; what reaches beyond the end is padding.
+    ``piece(w, index=numbers)``: any elements, by their numbers in the flattened whole (cut ``arange`` as `w` is cut).
 
     ``ValueError`` unless it is said in just one way.
     """
     if not isinstance(tensor, Tensor):
         raise ValueError(f"tensor must be a tensor, not {tensor!r}")
-    if (at is not None) + (flat is not None) + bool(cut) != 1:
-        raise ValueError("a piece needs its place in one way: axes such as tp=0, or at=, or flat=")
+    if (at is not None) + (flat is not None) + (index is not None) + bool(cut) != 1:
+        raise ValueError("a piece needs its place in one way: axes such as tp=0, or at=, or flat=, or index=")
+    if index is not None:
+        if index.numel() != tensor.numel():
+            raise ValueError(f"index must have a number for each of {tensor.numel()} elements, not {index.numel()}")
+        return Piece(tensor, ("index", index.detach().flatten().cpu().numpy()))
     if at is not None:
         if len(at) != tensor.dim():
             raise ValueError(f"at must have an offset for each of {tensor.dim()} dimensions, not {at!r}")

@@ -28,6 +28,9 @@ def swapped(case: Case) -> Kind | None:
             return None
         whose[h.rank] = near[0]
     axes = tuple(sorted({axis for pair in whose.items() for axis in case.axes.apart(pair)}))
+    if set(axes) <= set(case.expected.data) and set(whose.values()) != set(whose):
+        text = ", ".join(f"rank {rank} those of rank {other}" for rank, other in list(whose.items())[:6])
+        return Kind("same samples", axes, f"ranks of {joined(axes)} read the samples of others: {text}", tuple(whose))
     said = ", ".join(f"rank {rank} that of rank {other}" for rank, other in list(whose.items())[:6])
     return Kind("pieces swapped", axes, f"pieces swapped over {joined(axes)}: {said}", tuple(whose))
 
@@ -118,6 +121,25 @@ def of_steps(case: Case) -> Iterator[tuple[Kind, Predict]]:
             yield Kind("not zeroed", (), "what this step and the last found: zeroed too late"), lambda rank: two
         mean = total / (len(past) + 1)
         yield Kind("not zeroed", (), "the mean of what all steps so far found"), lambda rank: mean
+
+
+def of_names(case: Case) -> Kind | None:
+    """Whether what differs is what another name with the same last part has: weights of before, where an update went
+    missing."""
+    own = case.name.split(": ")[-1].split("/", 1)
+    for name, other in case.expected.whole.items():
+        parts = name.split(": ")[-1].split("/", 1)
+        if name == case.name or len(parts) < 2 or len(own) < 2 or parts[1] != own[1] or other.shape != case.shape:
+            continue
+        flat, far = other.ravel(), 0.0
+        for h in (h for h in case.held if h.rank in case.differing):
+            near = np.minimum(np.abs(h.values - flat[h.index]), np.abs(h.values - case.right[h.index]))
+            far = max(far, float(near.max()) / max(float(np.abs(h.values).max()), 1e-300))
+        if far <= max(12 * case.share, 1e-12) and np.linalg.norm(flat - case.right) > 0:
+            where = case.axes.apart(case.differing) or case.axes.apart(case.ranks)
+            return Kind("stale", where, f"on {case.axes.words(case.differing[0])} what differs is still {name!r}: what "
+                        "was computed since has not arrived", tuple(case.differing))  # fmt: skip
+    return None
 
 
 def alone(case: Case) -> Kind | None:

@@ -69,7 +69,11 @@ class Report:
     @property
     def cause(self) -> Row | None:
         """The first that differs with a kind that is known, else the first: what to look at."""
-        return next((row for row in self.differing if row.kind.code != "unknown"), self.first)
+        for vague in (("unknown", "follows", "factor", "other weights"), ("unknown", "follows")):
+            known = [row for row in self.differing if row.kind.code not in vague]
+            if known:
+                return known[0]
+        return self.first
 
     @property
     def kind(self) -> str:
