@@ -1,15 +1,21 @@
 """`lab.parity` on steps by hand: right ones agree, each mistake is named with its axis, and bad input is said before
 anything is sent."""
 
+import contextlib
 import doctest
+import io
 import json
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from dtlib import lab
-from dtlib.lab.parity import KINDS
+from dtlib.lab.parity import KINDS, Axes
+from dtlib.lab.parity.expected import Reference
+from dtlib.lab.parity.judge import judge
+from dtlib.lab.parity.pieces import flattened
 
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randn(12, 4, dtype=torch.float64, generator=GENERATOR)
@@ -102,3 +108,63 @@ def test_bad_arguments_are_refused():
         lab.piece(X)
     with pytest.raises(ValueError, match="at must have an offset"):
         lab.piece(X, at=(1,))
+
+
+def test_the_readme_says_what_it_says():
+    text = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+    (script,) = (part for part in text.split("```python\n")[1:] if "lab.parity(" in part)
+    code = script.split("```")[0]
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(code, {"__name__": "readme"})
+    assert code.strip().splitlines()[-1].removeprefix("# ") in printed.getvalue()
+
+
+def test_it_works_in_ranks_that_are_up():
+    def script():
+        report = lab.parity(reference, lambda x: right(x) | {"loss": torch.tensor(0.5).double()}, {"dp": 2}, batch=(X,))
+        with pytest.raises(ValueError, match="no rank returned w, loss and norm"):
+            lab.parity(reference, lambda x: {"grad": right(x)["grad"]}, {"dp": 2}, batch=(X,))
+        with pytest.raises(ValueError, match="finite numbers"):
+            lab.parity(lambda x: {"loss": torch.tensor(torch.nan)}, right, {"dp": 2}, batch=(X,))
+        return [row.name for row in report.differing]
+
+    assert lab.run(script, 2) == [["loss"], ["loss"]]
+
+
+def run_of(dtype, seed):
+    """A layer with a sum over tokens, in a dtype, drawn by a seed."""
+    generator = torch.Generator().manual_seed(seed)
+    x, w, v = (torch.randn(size, generator=generator).to(dtype) for size in ((24, 16), (16, 32), (32, 8)))
+
+    def one(x):
+        a, b = w.clone().requires_grad_(), v.clone().requires_grad_()
+        loss = ((x @ a).tanh() @ b).square().mean()
+        loss.backward()
+        return {"loss": loss.detach(), "b": b.grad, "a": a.grad}
+
+    return one, x
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("seeds", [20, pytest.param(200, marks=pytest.mark.soak)])
+def test_rounding_is_not_accused_and_a_factor_is(dtype, seeds):
+    """The mean over 3 ranks of what each finds, in their order: right in each seed, and wrong with a third of it."""
+
+    for seed in range(seeds):
+        one, x = run_of(dtype, seed)
+        found = [one(part) for part in x.chunk(3)]
+        mean = {name: sum(each[name] for each in found) / 3 for name in found[0]}
+        for factor, kind in ((1, None), (3, "sum for mean")):
+            held = [flattened({name: each * factor for name, each in mean.items()})] * 3
+            report = judge(measured(one, x, dtype), held, Axes({"dp": 3}), 1)
+            assert report.agrees == (factor == 1), f"seed {seed}: {report}"
+            assert kind is None or (report.kind, report.axes) == (kind, ("dp",)), f"seed {seed}: {report}"
+
+
+def measured(one, x, dtype):
+    source = Reference(one, (x,), 0)
+    expected = source.whole()
+    source.measure(expected, torch.finfo(dtype).eps)
+    source.split(expected, Axes({"dp": 3}), {"dp": 0}, 1)
+    return expected

@@ -13,7 +13,7 @@ returns what it has. The *mesh*: axes and their sizes. Nothing else is asked of 
 runs on each part alone, so they are known, and nearly every mistake of a parallel step is another linear combination
 of them, or of what the ranks hold: a factor (`linear.multiples`), one part alone (never reduced), a part missing or
 twice, a mean of means. What is no such sum is looked for in other places: in another order, in another rank's piece,
-in an earlier step, in norms, in the reference's own spread over random streams. The simplest explanation that fits
+in an earlier step, in norms, in the reference's own spread over dropout. The simplest explanation that fits
 within rounding is said, with those that would look the same; what fits none is said with numbers, as unknown.
 
 **What is sent, and when.** Ranks exchange names, shapes and dtypes first, a few bytes; where these do not fit it is a
@@ -76,8 +76,8 @@ def parity(
     rows again. `places` gives pieces to names by patterns: ``{"forward/*": {"dp": 0}}``. `dtype` is the coarsest that
     the step computes in, where what it returns does not show it: ``torch.bfloat16`` under autocast.
 
-    The reference is called 7 times and once for each part of the batch, always with ``torch.manual_seed(seed)`` but
-    once: it must begin anew each time. Rank r calls `step` with a seed of its own, ``seed + 1 + r``, so that nothing is
+    The reference is called 7 times and once for each part of the batch, always with ``torch.manual_seed(seed)``:
+    it must begin anew each time. Rank r calls `step` with a seed of its own, ``seed + 1 + r``, so that nothing is
     equal by chance.
 
     Outside of ranks it starts them, with `lab.run`; under torchrun it uses those that are there; in a rank, where

@@ -15,7 +15,7 @@ from dtlib.theory.decompose import decompose
 
 from .mesh import Axes
 from .pieces import Array, Told, flattened
-from .rounding import Allowed, Perturbed, eps_of
+from .rounding import Allowed, OtherDice, Perturbed, eps_of
 
 Cut = int | Callable[..., Any]
 RUNS = 4
@@ -53,9 +53,9 @@ class Reference:
     def __init__(self, reference: Callable[..., Any], batch: Sequence[Any], seed: int) -> None:
         self.reference, self.batch, self.seed = reference, tuple(batch), seed
 
-    def __call__(self, batch: Sequence[Any] | None = None, seed: int | None = None) -> dict[str, tuple[Told, Array]]:
+    def __call__(self, batch: Sequence[Any] | None = None) -> dict[str, tuple[Told, Array]]:
         """What it returns for a batch: the whole one where none is given."""
-        torch.manual_seed(self.seed if seed is None else seed)
+        torch.manual_seed(self.seed)
         return flattened(self.reference(*(self.batch if batch is None else batch)), who="reference")
 
     def whole(self) -> Expected:
@@ -81,7 +81,8 @@ class Reference:
         for number in range(RUNS):
             with Perturbed(number, unit):
                 runs.append(self())
-        other = self(seed=self.seed + 1)
+        with OtherDice():
+            other = self()
         expected.eps = unit
         for name, right in expected.whole.items():
             eps = max(unit, eps_of(expected.told[name].dtype))
