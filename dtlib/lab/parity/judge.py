@@ -132,7 +132,8 @@ def _explained(case: Case) -> Kind:
     if (spread := case.expected.noise.get(case.name, 0.0)) > 12 * case.share * np.linalg.norm(case.right):
         apart = max(_whole_distance(case, h) for h in case.held)
         if 0.2 < apart / spread < 5:
-            words = f"another stream of random numbers: the reference moves as much with other dropout (× {apart / spread:.2g})"
+            times = f"(× {apart / spread:.2g})"
+            words = f"another stream of random numbers: with other dropout the reference moves as much {times}"
             return Kind("noise", (), words)
     if some is not None and (kind := alone(case)):
         return kind
