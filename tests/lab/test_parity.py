@@ -155,9 +155,10 @@ def test_rounding_is_not_accused_and_a_factor_is(dtype, seeds):
         one, x = run_of(dtype, seed)
         found = [one(part) for part in x.chunk(3)]
         mean = {name: sum(each[name] for each in found) / 3 for name in found[0]}
+        expected = measured(one, x, dtype)
         for factor, kind in ((1, None), (3, "sum for mean")):
             held = [flattened({name: each * factor for name, each in mean.items()})] * 3
-            report = judge(measured(one, x, dtype), held, Axes({"dp": 3}), 1)
+            report = judge(expected, held, Axes({"dp": 3}), 1)
             assert report.agrees == (factor == 1), f"seed {seed}: {report}"
             assert kind is None or (report.kind, report.axes) == (kind, ("dp",)), f"seed {seed}: {report}"
 
