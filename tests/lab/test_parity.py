@@ -5,6 +5,9 @@ import contextlib
 import doctest
 import io
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -169,3 +172,21 @@ def measured(one, x, dtype):
     source.measure(expected, torch.finfo(dtype).eps)
     source.split(expected, Axes({"dp": 3}), {"dp": 0}, 1)
     return expected
+
+
+@pytest.mark.soak
+def test_it_works_under_torchrun(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch, torch.distributed as dist\nfrom dtlib import lab\n\n"
+        "def reference(x):\n    w = torch.ones(3, requires_grad=True)\n    (x @ w).square().mean().backward()\n"
+        "    return {'grad': w.grad}\n\n"
+        "def step(x):\n    found = reference(x.chunk(2)[dist.get_rank()])\n    dist.all_reduce(found['grad'])\n"
+        "    return found\n\n"
+        "print(lab.parity(reference, step, {'dp': 2}, batch=(torch.arange(12.0).view(4, 3),)).json())\n"
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    environment = dict(os.environ, TMPDIR=str(tmp_path))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
+    told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert [(each["kind"], each["axes"]) for each in told] == [("sum for mean", ["dp"])] * 2, done.stderr
