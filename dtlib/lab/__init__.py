@@ -14,6 +14,7 @@ from .launch.faults import Stop as stop
 from .launch.faults import step
 from .memory import MemorySpan, memory, memory_spans, saved_bytes
 from .messages import count_steps, messages
+from .parity import ParityError, parity, piece, watched
 from .race import Race, Ratio, fastest, race
 from .recorder import SendCounter
 from .scale import at_scale
@@ -23,6 +24,7 @@ from .wire import paced, wire
 __all__ = [
     "CheckError",
     "MemorySpan",
+    "ParityError",
     "Race",
     "RankError",
     "RankTimeout",
@@ -45,6 +47,8 @@ __all__ = [
     "memory_spans",
     "messages",
     "paced",
+    "parity",
+    "piece",
     "race",
     "run",
     "saved_bytes",
@@ -53,6 +57,7 @@ __all__ = [
     "step",
     "stop",
     "timeline",
+    "watched",
     "wire",
 ]
 

@@ -115,7 +115,8 @@ class _Segment:
         self.places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         tensors = [leaves[place] for place in self.places]
         self.others = [None if place in self.places else leaf for place, leaf in enumerate(leaves)]
-        self.inputs = _Keep.apply(torch.empty(0, requires_grad=True), *tensors).grad_fn
+        # The result is held, not its node alone: with torch 2.11 what a node has saved goes with the result.
+        self.inputs = _Keep.apply(torch.empty(0, requires_grad=True), *tensors)
         self.needs_grad = [tensor.requires_grad for tensor in tensors]
         self.rng = _random_states(tensors) if restore_rng else None
         self.autocast = [
@@ -138,7 +139,7 @@ class _Segment:
     def _compute_again(self) -> None:
         found: list[Tensor] = []
         leaves = list(self.others)
-        for place, tensor, needs in zip(self.places, self.inputs.saved_tensors, self.needs_grad, strict=True):
+        for place, tensor, needs in zip(self.places, self.inputs.grad_fn.saved_tensors, self.needs_grad, strict=True):
             leaves[place] = tensor.detach().requires_grad_(needs)  # a graph of its own, which is dropped below
         with ExitStack() as stack:
             if self.rng is not None:

@@ -27,7 +27,7 @@ def test_no_line_of_code_is_clipped_on_a_screen(visit, html, stem):
         assert page.evaluate(CLIPPED.replace("main pre", "main .cell_input pre")) == []
 
 
-@pytest.mark.parametrize("stem", ["memory", "tp", "pp"])
+@pytest.mark.parametrize("stem", ["memory", "tp", "pp", "interview"])
 def test_a_printed_chapter_shows_everything(visit, html, stem):
     with visit(width=720) as tab:  # the width of a sheet
         page = tab.open(html / "chapters" / f"{stem}.html")

@@ -121,11 +121,11 @@ class Compressed(ABC):
         """Keep `tensor` under the name of a parameter, unless the step fails."""
         self._new.append((what, name, tensor))
 
-    def generator(self, seed: int, name: str, *more: int) -> torch.Generator:
-        """A generator on the CPU for a parameter: another at each call, the same on all ranks (but for `more`)."""
+    def generator(self, seed: int, name: str, *more: int, device: torch.device | str = "cpu") -> torch.Generator:
+        """A generator for a parameter: another at each call, the same on all ranks (but for `more`)."""
         self._times[name] = self._times.get(name, 0) + 1
         digest = hashlib.sha256(repr((seed, name, self._times[name], more)).encode()).digest()
-        return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+        return torch.Generator(device).manual_seed(int.from_bytes(digest[:7], "big"))
 
     def go_on(self) -> None:
         """One part further with each bucket that is under way, and their end once none is."""

@@ -105,12 +105,13 @@ class QSGD(Compressed):
         """One all-gather."""
         num, sizes, dtype = meant.flat.numel(), sizes_of(meant), meant.flat.dtype
         norms = torch.stack([part.norm() for part in meant.flat.split(sizes)]).float()
-        draws = [torch.rand(size, generator=self.generator(self.seed, name, dist.get_rank(group)))
-                 for name, size in zip(meant.views, sizes, strict=True)]  # fmt: skip
+        here = meant.flat.device  # to draw on the host and to copy would take a card longer than all the rest
+        dice = [self.generator(self.seed, name, dist.get_rank(group), device=here) for name in meant.views]
+        draws = [torch.rand(size, generator=of, device=here) for of, size in zip(dice, sizes, strict=True)]
         steps = (
             meant.flat.abs().float() / per_entry(norms.clamp_min(torch.finfo(torch.float32).tiny), sizes) * self.levels
         )
-        steps = (steps + torch.cat(draws).to(steps.device)).floor_().clamp_(max=self.levels)
+        steps = (steps + torch.cat(draws)).floor_().clamp_(max=self.levels)
         codes = (steps * meant.flat.sign() + self.levels).nan_to_num_()
         packed = to_bits(codes, self.bits)
         rows, work = start_gather(to_bytes(norms, packed), group)

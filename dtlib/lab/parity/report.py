@@ -1,0 +1,177 @@
+"""What a comparison says: a table of names in the order of computation, as text, HTML and JSON."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dtlib.lab.html import table_html
+from dtlib.theory import units
+
+from .case import KINDS, Kind
+
+_FINE = ("equal", "rounding")
+_SHOWN = 24
+
+
+class ParityError(AssertionError):
+    """A parallel step does something else than one process. `report` says what."""
+
+    def __init__(self, report: Report) -> None:
+        super().__init__(str(report))
+        self.report = report
+
+
+@dataclass(frozen=True)
+class Row:
+    """One name: its kind, how many times further off it is than rounding explains, and on which ranks."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: Kind
+    off: float
+    ranks: tuple[int, ...]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether it is the reference's, but for rounding."""
+        return self.kind.code in _FINE
+
+
+@dataclass
+class Report:
+    """The rows in the order of the reference. Shows itself as a table; ``print`` it elsewhere."""
+
+    rows: list[Row]
+    mesh: dict[str, int]
+    noticed: Sequence[str] = field(default=())
+    copy_bytes: int = 0
+    needs_bytes: int = 0
+
+    @property
+    def agrees(self) -> bool:
+        """Whether every name does."""
+        return all(row.agrees for row in self.rows)
+
+    @property
+    def differing(self) -> list[Row]:
+        """The rows that differ by more than rounding, in their order."""
+        return [row for row in self.rows if not row.agrees]
+
+    @property
+    def first(self) -> Row | None:
+        """The first name that differs in the order of computation."""
+        return next(iter(self.differing), None)
+
+    @property
+    def cause(self) -> Row | None:
+        """The first that differs with a kind that is known, else the first: what to look at."""
+        for vague in (("unknown", "follows", "factor", "other weights"), ("unknown", "follows")):
+            known = [row for row in self.differing if row.kind.code not in vague]
+            if known:
+                return known[0]
+        return self.first
+
+    @property
+    def kind(self) -> str:
+        """The kind of `cause`, a key of `KINDS`; where all agrees, ``equal`` or ``rounding``."""
+        if self.cause is not None:
+            return self.cause.kind.code
+        return "rounding" if any(row.kind.code == "rounding" for row in self.rows) else "equal"
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """Over which axes, as `cause` has it."""
+        return () if self.cause is None else self.cause.kind.axes
+
+    def bisect(self) -> str:
+        """From the loss to the layer to the tensor, in three lines."""
+        first = self.first
+        if first is None:
+            return "nothing differs"
+        loss = next((row for row in self.rows if not row.shape and "loss" in row.name), None)
+        said = [] if loss is None else [f"{loss.name}: {'right' if loss.agrees else str(loss.kind)}"]
+        said.append(f"first layer that differs: {_layer(first.name)} (everything before it, {self.rows.index(first)} "
+                    "names, agrees)")  # fmt: skip
+        return "\n".join([*said, f"first tensor: {first.name} {list(first.shape)}: {first.kind}"])
+
+    def summary(self) -> str:
+        """One or two sentences."""
+        where = " × ".join(f"{name} {size}" for name, size in self.mesh.items())
+        if self.first is None:
+            spread = max((row.off for row in self.rows), default=0.0)
+            how = f"within {100 * spread:.2g} % of what rounding explains" if spread else "to the bit"
+            return f"parity on {where}: all {len(self.rows)} names agree, {how}"
+        told = f"parity on {where}: {len(self.differing)} of {len(self.rows)} names differ, first {self.first.name!r}: "
+        told += str(self.first.kind)
+        if self.cause is not None and self.cause is not self.first:
+            told += f"; and {self.cause.name!r}: {self.cause.kind}"
+        return told
+
+    def _shown(self) -> tuple[list[tuple[Row, int]], int]:
+        """The first row of each kind, how many are like it, and how many kinds are not shown."""
+        alike: dict[str, list[Row]] = {}
+        for row in self.rows:
+            alike.setdefault(row.kind.code if row.agrees else str(row.kind), []).append(row)
+        some = [(rows[0], len(rows)) for rows in alike.values()]
+        return some[:_SHOWN], len(some) - min(len(some), _SHOWN)
+
+    def __str__(self) -> str:
+        rows, rest = self._shown()
+        width = max((len(row.name) for row, _ in rows), default=0)
+        lines = [self.summary(), *(f"note: {each}" for each in self.noticed)]
+        for row, alike in rows:
+            mark = "✓" if row.agrees else "✗"
+            more = f"  (and {alike - 1} more)" if alike > 1 else ""
+            lines.append(f"{mark} {row.name:<{width}}  {row.kind}{more}")
+        return "\n".join([*lines, *([f"  … and {rest} other kinds"] if rest else [])])
+
+    def _repr_html_(self) -> str:
+        rows, rest = self._shown()
+        cells = [
+            (row.name, str(alike), "×".join(map(str, row.shape)) or "1", row.kind.code, ", ".join(row.kind.axes) or "–",
+             str(row.kind), "–" if row.agrees else f"{row.off:.3g}")
+            for row, alike in rows
+        ]  # fmt: skip
+        table = table_html(("name", "alike", "shape", "kind", "axis", "what", "× rounding"), cells)
+        notes = "".join(f"<p>{html.escape(each)}</p>" for each in self.noticed)
+        more = f"<p>… and {rest} other kinds</p>" if rest else ""
+        return f"<p>{html.escape(self.summary())}</p>{notes}{table}{more}"
+
+    def json(self) -> str:
+        """All rows, for other programs."""
+        return json.dumps(
+            {
+                "agrees": self.agrees,
+                "kind": self.kind,
+                "axes": list(self.axes),
+                "first": None if self.first is None else self.first.name,
+                "mesh": self.mesh,
+                "needs_bytes": self.needs_bytes,
+                "rows": [_plain(row) for row in self.rows],
+            }
+        )
+
+    @property
+    def memory_words(self) -> str:
+        """What the comparison held at most beside the models, in words."""
+        return units.format_bytes(self.needs_bytes)
+
+
+def _plain(row: Row) -> dict[str, Any]:
+    kind = row.kind
+    return {
+        "name": row.name, "shape": list(row.shape), "kind": kind.code, "means": KINDS[kind.code],
+        "axes": list(kind.axes), "words": str(kind), "ranks": list(row.ranks),
+        "off": row.off if row.off < float("inf") else None,
+        "or": [{"kind": each.code, "axes": list(each.axes)} for each in kind.others],
+    }  # fmt: skip
+
+
+def _layer(name: str) -> str:
+    """The module that a name belongs to: without what stands before a slash or colon, and without its last word."""
+    plain = name.split(": ")[-1].split("/")[-1]
+    return plain.rsplit(".", 1)[0] if "." in plain else plain

@@ -1,0 +1,192 @@
+"""`lab.parity` on steps by hand: right ones agree, each mistake is named with its axis, and bad input is said before
+anything is sent."""
+
+import contextlib
+import doctest
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dtlib import lab
+from dtlib.lab.parity import KINDS, Axes
+from dtlib.lab.parity.expected import Reference
+from dtlib.lab.parity.judge import judge
+from dtlib.lab.parity.pieces import flattened
+
+GENERATOR = torch.Generator().manual_seed(0)
+X = torch.randn(12, 4, dtype=torch.float64, generator=GENERATOR)
+
+
+def reference(x):
+    w = torch.linspace(1, 2, 20, dtype=torch.float64).view(4, 5).requires_grad_()
+    loss = (x @ w).tanh().square().mean()
+    loss.backward()
+    return {"w": w.detach(), "loss": loss.detach(), "grad": w.grad, "norm": w.grad.norm()}
+
+
+def right(x):
+    found = reference(x.tensor_split(dist.get_world_size())[dist.get_rank()])
+    for name in ("loss", "grad"):
+        dist.all_reduce(found[name])
+        found[name] /= dist.get_world_size()
+    return found | {"norm": found["grad"].norm()}
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_a_right_step_agrees(n):
+    report = lab.parity(reference, right, {"dp": n}, batch=(X,), raise_on_difference=True)
+    assert report.agrees
+    assert report.kind in ("equal", "rounding")
+    assert report.first is None
+    assert report.bisect() == "nothing differs"
+
+
+def test_the_docstring_runs():
+    import dtlib.lab.parity
+
+    module = __import__("sys").modules[dtlib.lab.parity.__module__]
+    assert doctest.testmod(module).failed == 0
+
+
+def test_a_difference_is_raised_shown_and_written():
+    def summed(x):
+        found = right(x)
+        return found | {"grad": 3 * found["grad"]}
+
+    with pytest.raises(lab.ParityError, match="a sum where a mean is due over dp") as caught:
+        lab.parity(reference, summed, {"dp": 3}, batch=(X,), raise_on_difference=True)
+    report = caught.value.report
+    assert (report.first.name, report.kind, report.axes) == ("grad", "sum for mean", ("dp",))
+    assert "<table" in report._repr_html_()
+    told = json.loads(report.json())
+    assert told["rows"][2]["kind"] == "sum for mean"
+    assert told["needs_bytes"] == report.needs_bytes > 0
+    assert all(row["kind"] in KINDS for row in told["rows"])
+    assert "loss: right" in report.bisect()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda found: found.pop("grad"), "no rank returned grad"),
+        (lambda found: found.update(extra=torch.ones(2)), "rank 0 returned extra"),
+        (lambda found: found.update(grad=torch.ones(4, 4)), r"'grad' on rank 0 \(dp 0\) has the shape \(4, 4\)"),
+        (lambda found: found.update(grad=lab.piece(torch.ones(4, 5), tp=0)), "cut over tp, and the mesh has dp"),
+        (lambda found: found.update(grad=lab.piece(torch.ones(4, 5), dp=0)), "does not fit into"),
+        (lambda found: found.update(grad="text"), "must return tensors, numbers or pieces"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_compared_is_said_before_it_is_sent(change, words):
+    def step(x):
+        found = right(x)
+        change(found)
+        return found
+
+    with pytest.raises((ValueError, lab.RankError), match=words):
+        lab.parity(reference, step, {"dp": 2}, batch=(X,))
+
+
+def test_bad_arguments_are_refused():
+    for words, arguments in (
+        ("mesh must map names", {"mesh": {}}),
+        ("size of axis dp", {"mesh": {"dp": 0}}),
+        ("split must name axes", {"mesh": {"dp": 2}, "split": {"tp": 0}}),
+        ("micro_batches", {"mesh": {"dp": 2}, "micro_batches": 0}),
+        ("memory_bytes must be at least", {"mesh": {"dp": 2}, "memory_bytes": 10}),
+        ("batch must be a tuple", {"mesh": {"dp": 2}, "batch": X}),
+    ):
+        with pytest.raises(ValueError, match=words):
+            lab.parity(reference, right, **({"batch": (X,)} | arguments))
+    grown = torch.zeros(2)
+    with pytest.raises(ValueError, match="reference must begin anew at each call"):
+        lab.parity(lambda: {"grown": grown.add_(1)}, right, {"dp": 2})
+    with pytest.raises(ValueError, match="in one way"):
+        lab.piece(X)
+    with pytest.raises(ValueError, match="at must have an offset"):
+        lab.piece(X, at=(1,))
+
+
+def test_the_readme_says_what_it_says():
+    text = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+    (script,) = (part for part in text.split("```python\n")[1:] if "lab.parity(" in part)
+    code = script.split("```")[0]
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(code, {"__name__": "readme"})
+    assert code.strip().splitlines()[-1].removeprefix("# ") in printed.getvalue()
+
+
+def test_it_works_in_ranks_that_are_up():
+    def script():
+        report = lab.parity(reference, lambda x: right(x) | {"loss": torch.tensor(0.5).double()}, {"dp": 2}, batch=(X,))
+        with pytest.raises(ValueError, match="no rank returned w, loss and norm"):
+            lab.parity(reference, lambda x: {"grad": right(x)["grad"]}, {"dp": 2}, batch=(X,))
+        with pytest.raises(ValueError, match="finite numbers"):
+            lab.parity(lambda x: {"loss": torch.tensor(torch.nan)}, right, {"dp": 2}, batch=(X,))
+        return [row.name for row in report.differing]
+
+    assert lab.run(script, 2) == [["loss"], ["loss"]]
+
+
+def run_of(dtype, seed):
+    """A layer with a sum over tokens, in a dtype, drawn by a seed."""
+    generator = torch.Generator().manual_seed(seed)
+    x, w, v = (torch.randn(size, generator=generator).to(dtype) for size in ((24, 16), (16, 32), (32, 8)))
+
+    def one(x):
+        a, b = w.clone().requires_grad_(), v.clone().requires_grad_()
+        loss = ((x @ a).tanh() @ b).square().mean()
+        loss.backward()
+        return {"loss": loss.detach(), "b": b.grad, "a": a.grad}
+
+    return one, x
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("seeds", [20, pytest.param(200, marks=pytest.mark.soak)])
+def test_rounding_is_not_accused_and_a_factor_is(dtype, seeds):
+    """The mean over 3 ranks of what each finds, in their order: right in each seed, and wrong with a third of it."""
+
+    for seed in range(seeds):
+        one, x = run_of(dtype, seed)
+        found = [one(part) for part in x.chunk(3)]
+        mean = {name: sum(each[name] for each in found) / 3 for name in found[0]}
+        expected = measured(one, x, dtype)
+        for factor, kind in ((1, None), (3, "sum for mean")):
+            held = [flattened({name: each * factor for name, each in mean.items()})] * 3
+            report = judge(expected, held, Axes({"dp": 3}), 1)
+            assert report.agrees == (factor == 1), f"seed {seed}: {report}"
+            assert kind is None or (report.kind, report.axes) == (kind, ("dp",)), f"seed {seed}: {report}"
+
+
+def measured(one, x, dtype):
+    source = Reference(one, (x,), 0)
+    expected = source.whole()
+    source.measure(expected, torch.finfo(dtype).eps)
+    source.split(expected, Axes({"dp": 3}), {"dp": 0}, 1)
+    return expected
+
+
+@pytest.mark.soak
+def test_it_works_under_torchrun(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch, torch.distributed as dist\nfrom dtlib import lab\n\n"
+        "def reference(x):\n    w = torch.ones(3, requires_grad=True)\n    (x @ w).square().mean().backward()\n"
+        "    return {'grad': w.grad}\n\n"
+        "def step(x):\n    found = reference(x.chunk(2)[dist.get_rank()])\n    dist.all_reduce(found['grad'])\n"
+        "    return found\n\n"
+        "print(lab.parity(reference, step, {'dp': 2}, batch=(torch.arange(12.0).view(4, 3),)).json())\n"
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    environment = dict(os.environ, TMPDIR=str(tmp_path))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
+    told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert [(each["kind"], each["axes"]) for each in told] == [("sum for mean", ["dp"])] * 2, done.stderr

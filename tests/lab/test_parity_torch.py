@@ -1,0 +1,358 @@
+"""`lab.parity` on torch's own wrappers, DDP, FSDP2, `parallelize_module`, pipelining: right ones, and mistakes that are
+put into them from outside."""
+
+from __future__ import annotations
+
+import functools
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from dtlib import lab
+from dtlib.lab.parity import Axes
+from dtlib.lab.parity.expected import Reference
+from dtlib.lab.parity.judge import judge, refusals
+from dtlib.lab.parity.pieces import flattened
+from dtlib.lab.parity.rounding import eps_of
+
+LAYERS = ("emb", "up", "down", "norm", "head")
+
+
+class Net(nn.Module):
+    """Small, with a norm, a bias, and a head that may share its weight with the embedding."""
+
+    def __init__(self, seed=0, p=0.0, tied=False):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.emb, self.up, self.down = nn.Embedding(12, 8), nn.Linear(8, 16), nn.Linear(16, 8)
+        self.norm, self.head, self.p = nn.LayerNorm(8), nn.Linear(8, 12, bias=False), p
+        if tied:
+            self.head.weight = self.emb.weight
+        self.double()
+
+    def forward(self, x):
+        x = self.emb(x)
+        return self.head(self.norm(x + F.dropout(self.down(F.gelu(self.up(x))), self.p)))
+
+
+def data(uneven=False):
+    x, y = torch.randint(12, (2, 8, 6), generator=torch.Generator().manual_seed(3))
+    if uneven:
+        y = y.clone()
+        y[0, :4] = y[1, :5] = -100
+    return x, y
+
+
+def loss_of(logits, y):
+    return F.cross_entropy(logits.flatten(0, -2), y.flatten())
+
+
+def reference(net, x, y, steps=1):
+    model, found = net(), []
+    torch.manual_seed(0)
+    sgd = torch.optim.SGD(model.parameters(), 0.5)
+    for _ in range(steps):
+        said = {f"start/{n}": p.detach().clone() for n, p in model.named_parameters()}
+        sgd.zero_grad()
+        said["loss"] = loss = loss_of(model(x), y)
+        loss.backward()
+        said |= after(model, sgd, torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]))
+        found.append(said)
+    return found[0] if steps == 1 else found
+
+
+def after(model, sgd, norm):
+    """Gradients, the last first, their norm, and the weights after a step."""
+    found = {f"grad/{n}": p.grad.detach().clone() for n, p in reversed(list(model.named_parameters()))}
+    sgd.step()
+    return found | {"norm": norm} | {f"weight/{n}": p.detach().clone() for n, p in model.named_parameters()}
+
+
+def mean(loss):
+    loss = loss.detach().clone()
+    dist.all_reduce(loss)
+    return loss / dist.get_world_size()
+
+
+# --- DDP --------------------------------------------------------------------------------------------------------------
+
+
+def hook_that_sums(state, bucket):
+    work = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+    return work.then(lambda future: future.value()[0])
+
+
+def ddp(x, y, *, wrap=DDP, sums=False, reads=None, late=False, m=1, forgets=False, scale=True,
+        idle=None, copies=False, steps=1, zero=True, p=0.0, seed=0):  # fmt: skip
+    rank, n = dist.get_rank(), dist.get_world_size()
+    net = Net(rank if seed is None else seed, p)
+    net.up.bias.requires_grad_(not late)
+    model = wrap(net)
+    net.up.bias.requires_grad_(True)
+    if sums:
+        model.register_comm_hook(None, hook_that_sums)
+    start = {f"start/{n}": p.detach().clone() for n, p in net.named_parameters()}
+    sgd, found = torch.optim.SGD(net.parameters(), 0.5), []
+    part = (slice(None), rank) if reads is None else (slice(None), reads)
+    torch.manual_seed(rank + 5)
+    for number in range(steps):
+        said = {f"start/{n}": p.detach().clone() for n, p in net.named_parameters()} if number else start
+        if zero:
+            sgd.zero_grad()
+        losses = []
+        for mx, my in zip(x.chunk(n)[part[1]].chunk(m), y.chunk(n)[part[1]].chunk(m), strict=True):
+            if forgets:
+                sgd.zero_grad()
+            loss = loss_of(model(mx), my)
+            (loss / m if scale else loss).backward()
+            losses.append(loss.detach() / m)
+        norm = torch.nn.utils.get_total_norm([p.grad for p in net.parameters()])
+        if copies:
+            dist.all_reduce(square := norm**2)
+            norm = square.sqrt()
+        said["loss"] = mean(sum(losses))
+        if idle == rank:
+            sgd = mock.Mock()
+        said |= after(net, sgd, norm)
+        found.append(said)
+    return found[0] if steps == 1 else found
+
+
+class Silent(DDP):
+    def __init__(self, net):
+        super().__init__(net)
+        self.require_backward_grad_sync = False
+
+    def forward(self, *args):
+        with self.no_sync():
+            return super().forward(*args)
+
+
+# --- FSDP2 ------------------------------------------------------------------------------------------------------------
+
+
+def fsdp(x, y, *, factor=None, own_norm=False, divided=False, swapped=False, m=1, scale=True, forgets=False):
+    from torch.distributed.fsdp import fully_shard
+
+    rank, n = dist.get_rank(), dist.get_world_size()
+    net = Net()
+    for name in LAYERS:
+        fully_shard(getattr(net, name))
+    fully_shard(net)
+    if factor:
+        for each in (net, *(getattr(net, name) for name in LAYERS)):
+            each.set_gradient_divide_factor(factor)
+    if swapped:
+        with torch.no_grad():
+            for p in net.parameters():
+                local, parts = p.to_local(), [torch.empty_like(p.to_local()) for _ in range(n)]
+                dist.all_gather(parts, local.clone())
+                local.copy_(parts[(rank + 1) % n])
+    found = {f"start/{name}": p.detach().clone() for name, p in net.named_parameters()}
+    sgd = torch.optim.SGD(net.parameters(), 0.5)
+    losses = []
+    for mx, my in zip(x.chunk(n)[rank].chunk(m), y.chunk(n)[rank].chunk(m), strict=True):
+        if forgets:
+            sgd.zero_grad()
+        loss = loss_of(net(mx), my)
+        ((loss / m if scale else loss) / (n if divided else 1)).backward()
+        losses.append(loss.detach() / m)
+    grads = [p.grad for p in net.parameters()]
+    norm = torch.nn.utils.get_total_norm([g.to_local() for g in grads] if own_norm else grads)
+    return found | {"loss": mean(sum(losses))} | after(net, sgd, norm if own_norm else norm.full_tensor())
+
+
+# --- parallelize_module -----------------------------------------------------------------------------------------------
+
+
+def tensor(x, y, *, reduce=None, interleaved=False):
+    from torch.distributed._functional_collectives import all_reduce
+    from torch.distributed.tensor import placement_types
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
+    net = Net()
+    if interleaved:
+        with torch.no_grad():
+            net.up.weight.copy_(net.up.weight.view(2, 8, 8).transpose(0, 1).reshape(16, 8))
+    parallelize_module(net, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    found = {f"start/{name}": p.detach().clone() for name, p in net.named_parameters()}
+    sgd = torch.optim.SGD(net.parameters(), 0.5)
+    change = reduce or (lambda real, given: real)
+    wrong = lambda given, *rest, **options: change(all_reduce(given, *rest, **options), given)  # noqa: E731
+    seen = {}
+    net.down.register_forward_hook(lambda module, given, output: seen.update(down=output.detach().clone()))
+    with mock.patch.object(placement_types.funcol, "all_reduce", wrong):
+        loss = loss_of(net(x), y)
+        loss.backward()
+    whole = [p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad for p in net.parameters()]
+    found |= {"forward/down": seen["down"], "loss": loss}
+    return found | after(net, sgd, torch.nn.utils.get_total_norm(whole))
+
+
+def reference_tp(net, x, y):
+    model, seen = net(), {}
+    model.down.register_forward_hook(lambda module, given, output: seen.update(down=output.detach().clone()))
+    sgd = torch.optim.SGD(model.parameters(), 0.5)
+    found = {f"start/{n}": p.detach().clone() for n, p in model.named_parameters()}
+    loss = loss_of(model(x), y)
+    loss.backward()
+    found |= {"forward/down": seen["down"], "loss": loss}
+    return found | after(model, sgd, torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]))
+
+
+# --- pipelining -------------------------------------------------------------------------------------------------------
+
+
+class Front(nn.Module):
+    def __init__(self, net):
+        super().__init__()
+        self.emb, self.up, self.down = net.emb, net.up, net.down
+
+    def forward(self, x):
+        x = self.emb(x)
+        return x + self.down(F.gelu(self.up(x)))
+
+
+class Back(nn.Module):
+    def __init__(self, net):
+        super().__init__()
+        self.norm, self.head = net.norm, net.head
+
+    def forward(self, x):
+        return self.head(self.norm(x))
+
+
+def pipeline(x, y, *, scale=True, tied=False, sums=True, halves=False):
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+    rank, n = dist.get_rank(), dist.get_world_size()
+    net = Net(tied=tied)
+    part = (Front, Back)[rank](net)
+    m, losses = 4, []
+    schedule = ScheduleGPipe(PipelineStage(part, rank, n, torch.device("cpu")), m, loss_fn=loss_of, scale_grads=scale)
+    if rank:
+        schedule.step(target=y, losses=losses)
+    else:
+        schedule.step(x)
+    loss = torch.stack(losses).mean().detach() if rank else torch.zeros((), dtype=torch.float64)
+    dist.broadcast(loss, 1)
+    if tied and sums:
+        dist.all_reduce((net.head if rank else net.emb).weight.grad)
+    names = {"head.weight": "emb.weight"} if tied else {}
+    found = {f"grad/{names.get(name, name)}": p.grad for name, p in part.named_parameters()}
+    squares = sum(g.square().sum() for name, g in found.items() if not (tied and rank and name == "grad/emb.weight"))
+    if not halves:
+        dist.all_reduce(squares)
+    return {"loss": loss} | found | {"norm": squares.sqrt()}
+
+
+def reference_pp(net, x, y):
+    model = net()
+    loss = loss_of(model(x), y)
+    loss.backward()
+    found = {f"grad/{n}": p.grad for n, p in model.named_parameters()}
+    return {"loss": loss} | found | {"norm": torch.nn.utils.get_total_norm(list(found.values()))}
+
+
+UNEVEN, TIED, DICE = "uneven", functools.partial(Net, tied=True), functools.partial(Net, p=0.5)
+DP, TP, PP = {"dp": 2}, {"tp": 2}, {"pp": 2}
+ALL = {"net": Net, "m": 1, "reference": reference, "uneven": False}
+RIGHT = {
+    "DDP": (DP, ddp, {}, {}),
+    "DDP, accumulated": (DP, functools.partial(ddp, m=2), {"m": 2}, {}),
+    "DDP, three steps": (DP, functools.partial(ddp, steps=3), {"reference": functools.partial(reference, steps=3)}, {}),
+    "FSDP2": (DP, fsdp, {}, {}),
+    "FSDP2, accumulated": (DP, functools.partial(fsdp, m=2), {"m": 2}, {}),
+    "parallelize_module": (TP, tensor, {"reference": reference_tp}, {}),
+    "pipelining": (PP, pipeline, {"reference": reference_pp, "m": 4}, {}),
+    "pipelining, tied": (PP, functools.partial(pipeline, tied=True),
+                         {"reference": reference_pp, "m": 4, "net": TIED}, {}),
+}  # fmt: skip
+THREE = {"reference": functools.partial(reference, steps=3)}
+WRONG = {
+    "DDP: a hook that sums": (DP, functools.partial(ddp, sums=True), {}, ("sum for mean", "dp")),
+    "DDP: always in no_sync": (DP, functools.partial(ddp, wrap=Silent), {}, ("never reduced", "dp")),
+    "DDP: unfrozen after it was wrapped": (DP, functools.partial(ddp, late=True), {}, ("never reduced", "dp")),
+    "DDP: a mean of means": (DP, ddp, {"uneven": True}, ("mean of means", "dp")),
+    "DDP: no broadcast": (DP, functools.partial(ddp, wrap=functools.partial(DDP, init_sync=False), seed=None), {},
+                          ("not broadcast", "dp")),
+    "DDP: the same samples": (DP, functools.partial(ddp, reads=0), {}, ("same samples", "dp")),
+    "DDP: last micro-batch alone": (DP, functools.partial(ddp, m=2, forgets=True), {"m": 2},
+                                    ("micro-batch missing", "micro-batches")),
+    "DDP: micro-batches summed": (DP, functools.partial(ddp, m=4, scale=False), {"m": 4},
+                                  ("sum for mean", "micro-batches")),
+    "DDP: rank 1 makes no step": (DP, functools.partial(ddp, idle=1), {}, ("stale", "dp")),
+    "DDP: a norm summed over copies": (DP, functools.partial(ddp, copies=True), {}, ("norm", "dp")),
+    "DDP: gradients never zeroed": (DP, functools.partial(ddp, steps=3, zero=False), THREE, ("not zeroed", None)),
+    "DDP: dropout of another stream": (DP, functools.partial(ddp, p=0.5), {"net": DICE}, ("noise", None)),
+    "FSDP2: divided by 1": (DP, functools.partial(fsdp, factor=1.0), {}, ("sum for mean", "dp")),
+    "FSDP2: divided by 4": (DP, functools.partial(fsdp, factor=4.0), {}, ("mean for sum", "dp")),
+    "FSDP2: the loss divided by n too": (DP, functools.partial(fsdp, divided=True), {}, ("mean for sum", "dp")),
+    "FSDP2: a norm of the shard": (DP, functools.partial(fsdp, own_norm=True), {}, ("norm", "dp")),
+    "FSDP2: shards loaded by the wrong rank": (DP, functools.partial(fsdp, swapped=True), {}, ("pieces swapped", "dp")),
+    "FSDP2: last micro-batch alone": (DP, functools.partial(fsdp, m=4, forgets=True), {"m": 4},
+                                      ("micro-batch missing", "micro-batches")),
+    "tp: rows, not summed": (TP, functools.partial(tensor, reduce=lambda real, given: given),
+                             {"reference": reference_tp}, ("never reduced", "tp")),
+    "tp: rows, a mean": (TP, functools.partial(tensor, reduce=lambda real, given: real / 2),
+                         {"reference": reference_tp}, ("mean for sum", "tp")),
+    "tp: rows, twice": (TP, functools.partial(tensor, reduce=lambda real, given: real * 2),
+                        {"reference": reference_tp}, ("once per rank", "tp")),
+    "tp: halves interleaved": (TP, functools.partial(tensor, interleaved=True), {"reference": reference_tp},
+                               ("another order", None)),
+    "pp: micro-batches summed": (PP, functools.partial(pipeline, scale=False), {"reference": reference_pp, "m": 4},
+                                 ("sum for mean", "micro-batches")),
+    "pp: tied ends, not added up": (PP, functools.partial(pipeline, tied=True, sums=False),
+                                    {"reference": reference_pp, "m": 4, "net": TIED}, ("never reduced", "pp")),
+    "pp: a norm of the stage": (PP, functools.partial(pipeline, halves=True), {"reference": reference_pp, "m": 4},
+                                ("norm", "pp")),
+}  # fmt: skip
+
+
+def on_a_rank(runs):
+    return [flattened(step(*data(uneven))) for step, uneven in runs]
+
+
+@functools.cache
+def found():
+    runs = RIGHT | WRONG
+    options = {name: ALL | each[2] for name, each in runs.items()}
+    by_rank = lab.run(on_a_rank, 2, args=([(each[1], options[n]["uneven"]) for n, each in runs.items()],))
+    return {name: said(runs[name][0], options[name], [each[i] for each in by_rank]) for i, name in enumerate(runs)}
+
+
+def said(mesh, options, held):
+    axes = Axes(mesh)
+    unit = max(eps_of(told.dtype) for each in held for told, _ in each.values())
+    expected = known(tuple(mesh.items()), *(options[key] for key in ("reference", "net", "uneven", "m")), unit)
+    assert not (words := refusals(expected.told, [{n: t for n, (t, _) in each.items()} for each in held], axes)), words
+    return judge(expected, held, axes, options["m"])
+
+
+@functools.cache
+def known(mesh, function, net, uneven, m, unit):
+    """The reference runs once for all steps that it is compared with."""
+    source = Reference(functools.partial(function, net), data(uneven), 0)
+    expected = source.whole()
+    source.measure(expected, unit)
+    source.split(expected, Axes(dict(mesh)), {"dp": 0} if "dp" in dict(mesh) else {}, m)
+    return expected
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_right_step_is_not_accused(name):
+    assert found()[name].agrees, str(found()[name])
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_mistake_is_named_with_its_axis(name):
+    report, (kind, axis) = found()[name], WRONG[name][3]
+    assert report.kind == kind, str(report)
+    assert axis is None or report.axes == (axis,), str(report)
