@@ -232,3 +232,17 @@ def heads(given: Mapping[str, Any], names: str) -> list[Array]:
     """A rank's tensors of these names, [heads, tokens, entries], made of a seed of its own; q as large as a factor."""
     own = {"weights_seed": given["own_seed"]}
     return [noise(own, name, given["shape"], given["factor"] if name == "q" else 1.5) for name in names]
+
+
+def words(given: Mapping[str, Any], step: int = -1) -> list[Array]:
+    """The bits of a replica's parameters, as whole numbers of ``given["bits"]``, or in what low ones `step` differs
+    from the step before: floating-point numbers of either sign between 1/2 and 2, and such they stay."""
+    rng, found = np.random.default_rng([int(given["weights_seed"]), 2**20 + 4, step + 1]), []
+    for shape, bits in zip(given["shapes"], given["bits"], strict=True):
+        low = {16: 7, 32: 23, 64: 52}[bits]  # of the mantissa
+        drawn = rng.integers(0, 2 ** (low - 1), int(np.prod(shape)), np.int64)
+        if step < 0:
+            exponents, signs = rng.integers(0, 2, (2, drawn.size), np.int64)
+            drawn += (exponents + 2 ** (bits - low - 2) - 2 << low) - (signs << bits - 1)
+        found.append(drawn.astype(f"int{bits}"))
+    return found

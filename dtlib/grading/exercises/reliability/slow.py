@@ -1,0 +1,105 @@
+"""reliability.6: whose card, link or input holds the others up, by the timelines of all ranks; on paper."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from dtlib.grading.exercises.inputs import Array, Case, Rng, call, in_any_order
+from dtlib.grading.exercises.kinds import on_paper, values
+
+CARD, INPUT, LINK, NOBODY = "card", "input", "link", "nobody"
+STEPS = 7
+Span = tuple[str, int, float, float]
+"""What it is, the step, and from when to when."""
+
+#: Who is slow, ranks, and what else is to be seen: of another rank (or of one, where nobody is slow) a step that took
+#: long, or two ("hiccup" of the card, "stutter" of link or input), input that is slow and ready in time ("hidden"), a
+#: first step that took long ("cold"), steps that are longer on all ranks ("uneven"), or another slow rank that costs
+#: less ("card", "link").
+KINDS = (
+    (CARD, 2, ""), (CARD, 3, "hiccup"), (CARD, 4, "hidden"), (CARD, 5, "card"), (CARD, 4, "uneven"), (CARD, 4, "link"),
+    (CARD, 6, "cold"), (INPUT, 2, ""), (INPUT, 3, "hiccup"), (INPUT, 4, "hidden"), (INPUT, 5, "uneven"),
+    (INPUT, 4, "link"), (INPUT, 6, "cold"), (LINK, 2, ""), (LINK, 3, "stutter"), (LINK, 4, "card"), (LINK, 5, "hidden"),
+    (LINK, 6, "uneven"), (LINK, 4, "hiccup"), (NOBODY, 2, ""), (NOBODY, 3, "hiccup"), (NOBODY, 4, "hiccup"),
+    (NOBODY, 4, "stutter"), (NOBODY, 5, "hidden"), (NOBODY, 4, "uneven"), (NOBODY, 6, "cold"), (NOBODY, 3, "hidden"),
+)  # fmt: skip
+
+
+def case(rng: Rng, number: int, cause: str, n: int, looks: str) -> dict[str, Any]:
+    rank, other = (int(each) for each in rng.permutation(n)[:2])
+    compute, transfer, load = (float(rng.uniform(*each)) for each in ((0.2, 0.4), (0.03, 0.08), (0.05, 0.1)))
+    step = compute + transfer
+    seconds = {name: np.full((STEPS, n), each) for name, each in ((CARD, compute), (LINK, transfer), (INPUT, load))}
+    if looks == "uneven":
+        seconds[CARD] *= rng.permutation(np.linspace(0.7, 1.7, STEPS))[:, None]
+    if looks in (CARD, LINK):
+        seconds[looks][:, other] += 0.2 * step
+    if looks == "hidden":
+        seconds[INPUT][:, other] = 0.8 * step
+    if looks == "cold":
+        for each in seconds.values():
+            each[0, other] += 5 * step
+    if looks in ("hiccup", "stutter"):
+        first, second = rng.permutation(np.arange(1, STEPS))[:2]
+        seconds[CARD if looks == "hiccup" else LINK][first, other] += 6 * step
+        seconds[CARD if looks == "hiccup" else INPUT][second, other] += 4 * step
+    if cause in (CARD, LINK):
+        seconds[cause][:, rank] += rng.uniform(0.4, 0.6) * step
+    if cause == INPUT:
+        seconds[cause][:, rank] = rng.uniform(1.4, 1.6) * (step * (1.3 if looks == "uneven" else 1))
+        seconds[cause][:, rank] += 0.2 * step * (looks in (CARD, LINK))
+    seconds = {name: each * rng.uniform(0.985, 1.015, each.shape) for name, each in seconds.items()}
+    timelines = measured(seconds, rng.uniform(0, 1000, n))
+    told = "; ".join(
+        f"rank {each}: … {', '.join(map(in_short, spans[8:16]))} …" for each, spans in enumerate(timelines)
+    )
+    return call(f"run {number}: {told}", [timelines]) | {
+        "right": [None if cause == NOBODY else rank, cause], "cause": cause,
+    }  # fmt: skip
+
+
+def measured(seconds: dict[str, Array], clocks: Array) -> list[list[Span]]:
+    """The spans of each rank by its own clock. The next batch is loaded while one is computed; a message to the next
+    rank goes when both have come; a collective ends on all ranks when the last message has arrived."""
+    n = len(clocks)
+    spans: list[list[Span]] = [[] for _ in range(n)]
+    asked, over = np.zeros(n), 0.0
+    for step in range(STEPS):
+        ready = asked + seconds[INPUT][step]
+        begins = np.maximum(ready, over) + 1e-4
+        comes = begins + seconds[CARD][step]
+        sent = np.maximum(comes, np.roll(comes, -1)) + seconds[LINK][step]
+        over = float(max(sent.max(), comes.max() + seconds[LINK][step].max())) + 1e-4
+        for rank in range(n):
+            times: dict[str, tuple[float, float]] = {
+                "input": (float(asked[rank]), float(ready[rank])), "compute": (float(begins[rank]), float(comes[rank])),
+                "collective": (float(comes[rank]), over), "message": (float(comes[rank]) + 1e-5, float(sent[rank])),
+            }  # fmt: skip
+            for what, (begin, end) in times.items():
+                clock = float(clocks[rank])
+                spans[rank].append((what, step, round(begin + clock, 6), round(end + clock, 6)))
+        asked = begins
+    return spans
+
+
+def in_short(span: Span) -> str:
+    what, step, begin, end = span
+    return f"{what} {step} from {begin:.3f} to {end:.3f}"
+
+
+def right(case: Case) -> Any:
+    return case["right"]
+
+
+def of(cause: str) -> Any:
+    return partial(values, right=right, parts="rank, cause", where=lambda case: case["cause"] == cause)
+
+
+EXERCISE = on_paper(
+    "reliability.6", "find_slow", "Who is slow, and why?", in_any_order(KINDS, case),
+    of(CARD)(2, "card", "a card that is slow"),
+    of(INPUT)(2, "input", "a rank whose batches come late"),
+    of(LINK)(2, "link", "a link that is slow"),
+    of(NOBODY)(2, "nobody", "nobody where nobody is slow"),
+)  # fmt: skip

@@ -1,0 +1,43 @@
+"""Harness of replicas that are watched while they train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dtlib.grading.exercises import inputs
+
+from .desk import Desk
+from .given import Given
+
+_FLOATS = {16: torch.bfloat16, 32: torch.float32, 64: torch.float64}
+
+
+def guarded(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
+    """``step = function(parameters, every, replicas)``, then ``step()`` after each step: what it found.
+
+    A step changes some low bits of all replicas alike; the desk says which elements then have other bits as well.
+    """
+    given = desk.next()
+    words = [torch.from_numpy(each) for each in inputs.words(given)]
+    shaped = zip(words, given["shapes"], given["bits"], given["turned"], strict=True)
+    floats = [(each.view(_FLOATS[bits]).view(shape), turned) for each, shape, bits, turned in shaped]
+    parameters = [torch.nn.Parameter(each.t() if turned else each) for each, turned in floats]
+    arguments = [parameters, given["every"], given["replicas"]]
+    kept = Given(function, arguments[1:])
+    step, found, changed = function(*arguments), [], []
+    if not callable(step):
+        raise TypeError(f"the function must return one that is called after each step, not {type(step).__name__}")
+    for number in range(given["steps"]):
+        for each, mask in zip(words, inputs.words(given, number), strict=True):
+            each ^= torch.from_numpy(mask)
+        for place, element, word in desk.next():
+            words[place][element] = word
+        before = [each.clone() for each in words]
+        found.append(step())
+        is_same = all(torch.equal(one, two) for one, two in zip(words, before, strict=True))
+        changed += [] if is_same else ["parameters"]
+    desk.next()
+    return {"found": found, "changed": kept.changed() + changed}
