@@ -229,7 +229,8 @@ MEAN: Wrong = {
 def part(points: int, name: str, description: str, right: Theory) -> Any:
     known = {each: theory(name, **options) for each, options in ESTIMATES.items()}
     ratios = {each: theory(name, ratio=ratio) for each, ratio in RATIOS.items()} if name == "scale" else {}
-    return values(points, name, description, right, of=name, rtol=RTOL, atol=ATOL, wrong={**ratios, **known})
+    wrong = {each: tuple(some[each] for some in (ratios, known) if each in some) for each in {**ratios, **known}}
+    return values(points, name, description, right, of=name, rtol=RTOL, atol=ATOL, wrong=wrong)
 
 
 def needed(case: Case) -> float:

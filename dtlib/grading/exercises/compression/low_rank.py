@@ -59,7 +59,7 @@ def handed_out(case: Case, rank: int) -> inputs.Pieces:
 
 
 def orthonormal(p: Array) -> Array:
-    return np.linalg.qr(p)[0] if np.any(p) else 0 * p
+    return np.array(np.linalg.qr(p)[0])
 
 
 def unit_columns(p: Array) -> Array:

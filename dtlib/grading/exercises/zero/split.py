@@ -119,6 +119,7 @@ SHARD: signs.Wrong = {
     "each parameter by itself": each_rank(lambda case, rank: flat(shares(case, rank, tensors(case)))),
     "a share of another rank": lambda case: [*shards(case)[1:], shards(case)[0]],
     "rounded on the way": nearly("shard", shards),
+    "a result of the parameters": signs.raised("must require no gradient"),
 }
 REBUILT: signs.Wrong = {
     "an old copy": gathered((0, 0)),
