@@ -153,7 +153,9 @@ def is_refused(exercise: Exercise, cases: Iterable[Case], place: Place, value: A
 
 
 @pytest.mark.parametrize("name", ON_PAPER)
-@pytest.mark.parametrize("seeds", [SEEDS, pytest.param(MANY, marks=pytest.mark.soak)], ids=["few", "many"])
+@pytest.mark.parametrize(
+    "seeds", [SEEDS, pytest.param(MANY, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])], ids=["few", "many"]
+)
 def test_no_argument_can_be_taken_for_a_constant(name: str, seeds: range):
     allowed = DECOYS.get(name, set())
     assert {place: told for place, told in unrefused(name, seeds).items() if place not in allowed} == {}

@@ -7,7 +7,7 @@ plan costs. For the largest, a theory lists the numbers that will do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,6 +24,7 @@ Job = TypeVar("Job")
 Plan = tuple[Any, ...]
 UNCLEAR = ("", 0)
 _CLEARLY = 1.01  # times longer
+_NEARLY = 1.03  # times the cost of the best plan
 
 
 def fastest(possible: Possible) -> tuple[str, int] | None:
@@ -48,6 +49,37 @@ def told_apart(
             told = [fastest(theory(job)) for theory in wrong]
             if UNCLEAR not in told and told[0] != (wanted if len(told) == 1 else told[1]):
                 return job
+
+
+def pairs(
+    rng: Rng,
+    drawn: Callable[[Rng], dict[str, Any]],
+    possible: Callable[[dict[str, Any]], Mapping[Plan, float]],
+    places: Iterable[str],
+    allowed: Callable[[dict[str, Any]], bool] = lambda job: True,
+) -> list[dict[str, Any]]:
+    """For each place, ``"key"`` or ``"key, key"``, two jobs that differ there alone, and no plan is right in both.
+
+    So who takes what stands there for a constant is wrong in one of them. Of each job no plan is nearly the best one of
+    the other, and something is possible in one of them.
+    """
+
+    def best(job: dict[str, Any]) -> set[Plan]:
+        plans = possible(job)
+        return {plan for plan, cost in plans.items() if cost <= _NEARLY * min(plans.values())}
+
+    def another(job: dict[str, Any], other: dict[str, Any], key: str, *inner: str) -> dict[str, Any]:
+        return {**job, key: another(job[key], other[key], *inner) if inner else other[key]}
+
+    found = []
+    for place in places:
+        while True:
+            one = drawn(rng)
+            two = another(one, drawn(rng), *place.split(", "))
+            if allowed(two) and (best(one) or best(two)) and not best(one) & best(two):
+                break
+        found += [one, two]
+    return found
 
 
 def checks(possible: Callable[[Case], Possible], names: Sequence[str], none: str) -> tuple[Check, Check]:

@@ -28,39 +28,58 @@ KINDS = {
 }
 
 
+NUMBERS = (
+    "cards", "node", "room", "inside", "across", "layers", "hidden", "expert_hidden", "num_experts", "top_k",
+    "sequences", "seq",
+)  # fmt: skip
+
+
 def draw(rng: Rng) -> Cases:
-    """Each kind, and for each wrong theory jobs in which what it chooses is not possible or clearly slower."""
-    cases = [case(rng, kind, sizes) for kind, sizes in KINDS.items()]
-    return cases + [told_apart(rng, wrong) for wrong in WRONG for _ in range(2)]
+    """Each kind; for each wrong theory jobs in which what it chooses is not possible or clearly slower; and for each
+    number of a job two that differ there."""
+    cases = [case(kind, job_of(rng, *sizes)) for kind, sizes in KINDS.items()]
+    cases += [told_apart(rng, wrong) for wrong in WRONG for _ in range(2)]
+    return cases + [case("all but one alike", job) for job in choice.pairs(rng, drawn, possible, NUMBERS, is_whole)]
 
 
 def told_apart(rng: Rng, theory: Callable[[Job], dict[Plan, float]]) -> Job:
     while True:
-        node = int(rng.choice([4, 6, 8]))
-        drawn: tuple[float, ...] = (
-            node * int(rng.choice([1, 2, 3, 4, 8, 16])), node, int(rng.choice([16, 24, 40, 80])),
-            int(rng.integers(100, 500)), int(rng.integers(3, 100)), int(rng.choice([16, 24, 32])),
-            1024 * int(rng.integers(1, 6)), 256 * int(rng.integers(3, 40)), 8 * int(rng.choice([1, 2, 3, 4, 8, 12])),
-            int(rng.integers(1, 9)), 24 * int(rng.choice([1, 2, 3, 4])), 1024 * int(rng.integers(1, 9)),
-        )  # fmt: skip
-        told = case(rng, "drawn", drawn)
-        job, right = told["arguments"][0], {tuple(plan): cost for *plan, cost in told["plans"]}
-        wrong = theory(job)
+        job = drawn(rng)
+        right, wrong = possible(job), theory(job)
         if right and (not wrong or right.get(min(wrong, key=wrong.__getitem__), math.inf) > 1.03 * min(right.values())):
-            return told
+            return case("drawn", job)
 
 
-def case(rng: Rng, kind: str, sizes: tuple[float, ...]) -> Job:
-    cards, node, room, inside, across, layers, hidden, width, num_experts, top_k, sequences, seq = sizes
+def drawn(rng: Rng) -> Job:
+    node = int(rng.choice([4, 6, 8]))
+    return job_of(
+        rng, node * int(rng.choice([1, 2, 3, 4, 8, 16])), node, int(rng.choice([16, 24, 40, 80])),
+        int(rng.integers(100, 500)), int(rng.integers(3, 100)), int(rng.choice([16, 24, 32])),
+        1024 * int(rng.integers(1, 6)), 256 * int(rng.integers(3, 40)), 8 * int(rng.choice([1, 2, 3, 4, 8, 12])),
+        int(rng.integers(1, 9)), 24 * int(rng.choice([1, 2, 3, 4])), 1024 * int(rng.integers(1, 9)),
+    )  # fmt: skip
+
+
+def is_whole(job: Job) -> bool:
+    """Whether nodes are full, and there are as many experts as a token takes."""
+    return bool(job["cards"] % job["node"] == 0 and job["top_k"] <= job["num_experts"])
+
+
+def job_of(
+    rng: Rng, cards: int, node: int, room: int, inside: int, across: int, layers: int, hidden: int, width: int,
+    num_experts: int, top_k: int, sequences: int, seq: int,
+) -> Job:  # fmt: skip
     near = [float(rng.uniform(0.97, 1.03)) for _ in range(3)]
-    job: Job = {
+    return {
         "cards": cards, "node": node, "room": room * GB * near[0], "inside": [5e-6, inside * GB * near[1]],
         "across": [2e-5, across * GB * near[2]], "layers": layers, "hidden": hidden, "expert_hidden": width,
-        "num_experts": num_experts, "top_k": min(top_k, int(num_experts)), "sequences": sequences, "seq": seq,
+        "num_experts": num_experts, "top_k": min(top_k, num_experts), "sequences": sequences, "seq": seq,
     }  # fmt: skip
-    found = possible(job)
-    plans = [[*plan, cost] for plan, cost in found.items()]
-    return call(f"{kind}: {in_words(job)}", [job], some=bool(found)) | {"plans": plans}
+
+
+def case(kind: str, job: Job) -> Job:
+    plans = [[*plan, cost] for plan, cost in possible(job).items()]
+    return call(f"{kind}: {in_words(job)}", [job], some=bool(plans)) | {"plans": plans}
 
 
 def parameters(job: Job) -> tuple[float, float]:
