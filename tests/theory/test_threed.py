@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from dtlib.theory import activations, models, pp, sp, threed, tp, zero
+from dtlib.theory import activations, ep, models, pp, sp, threed, tp, zero
 from dtlib.theory.footprint import Setup
 
 GPT = models.gpt("small", num_layers=8, hidden=64, num_heads=8, vocab=1000, seq=128, tied=False)
+EXPERTS = replace(GPT, experts=models.Experts(num_experts=8, top_k=2, hidden=32))
 CUBE = Setup(dp=2, pp=4, tp=2, micro_batch=3, micro_batches=8)
 
 
@@ -71,6 +72,20 @@ def test_cp_shares_the_batch_with_dp_and_leaves_each_rank_fewer_tokens():
     assert both.cp == sent(Setup(dp=2, cp=2)).cp / 2  # tp shares the heads of keys
 
 
+def test_experts_are_summed_over_those_that_hold_them_and_sent_tokens_for_each_layer():
+    plain = Setup(dp=8, pp=4, micro_batch=3, micro_batches=8)
+    one, four = (sent(replace(plain, ep=n), EXPERTS, stage=1) for n in (1, 4))
+    layers, routed = 2, 2 * 8 * 2 * 64 * 32  # of two layers, eight experts of two matrices
+    assert one.ep == 0
+    assert one.dp - four.dp == pytest.approx(2 * 2 * (7 / 8 * routed - 1 / 2 * routed / 4))
+    tokens, visit = 3 * 128, 8 + 4 + 4
+    step = ep.step_bytes(tokens, 64, 8, 2, 4, visit_bytes=visit).total
+    counts = 3 * (1 + 8 // 4) * 8
+    assert four.ep == pytest.approx(8 * layers * (step + counts))
+    again = sent(replace(plain, ep=4, recompute="full"), EXPERTS, stage=1).ep
+    assert again - four.ep == pytest.approx(8 * layers * (step / 2 + counts + tokens * 2 * 3 / 4 * visit / 4))
+
+
 def test_the_crossings_are_where_a_layer_sends_as_much():
     deeper = replace(GPT, num_layers=16)
     for dp, t, tokens in ((2, 2, 96), (8, 4, 56), (3, 8, 128 / 7)):
@@ -129,6 +144,12 @@ def test_a_stage_keeps_the_micro_batches_in_flight(schedule, held):
         (lambda: sent(replace(CUBE, cp=3)), r"seq must be a multiple of 2·cp=6 \(zig-zag\), not 128"),
         (lambda: replace(CUBE, cp=0), "cp must be at least 1, not 0"),
         (lambda: sent(CUBE, stage=4), "stage must be"),
+        (
+            lambda: sent(Setup(tp=2), EXPERTS),
+            "tp must be 1, not 2, since the traffic of a mesh counts no experts beside",
+        ),
+        (lambda: sent(Setup(sequence_parallel=True), EXPERTS), "sequence_parallel must be False, since the traffic"),
+        (lambda: sent(Setup(dp=3, ep=3), EXPERTS), "ep of small must divide its 8 experts; 3 does not"),
         (lambda: sent(Setup(tp=3)), "tp of small must be"),
         (lambda: sent(CUBE, element_bytes=0), "element_bytes must be finite and positive, not 0"),
         (lambda: threed.tp_over_dp_tokens(64, 2, 1), "tp must be at least 2, not 1"),

@@ -232,14 +232,14 @@ def model(name: str) -> Architecture:
     return find("model", name, MODELS)
 
 
-def checked_dense(given: str | Architecture, asked: str) -> Architecture:
-    """`checked_model`, or ``ValueError`` for what `asked` does not count yet: experts, latent attention, modules that
-    predict further tokens."""
+def checked_dense(given: str | Architecture, asked: str, *, but_experts: bool = False) -> Architecture:
+    """`checked_model`, or ``ValueError`` for what `asked` does not count yet: latent attention, modules that predict
+    further tokens and, unless `but_experts`, experts."""
     found = checked_model(given)
-    if not_dense(found):
-        raise ValueError(
-            f"model must be dense, since {asked} counts nothing else yet: {found.name} has {not_dense(found)}"
-        )
+    rest = not_dense(replace(found, experts=None) if but_experts else found)
+    if rest:
+        kind = "dense but for experts" if but_experts else "dense"
+        raise ValueError(f"model must be {kind}, since {asked} counts nothing else yet: {found.name} has {rest}")
     return found
 
 

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dtlib.theory import sp, tp, zero
+from dtlib.theory import ep, sp, tp, zero
 from dtlib.theory.breakdown import Breakdown
 from dtlib.theory.cp import ring_elements
-from dtlib.theory.footprint import Setup, piece_layers, stage_parameters
+from dtlib.theory.footprint import Setup, expert_layers, piece_layers, stage_parameters
 from dtlib.theory.formula import formula
 from dtlib.theory.models import Architecture, checked_dense, kv_width_of_rank
 from dtlib.theory.valid import amount, flag
+
+_INDEX_BYTES = 8
+_SCORE_BYTES = 4
+"""A router's weights travel in float32 at least, and what counts or points in int64."""
 
 
 @dataclass(frozen=True)
 class AxisBytes(Breakdown):
     """Bytes that one rank sends in a step: among the ranks that split matrices (`tp`) or attention's tokens (`cp`), to
-    the stages in front and behind (`pp`), and among those that share a batch, cp's among them (`dp`)."""
+    the stages in front and behind (`pp`), among those that share a batch, cp's among them (`dp`), and tokens among those
+    of dp that share experts (`ep`)."""
 
     tp: float = 0
     cp: float = 0
     pp: float = 0
     dp: float = 0
+    ep: float = 0
 
 
 @formula(
@@ -30,7 +36,8 @@ class AxisBytes(Breakdown):
     equation=(
         r"\begin{aligned} \text{tp: } & 8\,\tfrac{t-1}{t}\,m\,\tfrac{l}{p}\,T h w &"
         r"\text{cp: } & 6\,\tfrac{c-1}{c}\,m\,\tfrac{l}{p}\,\tfrac{b s g d}{t}\,w \\"
-        r" \text{pp: } & 2\,m\,T h w & \text{dp: } & 2\,\tfrac{N-1}{N}\,\tfrac{\Psi}{p\,t}\,w \end{aligned}"
+        r" \text{pp: } & 2\,m\,T h w & \text{dp: } & 2\,\tfrac{N-1}{N}\,\tfrac{\Psi}{p\,t}\,w \\"
+        r" \text{ep: } & 4\,\tfrac{n-1}{n}\,m\,\tfrac{l}{p}\,T V h w \end{aligned}"
     ),
 )
 def sent_bytes(
@@ -55,13 +62,22 @@ def sent_bytes(
     all-reduces a layer, and it and a selective one cp's ring of keys and values. ZeRO 3 gathers no third time: a layer
     is computed again when its backward pass has gathered it. All numbers travel in `element_bytes`. ``ValueError``
     where the model cannot be cut like that.
+
+    Experts lie on n = `setup.ep` ranks of dp. Each layer with experts sends what `ep.step_bytes` counts with a copy a
+    rank, under uniform routing to V ranks a token; beside it go, for each choice, the row (8 bytes), its weight and the
+    weight's gradient (4 bytes at least), and to each rank how many rows and visits are to come (8 bytes each). A full
+    recompute sends all of a forward pass again. Their gradients are summed over N/n ranks, all others over N. Experts
+    that `ranks.threed` keeps whole beside tp are not counted: ``ValueError`` for experts with `setup.tp` above 1, or
+    with sequence parallelism.
     """
-    model = checked_dense(model, "the traffic of a mesh")
+    model = checked_dense(model, "the traffic of a mesh", but_experts=True)
     setup.check(model)
+    if model.experts is not None:
+        _refuse_tp(model, setup)
     w, c = amount("element_bytes", element_bytes, positive=True), setup.cp
     b, s, h, t, p, m = setup.micro_batch, setup.seq_of(model), model.hidden, setup.tp, setup.pp, setup.num_micro_batches
     first, last, v = stage == 0, stage == p - 1, setup.chunks
-    mine = stage_parameters(model, t, p, stage, v)
+    mine = stage_parameters(model, t, p, stage, v, setup.ep)
     l = sum(piece_layers(model.num_layers, p, v)[stage])
 
     outside = tp.outside_elements(b, s // c, h)
@@ -75,11 +91,38 @@ def sent_bytes(
     cuts = (v - last) + (v - first) if p > 1 else 0
     boundary = m * cuts * b * s // c * h / (t if setup.sequence_parallel else 1)
     tied = mine.head if last else mine.embedding if first else 0
-    once = zero.traffic(mine.total * w, setup.size("dp", "cp"), setup.zero)
-    repeated = (m - 1) * (once.reduce_scatter * (setup.zero > 1) + once.gather_forward + once.gather_backward)
+    held = ((mine.total - mine.experts, setup.size("dp", "cp")), (mine.experts, setup.expert_copies))
+    summed = 0.0
+    for params, n in held:
+        once = zero.traffic(params * w, n, setup.zero)
+        repeated = once.reduce_scatter * (setup.zero > 1) + once.gather_forward + once.gather_backward
+        summed += once.total + (m - 1) * repeated
     return AxisBytes(
         tp=2 * (t - 1) / t * m * reduced * w,
         cp=m * l * ring_elements(b, s, kv_heads, model.head_dim, c, recompute=setup.recompute) * w,
         pp=(boundary + (tied if model.tied and p > 1 else 0)) * w,
-        dp=once.total + repeated,
+        dp=summed,
+        ep=m * sum(expert_layers(model, p, stage, v)) * _exchanged(model, setup, w),
     )
+
+
+def _refuse_tp(model: Architecture, setup: Setup) -> None:
+    what = f"the traffic of a mesh counts no experts beside it yet: {model.name} has some"
+    if setup.tp > 1:
+        raise ValueError(f"tp must be 1, not {setup.tp}, since {what}")
+    if setup.sequence_parallel:
+        raise ValueError(f"sequence_parallel must be False, since {what}")
+
+
+def _exchanged(model: Architecture, setup: Setup, w: float) -> float:
+    """Bytes that a rank sends to those of ep for one layer with experts and one micro-batch."""
+    experts, n, again = model.experts, setup.ep, setup.recompute == "full"
+    if experts is None or n == 1:
+        return 0
+    weight, count = max(w, _SCORE_BYTES), (n - 1) * (1 + experts.num_experts // n) * _INDEX_BYTES
+    found = ep.step_bytes(
+        setup.micro_batch * setup.tokens_of(model), model.hidden, experts.num_experts, experts.top_k, n,
+        dispatch_bytes_per_element=w, combine_bytes_per_element=w,
+        visit_bytes=(1 + again) * (_INDEX_BYTES + weight) + weight,
+    )  # fmt: skip
+    return found.total + again * (found.dispatch_forward + found.combine_forward) + (1 + again) * count

@@ -6,6 +6,7 @@ from dataclasses import replace
 from unittest import mock
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch.testing import assert_close
 
@@ -14,10 +15,11 @@ from dtlib.ranks import dp, ep, sp, threed, zero
 from dtlib.ranks.experts import Router
 from dtlib.ranks.mesh import Mesh
 from dtlib.ranks.model import GPT as Model
+from dtlib.ranks.model import next_token_loss
 from dtlib.ranks.shared.held import Held
 from dtlib.ranks.threed import training
 
-from .judge import GPT, LLAMA, built, case, check, train
+from .judge import GPT, LLAMA, ROWS, built, case, check, data, make_adamw, train
 from .test_checkpoint import CLOSE, from_there, steps
 from .test_training import is_refused
 
@@ -126,6 +128,82 @@ def test_each_line_that_is_left_out_is_refused():
     by_rank = lab.run(mutants, 4, args=(cases,), timeout_s=200)
     for number, name in enumerate(MUTANTS):
         assert is_refused(cases[number], [found[number] for found in by_rank]), name
+
+
+# --- the bias that moves without a loss term -------------------------------------------------------------------------
+
+RATE = 0.01
+BIASED = [
+    case("dp 4", config=MOE, ep=2, zero=3), case("dp 4", m=1, config=UNEVEN, ep=2), case("dp 2, tp 2", config=MOE, ep=2),
+    case("dp 2, cp 2", config=MOE, ep=2, recompute="full"), case("dp 2, pp 2", m=4, config=DEEPSEEK, ep=2, zero=1),
+]  # fmt: skip
+
+
+def moved(model, visits_le):
+    """Of each layer with experts: the visits since the last step, and the bias now."""
+    routers = [each for each in model.modules() if isinstance(each, Router)]
+    return [(each.tolist(), router.bias_e.tolist()) for each, router in zip(visits_le, routers, strict=True)]
+
+
+def biased_alone(config):
+    """Of three steps of one process, without `move_bias`: visits and biases by their definition."""
+    model, found = Model(config), []
+    adam = make_adamw(model.parameters())
+    routers = [each for each in model.modules() if isinstance(each, Router)]
+    for x, y in zip(*data(), strict=True):
+        with ep.routing(model) as routed:
+            next_token_loss(model(x), y).backward()
+        adam.step()
+        adam.zero_grad()
+        visits_le = torch.stack([each.experts_tk.flatten().bincount(minlength=config.num_experts) for each in routed])
+        for router, visits_e in zip(routers, visits_le.double(), strict=True):
+            router.bias_e += RATE * torch.sign(visits_e.mean() - visits_e)
+        found.append(moved(model, visits_le))
+    return found
+
+
+def biased(case, group_of=lambda training: training.batch_group):
+    """The same of this rank's layers, in order, and which of pp it is."""
+    training, found = built(case), []
+    mesh, n = training.mesh, training.mesh.size("dp")
+    mine = slice((at := mesh.coordinates()["dp"]) * ROWS // n, (at + 1) * ROWS // n)
+    for x, y in zip(*data(), strict=True):
+        training.step(x[mine], y[mine])
+        stages = training.stages.values()
+        found.append([layer for each in stages for layer in moved(each, ep.move_bias(each, RATE, group_of(training)))])
+    return mesh.coordinates()["pp"], found
+
+
+def like_one_process(case, by_rank):
+    """Every rank has the visits of all and the biases of its layers, step by step; together they have all layers."""
+    by_stage = dict(by_rank)
+    for place, found in by_rank:
+        assert found == by_stage[place]
+    stages = [by_stage[place] for place in sorted(by_stage)]
+    for step, (*parts, alone) in enumerate(zip(*stages, biased_alone(case.config), strict=True)):
+        layers = [layer for part in parts for layer in part]
+        for (visits, bias), (visits_alone, bias_alone) in zip(layers, alone, strict=True):
+            assert visits == visits_alone, (case, step)
+            assert_close(bias, bias_alone, **CLOSE)
+
+
+def test_a_bias_on_a_mesh_moves_as_in_one_process():
+    by_rank = lab.run(lambda: [biased(each) for each in BIASED], 4, timeout_s=200)
+    for number, of in enumerate(BIASED):
+        like_one_process(of, [found[number] for found in by_rank])
+    assert any(bias for _, bias in biased_alone(MOE)[-1])  # it has moved
+
+
+@pytest.mark.parametrize(
+    ("axes", "over"), [("dp 4", ()), ("dp 2, cp 2", ("dp",)), ("dp 2, cp 2", ("cp",)), ("dp 2, tp 2", ("dp", "tp"))]
+)
+def test_loads_of_other_ranks_than_the_batch_s_are_refused(axes, over):
+    """Summed over no others, over a part of them, and once a rank of tp, which has the same tokens."""
+    of = case(axes, config=MOE, ep=2)
+    group = (lambda training: training.mesh.group(*over)) if over else (lambda training: alone_group())
+    by_rank = lab.run(lambda: biased(of, group), 4, timeout_s=100)
+    with pytest.raises(AssertionError):
+        like_one_process(of, by_rank)
 
 
 # --- checkpoints, bad arguments ---------------------------------------------------------------------------------------

@@ -1,0 +1,89 @@
+"""What each rank of a mesh sends for experts, and for all else beside them, is what theory says, to the byte."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dtlib import lab
+from dtlib.ranks.experts import Router
+from dtlib.theory import threed
+from dtlib.theory.footprint import Setup
+
+from .judge import GPT, LLAMA, ROWS, case
+from .test_bytes import sent
+
+EXPERTS = {"num_experts": 4, "top_k": 2, "num_shared": 1, "first_dense": 1, "expert_ratio": 1.5}
+MOE = replace(GPT, num_layers=3, vocab=24, seq=24, tied=False, **EXPERTS)
+GATED = replace(LLAMA, num_layers=2, vocab=24, seq=24, num_experts=8, top_k=3, scoring="sigmoid")
+ALL = replace(MOE, top_k=4)  # each token to each expert, whatever the router says
+CASES = [
+    case("dp 2, cp 2", config=MOE, ep=1), case("dp 4", config=MOE, ep=2), case("dp 4", config=MOE, ep=4),
+    case("dp 4", m=1, config=MOE, ep=4),
+    case("dp 4", config=MOE, ep=2, zero=1), case("dp 4", config=MOE, ep=2, zero=2),
+    case("dp 4", config=MOE, ep=2, zero=3), case("dp 4", config=MOE, ep=4, zero=3),
+    case("dp 4", config=MOE, ep=2, recompute="full"), case("dp 4", config=MOE, ep=2, recompute="selective"),
+    case("dp 4", config=MOE, ep=2, zero=3, recompute="full"),
+    case("dp 2, cp 2", config=MOE, ep=2, zero=1), case("cp 2, dp 2", config=MOE, ep=2, recompute="full"),
+    case("dp 2, pp 2", config=MOE, ep=2, m=4), case("pp 2, dp 2", config=MOE, ep=2, zero=2, recompute="full"),
+    case("dp 2, pp 2", "ZB-H1", config=MOE, ep=2, zero=2),
+    case("dp 2, pp 2", "interleaved", config=replace(MOE, num_layers=4), ep=2, zero=1),
+    case("dp 4", config=ALL, ep=4, zero=2),
+]  # fmt: skip
+
+
+def in_turn(router, scores_te):
+    """Uniform routing without a die: all sets of k experts, one token after another."""
+    e = scores_te.shape[1]
+    sets_nk = torch.tensor(list(combinations(range(e), router.top_k)))
+    assert len(scores_te) % len(sets_nk) == 0
+    return sets_nk.repeat(len(scores_te) // len(sets_nk), 1)
+
+
+def sent_by_axis(case):
+    """This rank's place, what it sends to other ranks by all-to-alls, and what else."""
+    exchanged, all_to_all = 0, dist.all_to_all_single
+
+    def counted(out, rows, received, sizes, *, group, **options):
+        nonlocal exchanged
+        numbers = rows.numel() // max(1, len(rows))
+        away = sum(sizes) - sizes[dist.get_rank(group)]
+        exchanged += away * numbers * rows.element_size()
+        return all_to_all(out, rows, received, sizes, group=group, **options)
+
+    choose = Router.choose if case.config.top_k == case.config.num_experts else in_turn
+    with mock.patch.object(dist, "all_to_all_single", counted), mock.patch.object(Router, "choose", choose):
+        place, others = sent(case)
+    return place, exchanged, others
+
+
+def expected(case, place, **changes):
+    """Theory's bytes of a step of float64."""
+    axes, options = dict(case.axes), dict(case.options)
+    sizes = axes | {"chunks": case.made().chunks} | options | changes
+    setup = Setup(**sizes, micro_batch=ROWS // case.m // axes.get("dp", 1), micro_batches=case.m)
+    return threed.sent_bytes(case.config.architecture, setup, stage=place["pp"], element_bytes=8)
+
+
+def test_ranks_send_tokens_to_experts_as_the_law_says():
+    by_rank = lab.run(lambda: [sent_by_axis(each) for each in CASES], 4, timeout_s=200)
+    for of, *found in zip(CASES, *by_rank, strict=True):
+        for place, exchanged, others in found:
+            law = expected(of, place)
+            assert (law.ep, law.total - law.ep) == pytest.approx((exchanged, others), rel=0, abs=1e-6), (of, place)
+            if law.ep:
+                assert_a_wrong_law_is_off(of, place, exchanged, others)
+
+
+def assert_a_wrong_law_is_off(of, place, exchanged, others):
+    """A law that forgets what is sent again, or sums experts over all ranks that share the batch."""
+    if dict(of.options).get("recompute") == "full":
+        assert expected(of, place, recompute="none").ep < exchanged
+    with mock.patch.object(Setup, "expert_copies", property(lambda setup: setup.size("dp", "cp"))):
+        law = expected(of, place)
+        assert law.total - law.ep > others + 1
