@@ -20,7 +20,7 @@ _SCORE_BYTES = 4
 @dataclass(frozen=True)
 class AxisBytes(Breakdown):
     """Bytes that one rank sends in a step: among the ranks that split matrices (`tp`) or attention's tokens (`cp`), to
-    the stages in front and behind (`pp`), among those that share a batch, cp's among them (`dp`), and tokens among those
+    the stages in front and behind (`pp`), among those that share a batch, cp's among them (`dp`), and tokens to those
     of dp that share experts (`ep`)."""
 
     tp: float = 0
