@@ -92,6 +92,14 @@ def test_every_question_is_asked_in_its_place_and_answered():
     assert asked == list(table)
 
 
+def test_what_breaks_is_read_on_in_its_chapter():
+    answers = {cell["id"].removeprefix("interview-"): texts(source(cell)) for cell in Chapter.read(PAGE).of("code")}
+    asked = [name for name, row in questions().items() if row["subject"] == "When it breaks"]
+    assert asked == ["c-n4", "t-i6", "t-i7"]
+    for name in asked:
+        assert answers[name][0][2]["see"].split()[0] == "reliability"
+
+
 def test_questions_stand_by_subject_and_level():
     places = [(row["subject"], int(row["level"])) for row in questions().values()]
     subjects = list(dict.fromkeys(subject for subject, _ in places))
