@@ -27,7 +27,7 @@ class Expected:
 
     `parts` are the places of the parts: where they lie on the axes that split the batch, and which micro-batch. Of a
     name in `shares` the whole is the sum over parts of share × what the reference finds on this part alone, and
-    `contributed` has the terms of the sum.
+    `contributed` has the terms of the sum. `alone` has what the reference finds on each part, of all names.
     """
 
     whole: dict[str, Array]
@@ -35,6 +35,7 @@ class Expected:
     parts: list[dict[str, int]] = field(default_factory=list)
     data: tuple[str, ...] = ()
     contributed: dict[str, list[Array]] = field(default_factory=dict)
+    alone: dict[str, list[Array]] = field(default_factory=dict)
     shares: Array | None = None
     allowed: dict[str, Allowed] = field(default_factory=dict)
     noise: dict[str, float] = field(default_factory=dict)
@@ -104,13 +105,13 @@ class Reference:
             parts = [each[name][1] for each in found if name in each and each[name][1].shape == right.shape]
             if len(parts) == len(places) and all(np.isfinite(each).all() for each in parts):
                 lines[name] = parts
+        expected.parts, expected.alone = places, lines
         expected.shares = _shares(expected, lines)
         if expected.shares is None:
             expected.noticed.append(
                 "no result is a sum over the parts of the batch: what each contributes is not known"
             )
             return
-        expected.parts = places
         for name, parts in lines.items():
             terms = [share * part for share, part in zip(expected.shares, parts, strict=True)]
             off = expected.allowed[name].beyond(np.sum(terms, 0).ravel(), expected.whole[name].ravel())

@@ -15,6 +15,8 @@ from .norms import of_norms
 from .pieces import Array, Told, index_of
 from .placed import alone, of_names, of_steps, reordered, swapped
 from .report import Report, Row
+from .rounding import TIMES
+from .terms import another_term, coarser, copies_apart, too_late
 
 Tolds = Sequence[Mapping[str, Told]]
 
@@ -98,8 +100,15 @@ def _row(case: Case) -> Row:
     if not case.differing:
         same = all(np.array_equal(h.values, case.right[h.index]) for h in case.held)
         words = "" if same else f"rounding: {100 * off:.2g} % of what it explains"
-        return Row(case.name, case.shape, Kind("equal" if same else "rounding", (), words), off, ())
+        return Row(case.name, case.shape, Kind("equal" if same else "rounding", (), words), off, (), blind(case))
     return Row(case.name, case.shape, kind_of(case), off, tuple(case.differing))
+
+
+def blind(case: Case) -> float:
+    """Which share of a result could be off and not be told from rounding."""
+    size = float(np.linalg.norm(case.right))
+    limit = TIMES * case.allowed.spread + case.allowed.floor
+    return float(np.linalg.norm(limit)) / size if size else 0.0
 
 
 def kind_of(case: Case) -> Kind:
@@ -125,9 +134,9 @@ def _explained(case: Case) -> Kind:
             return _either(kinds, case)
     if some is not None and len(zero) == len(case.differing) and (kind := alone(case)):
         return Kind(kind.code, kind.axes, f"{kind.words}; it holds zeros alone", kind.ranks)
-    if kinds := never_reduced(case) or case.best(weighted(case)):
+    if kinds := never_reduced(case) or case.best(weighted(case)) or case.best(too_late(case)):
         return _either(kinds, case)
-    if kind := swapped(case) or of_names(case) or reordered(case):
+    if kind := coarser(case) or swapped(case) or of_names(case) or another_term(case) or reordered(case):
         return kind
     if (spread := case.expected.noise.get(case.name, 0.0)) > 12 * case.share * np.linalg.norm(case.right):
         apart = max(_whole_distance(case, h) for h in case.held)
@@ -137,7 +146,7 @@ def _explained(case: Case) -> Kind:
             return Kind("noise", (), words)
     if some is not None and (kind := alone(case)):
         return kind
-    if kind := scaled(case) or decoded(case):
+    if kind := scaled(case) or decoded(case) or copies_apart(case):
         return kind
     if not any(h.values.any() for h in case.held):
         return Kind("factor", (), "zero: nothing has arrived")

@@ -227,8 +227,11 @@ def scaled(case: Case) -> Kind | None:
     if max(abs(factor - 1) for factor in each.values()) < 0.02:
         return None
     if max(each.values()) - min(each.values()) <= max(12 * case.share, 1e-9) * max(map(abs, each.values())):
-        return Kind(
-            "factor", (), f"{next(iter(each.values())):.6g} times what is due, which no size of the mesh explains"
+        factor = next(iter(each.values()))
+        power = round(float(np.log2(abs(factor))))
+        scale = (
+            f" (2^{power}: a loss scale left in it?)" if abs(power) > 4 and abs(factor / 2.0**power - 1) < 0.01 else ""
         )
+        return Kind("factor", (), f"{factor:.6g} times what is due, which no size of the mesh explains{scale}")
     said = ", ".join(f"rank {rank} {factor:.4g}" for rank, factor in list(each.items())[:8])
     return Kind("factor", case.axes.apart(each), f"a multiple that differs between ranks: {said}")

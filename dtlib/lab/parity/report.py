@@ -34,6 +34,7 @@ class Row:
     kind: Kind
     off: float
     ranks: tuple[int, ...]
+    blind: float = 0.0  #: a difference of this share of it could not be told from rounding
 
     @property
     def agrees(self) -> bool:
@@ -71,7 +72,7 @@ class Report:
         """The first that differs with a kind that is known, else the first: what to look at."""
         for vague in (("unknown", "follows", "factor", "other weights"), ("unknown", "follows")):
             known = [row for row in self.differing if row.kind.code not in vague]
-            if known:
+            if known and (known[0].kind.code != "another term" or "factor" not in vague):
                 return known[0]
         return self.first
 
@@ -104,7 +105,9 @@ class Report:
         if self.first is None:
             spread = max((row.off for row in self.rows), default=0.0)
             how = f"within {100 * spread:.2g} % of what rounding explains" if spread else "to the bit"
-            return f"parity on {where}: all {len(self.rows)} names agree, {how}"
+            widest = max(self.rows, key=lambda row: row.blind)
+            unseen = f"; {widest.name!r} could be {100 * widest.blind:.2g} % off unseen: of this size is its rounding"
+            return f"parity on {where}: all {len(self.rows)} names agree, {how}{unseen if widest.blind > 0.01 else ''}"
         told = f"parity on {where}: {len(self.differing)} of {len(self.rows)} names differ, first {self.first.name!r}: "
         told += str(self.first.kind)
         if self.cause is not None and self.cause is not self.first:
