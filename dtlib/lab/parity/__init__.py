@@ -13,8 +13,9 @@ returns what it has. The *mesh*: axes and their sizes. Nothing else is asked of 
 runs on each part alone, so they are known, and nearly every mistake of a parallel step is another linear combination
 of them, or of what the ranks hold: a factor (`linear.multiples`), one part alone (never reduced), a part missing or
 twice, a mean of means. What is no such sum is looked for in other places: in another order, in another rank's piece,
-in an earlier step, in norms, in other names (a bias, weight decay), in a coarser dtype, in the reference's own spread over dropout. The simplest explanation that fits
-within rounding is said, with those that would look the same; what fits none is said with numbers, as unknown.
+in an earlier step, in norms, in other names (a bias, weight decay), in a coarser dtype, in the reference's own spread
+over dropout. The simplest explanation that fits within rounding is said, with those that would look the same; what
+fits none is said with numbers, as unknown.
 
 **What is sent, and when.** Ranks exchange names, shapes and dtypes first, a few bytes; where these do not fit it is a
 ``ValueError`` on every rank, and no tensor is sent.
