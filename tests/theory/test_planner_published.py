@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from dtlib.theory import hardware, models, planner
+from dtlib.theory.memory import recipe
 from dtlib.theory.planner import FITTED, Plan, fitting, published, regime
 
 ROOT = Path(__file__).parents[2]
@@ -109,6 +110,8 @@ def test_the_margin_holds_where_it_is_said_to_and_not_beyond(name):
         sizes = [models.model_parameters(run.model).total for run in runs]
         assert (min(sizes), max(sizes)) == regime.NUM_PARAMS
         assert {run.plans[0].seq_of(run.model) for run in runs} == {regime.SEQ}
+        assert {run.plans[0].recipe for run in runs} == {regime.RECIPE}
+        assert all(run.plans[0].keep_gathered for run in runs if run.plans[0].tp > 1)
         assert max(run.plans[0].micro_batch for run in runs) == regime.MICRO_BATCH
         assert max(run.machine.gpus for run in runs) == regime.RANKS
         assert "of models of 1.3 to 8.9 billion parameters and sequences of 4,096 tokens" in regime.SEEN
@@ -157,12 +160,13 @@ def test_tables_that_were_kept_back_have_the_errors_that_are_told(table):
 
 
 def test_each_rule_of_the_regime_names_what_it_is_about():
-    seen = Plan(dp=4, tp=8, zero=1, micro_batches=4, seq=4096, sequence_parallel=True)
+    seen = Plan(dp=4, tp=8, zero=1, micro_batches=4, seq=4096, sequence_parallel=True, keep_gathered=True)
     small, card = models.model("llama2-7b"), hardware.accelerator("H100")
     assert regime.outside(seen, small, card) == regime.outside(seen, small) == ()
     changes = {
         "a pipeline": {"pp": 2}, "context parallelism": {"cp": 2}, "ZeRO 2 or 3": {"zero": 2},
-        "dropout": {"dropout": True},
+        "dropout": {"dropout": True}, "another recipe of states": {"recipe": "16-byte"},
+        "gathered inputs that are not kept": {"keep_gathered": False},
         "tensor parallelism over more than 8 ranks": {"tp": 16}, "recompute": {"recompute": "full"},
         "attention as a matrix": {"attention": "matrix"}, "more than 512 ranks": {"dp": 128},
         "tensor parallelism alone": {"sequence_parallel": False},
@@ -172,6 +176,8 @@ def test_each_rule_of_the_regime_names_what_it_is_about():
     for name, change in changes.items():
         assert regime.outside(seen.changed(**change), small, card) == (name,)
     assert regime.outside(Plan(zero=3), small, card) == ()
+    assert regime.outside(seen.changed(tp=1, keep_gathered=False), small, card) == ()  # nothing is gathered
+    assert regime.outside(seen.changed(recipe=recipe("18-byte")), small, card) == ()
     size, other = "a model of another size", "another card"
     assert regime.outside(seen, models.model("llama2-13b"), hardware.accelerator("A100")) == (size, other)
     assert regime.outside(seen, models.gpt("tiny", num_layers=2, hidden=64, num_heads=2, vocab=99, seq=8)) == (size,)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dtlib.theory.hardware import Accelerator
+from dtlib.theory.memory import recipe
 from dtlib.theory.models import Architecture, model_parameters
 from dtlib.theory.timing import Plan
 
@@ -13,6 +14,7 @@ from dtlib.theory.timing import Plan
 CARD = "H100-80GB-SXM"
 NUM_PARAMS = (1_342_244_864, 8_858_636_288)
 SEQ = 4096
+RECIPE = "18-byte"
 MICRO_BATCH = 16
 RANKS = 512
 
@@ -26,6 +28,11 @@ _PLAN: tuple[tuple[str, Callable[[Plan], bool]], ...] = (
     ("context parallelism", lambda plan: plan.cp > 1),
     ("tensor parallelism over more than 8 ranks", lambda plan: plan.tp > 8),
     ("tensor parallelism alone", lambda plan: plan.tp > 1 and not plan.sequence_parallel),
+    (
+        "gathered inputs that are not kept",
+        lambda plan: plan.tp > 1 and plan.sequence_parallel and not plan.keep_gathered,
+    ),
+    ("another recipe of states", lambda plan: recipe(plan.recipe) != recipe(RECIPE)),
     ("ZeRO 2 or 3", lambda plan: plan.zero > 1 and plan.dp * plan.cp > 1),
     ("recompute", lambda plan: plan.recompute != "none"),
     ("attention as a matrix", lambda plan: plan.attention == "matrix"),
@@ -38,8 +45,7 @@ _PLAN: tuple[tuple[str, Callable[[Plan], bool]], ...] = (
 def outside(plan: Plan, model: Architecture, card: Accelerator | None = None) -> tuple[str, ...]:
     """What a job has and none of the runs of `SEEN` had: the error of its memory is unknown. Empty for none.
 
-    Without a `card` none is asked for. Vocabulary, heads and recipe are not looked at: what they add is counted, not
-    estimated.
+    Without a `card` none is asked for. Vocabulary and heads are not looked at: what they add is counted, not estimated.
     """
     least, most = NUM_PARAMS
     job = (
