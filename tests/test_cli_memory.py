@@ -120,14 +120,11 @@ def test_the_fullest_stage_decides_whichever_is_shown():
     assert "It may not fit: the fullest stage, 1, may need" in invoke(*options, "--pipeline-stage", 15).output
 
 
-@pytest.mark.parametrize(("batch", "verdict"), [(7, "yes"), (8, "unsure"), (11, "unsure"), (12, "no")])
+@pytest.mark.parametrize(("batch", "verdict"), [(1, "yes"), (2, "unsure"), (3, "no")])
 def test_the_planner_says_a_number_with_its_margin(batch, verdict):
-    options = (
-        *("llama3-8b", "--dp", 8, "--zero", 1, "--tp", 4, "--sequence-parallel", "--seq", 4096),
-        *("--micro-batch", batch),
-    )
-    plan = planner.Plan(dp=8, zero=1, tp=4, recipe="16-byte", sequence_parallel=True, seq=4096, micro_batch=batch)
-    needed = planner.plan_memory("llama3-8b", plan)
+    options = ("llama2-7b", "--dp", 64, "--zero", 1, "--recipe", "18-byte", "--micro-batch", batch)
+    plan = planner.Plan(dp=64, zero=1, micro_batch=batch)
+    needed = planner.plan_memory("llama2-7b", plan)
     data, room = told(*options, "--card", "H100"), hardware.accelerator("H100").memory_bytes
     margin = planner.FITTED.margin * needed.total
     assert data["device"]["memory_bytes"] == room
@@ -154,7 +151,7 @@ def test_what_no_run_of_the_margin_had_is_unknown():
     assert "It may not fit" in said
     assert "whether it fits is unknown" in said
     has = [
-        "a pipeline", "tensor parallelism alone", "more than 512 ranks",
+        "a pipeline", "tensor parallelism alone", "another recipe of states", "more than 512 ranks",
         "a model of another size", "sequences of another length",
     ]  # fmt: skip
     assert f"This one has {', '.join(has[:-1])} and {has[-1]}: its error is unknown." in said
@@ -163,10 +160,15 @@ def test_what_no_run_of_the_margin_had_is_unknown():
     assert (data["device"]["verdict"], data["planned"]["fit"]["verdict"]) == ("unsure", "unknown")
     assert data["planned"]["fit"]["outside"] == has
     many = invoke("llama3-8b", "--zero", 3, "--dp", 8, "--cp", 2, "--recompute", "full", "--dropout").output
-    assert "This one has context parallelism, ZeRO 2 or 3, recompute, dropout and sequences of another length" in many
+    has = (
+        "context parallelism, another recipe of states, ZeRO 2 or 3, recompute, dropout and sequences of another length"
+    )
+    assert f"This one has {has}" in many
     long = invoke("llama2-13b", "--seq", 32768, "--tp", 8, "--dp", 8, "--zero", 1, "--card", "A100").output
     assert "whether it fits is unknown" in long
     assert "and another card: its error is unknown." in long
+    split = ("llama2-7b", "--tp", 4, "--sequence-parallel", "--recipe", "18-byte", "--card", "H100")
+    assert "This one has gathered inputs that are not kept: its error is unknown." in invoke(*split).output
     assert "sequences of another length: its error" in invoke("llama2-7b", "--seq", 32768).output
     chosen = invoke("llama2-7b", "--tp", 4, "--sequence-parallel", "--card-memory", 500).output
     assert "whether it fits is unknown" in chosen

@@ -48,7 +48,9 @@ def test_the_table_says_what_is_active_what_is_assumed_and_what_is_not_counted()
     )
     assert "(dp 128 × tp 1 × pp 16, experts over ep 64 of dp), ZeRO stage 1, 1 × 4,096 tokens in a micro-batch" in said
     assert "The busiest rank of ep is taken to get as many tokens as each other one: --imbalance 1. No token is" in said
-    assert "This one has a pipeline, more than 512 ranks, experts, latent attention and" in said
+    assert (
+        "This one has a pipeline, another recipe of states, more than 512 ranks, experts, latent attention and" in said
+    )
     assert "all to all " in said
     assert "taken to get 2.5 times the mean of tokens: --imbalance 2.5." in invoke(*V3, "--imbalance", 2.5).output
     alone = invoke("mixtral-8x7b").output
