@@ -84,19 +84,18 @@ grade(group, out, exercises=PAPER, seed=20261, jobs=1, sandbox=Deadly(), shard=S
 """
 
 
-def test_four_shares_one_of_them_killed_and_repeated_are_one_machines_report(group, tmp_path, monkeypatch):
+def test_four_shares_one_of_them_killed_and_repeated_are_one_machines_report(four, group, tmp_path, monkeypatch):
     run(group, tmp_path / "whole")
-    parts = [share(group, tmp_path, number) for number in (4, 1)]
+    shutil.rmtree(tmp_path / "results-2")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "machine-2"))
     command = [sys.executable, "-c", KILLED, str(group), str(tmp_path / "results-2")]
     killed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert killed.returncode == -9, killed.stderr
-    parts += [share(group, tmp_path, 3), tmp_path / "results-2"]
     with pytest.raises(JoinError, match=r"results-2 is not complete \(grading\): run shard 2/4 again"):
-        join(parts, tmp_path / "joined")
+        join(four, tmp_path / "joined")
     assert not (tmp_path / "joined").exists()
     share(group, tmp_path, 2)
-    joined = join(parts, tmp_path / "joined")
+    joined = join(four, tmp_path / "joined")
     assert verdicts(tmp_path / "joined") == verdicts(tmp_path / "whole")
     for name in ("learners/anna.json", "reports/bob.md", "gradescope/cleo.json"):
         one, other = (tmp_path / base / name for base in ("whole", "joined"))
@@ -146,10 +145,9 @@ def test_what_was_joined_is_kept_by_a_later_run(four, group, tmp_path):
     assert later.began == []
 
 
-def test_without_a_wall_around_the_files_of_one_share_nobody_is_kept_later(group, tmp_path):
-    parts = [share(group, tmp_path, number) for number in (1, 2, 3)]
-    parts.append(share(group, tmp_path, 4, sandbox=FakeSandbox({"files": "the kernel refuses"})))
-    joined = join(parts, tmp_path / "joined")
+def test_without_a_wall_around_the_files_of_one_share_nobody_is_kept_later(four, group, tmp_path):
+    share(group, tmp_path, 4, sandbox=FakeSandbox({"files": "the kernel refuses"}), fresh=True)
+    joined = join(four, tmp_path / "joined")
     assert "no wall around the files" in joined["not_kept"]
     assert joined["walls"]["files"] == "the kernel refuses"
     assert run(group, tmp_path / "joined")["measured"]["kept"] == 0
