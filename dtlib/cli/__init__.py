@@ -1,4 +1,4 @@
-"""The command line: ``dtlib doctor | grade | ledger | memory | plan | release``, a module each."""
+"""The command line: ``dtlib doctor | grade | ledger | memory | plan | release | report``, a module each."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from .ledger import ledger
 from .memory import memory
 from .plan import plan
 from .release import release
+from .report import report
 
 # torch, numpy, rich and the rest of dtlib are imported by the command that needs them: --help answers at once.
 
@@ -36,5 +37,5 @@ def main() -> None:
     """The mathematics of distributed training: derived, run on real processes, and measured."""
 
 
-for command in (doctor, grade, ledger, memory, plan, release):
+for command in (doctor, grade, ledger, memory, plan, release, report):
     main.add_command(command)

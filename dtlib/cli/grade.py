@@ -35,10 +35,17 @@ _INTERRUPTED = "interrupted: run the same command again to grade the rest"
 @click.option("--one-learner", is_flag=True, help="All of SUBMISSIONS is of one learner, named after the folder.")
 @click.option("--fail-under", type=float, metavar="PERCENT", help="Exit with code 1 if anybody has less.")
 @click.option("--timeout", type=float, metavar="SECONDS", help="What a rank may compute in a case. Default: 10.")
+@click.option("--shard", metavar="K/N", help="Grade share K of N alone, for dtlib report; needs --seed.")
 @click.option("--fresh", is_flag=True, help="Grade again who is already graded.")
 @click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 def grade(
-    submissions: Path, out: Path, fail_under: float | None, timeout: float | None, quiet: bool, **options: Any
+    submissions: Path,
+    out: Path,
+    fail_under: float | None,
+    timeout: float | None,
+    quiet: bool,
+    shard: str | None,
+    **options: Any,
 ) -> None:
     """Grade the notebooks in SUBMISSIONS: one notebook, or a folder with one file or one sub-folder a learner.
 
@@ -46,6 +53,8 @@ def grade(
     the chapters of which anybody handed in a notebook, or those that --chapter and --exercise name. A learner whom this
     machine graded is skipped by the next run, unless the notebook, the seed, what counts, the limits or dtlib itself
     changed. --timeout counts processor seconds, not waiting; the reference's own cost may raise it.
+
+    With --shard a machine grades its share, fair by recorded cost, into a folder of its own; dtlib report joins them.
 
     \b
     The results folder holds
@@ -67,9 +76,16 @@ def grade(
 
     from dtlib.grading.classroom.grader import GradeError
     from dtlib.grading.classroom.grader import grade as grade_all
+    from dtlib.grading.classroom.shards import Shard
 
-    if fail_under is not None and not 0 <= fail_under <= 100:
-        raise click.UsageError(f"--fail-under must be from 0 to 100, not {fail_under:g}")
+    checked(fail_under)
+    if shard is not None:
+        try:
+            options["shard"] = Shard.parse(shard)
+        except ValueError as error:
+            raise click.UsageError(f"--{error}") from error
+        if fail_under is not None:
+            raise click.UsageError("--fail-under is for the whole class: give it to dtlib report, not with --shard")
     if timeout is not None and not (math.isfinite(timeout) and timeout > 0):
         raise click.UsageError(f"--timeout must be a positive number of seconds, not {timeout:g}")
     console = Console()
@@ -77,21 +93,38 @@ def grade(
         with shown(console, quiet=quiet) as show:
             results = grade_all(submissions, out, limits=limits_of(timeout), progress=show, **options)
     except GradeError as error:
-        raise click.UsageError(_logged(str(error))) from error
+        raise click.UsageError(logged(str(error))) from error
     except KeyboardInterrupt:
         click.echo(_INTERRUPTED, err=True)
         raise SystemExit(130) from None
     except Exception as error:
-        if not isinstance(error, OSError):
-            click.echo(_logged(traceback.format_exc()), err=True)
-        click.echo(_logged(f"Error: the grader itself failed: {type(error).__name__}: {error}"), err=True)
-        raise SystemExit(3) from error
+        raise failed(error) from error
     if not quiet:
-        from dtlib.grading.classroom.report.pages import summary_lines
+        tell(console, results, out)
+    raise SystemExit(exit_code(results, fail_under))
 
-        for line in [*summary_lines(results), f"the report of the class: {out / 'report.html'}"]:
-            _print(console, line)
-    raise SystemExit(_exit_code(results, fail_under))
+
+def checked(fail_under: float | None) -> None:
+    """Refuse a --fail-under that is no percentage."""
+    if fail_under is not None and not 0 <= fail_under <= 100:
+        raise click.UsageError(f"--fail-under must be from 0 to 100, not {fail_under:g}")
+
+
+def failed(error: Exception) -> SystemExit:
+    """Tell that the grader itself failed; what to raise."""
+    if not isinstance(error, OSError):
+        click.echo(logged(traceback.format_exc()), err=True)
+    click.echo(logged(f"Error: the grader itself failed: {type(error).__name__}: {error}"), err=True)
+    return SystemExit(3)
+
+
+def tell(console: Console, results: Record, out: Path) -> None:
+    """The class, or a share of it, in a few lines."""
+    from dtlib.grading.classroom.report.pages import summary_lines
+
+    where = "a share, for dtlib report" if "shard" in results else "the report of the class"
+    for line in [*summary_lines(results), f"{where}: {out if 'shard' in results else out / 'report.html'}"]:
+        _print(console, line)
 
 
 def limits_of(timeout: float | None) -> Limits:
@@ -130,17 +163,18 @@ def shown(console: Console, *, quiet: bool = False) -> Iterator[Callable[[Event]
 
 
 def _print(console: Console, line: str) -> None:
-    console.print(_logged(line), markup=False, highlight=False, emoji=False, soft_wrap=True)
+    console.print(logged(line), markup=False, highlight=False, emoji=False, soft_wrap=True)
 
 
-def _logged(text: str) -> str:
+def logged(text: str) -> str:
+    """`text` as a log may hold it: no line of it is a command to the system that keeps the log."""
     from dtlib.grading.classroom.report.text import log_lines
 
     return log_lines(text)
 
 
-def _exit_code(results: Record, fail_under: float | None) -> int:
-    """Print what went wrong, and the exit code for the worst of it."""
+def exit_code(results: Record, fail_under: float | None, again: str = "Run the same command again") -> int:
+    """Print what went wrong, and the exit code for the worst; `again` is what to do about what is not known."""
     faults, unknown = results["faults"], [f"{each['learner']} {each['exercise']}" for each in results["not_known"]]
     least = fail_under or 0
     under = [f"{each['learner']} ({each['percent']:g} %)" for each in results["learners"] if each["percent"] < least]
@@ -150,12 +184,12 @@ def _exit_code(results: Record, fail_under: float | None) -> int:
         first = "; ".join(" ".join(each.values()).strip() for each in faults[:3])
         code, told = 3, f"Error: the grader itself failed on {len(faults)}: {first}"
     elif unknown:
-        code, told = 4, f"not known: {_some(unknown)}. Run the same command again"
+        code, told = 4, f"not known: {_some(unknown)}. {again}"
     elif under:
         code, told = 1, f"under {least:g} %: {_some(under)}"
     else:
         return 0
-    click.echo(_logged(told), err=True)
+    click.echo(logged(told), err=True)
     return code
 
 

@@ -54,6 +54,16 @@ def troubled(exercise, kind, text="what happened"):
     return {exercise.replace(".", "-"): f"# {kind}: {text}"}
 
 
+def five(folder):
+    """A class in `folder`: all right, half of one, a limit, blank, and a notebook that cannot be read."""
+    hand_in(folder, "anna", reference(*PAPER))
+    hand_in(folder, "bob", {**reference("collectives.1"), "collectives-2": HALF})
+    hand_in(folder, "cleo", {**reference("collectives.1"), **troubled("collectives.2", "limit")})
+    hand_in(folder, "dan")
+    hand_in(folder, "eve").write_text("{not json")
+    return folder
+
+
 class FakeSandbox:
     """Runs answers on paper in this very process. A first line ``# kind: text`` makes trouble of that kind instead.
 

@@ -7,7 +7,7 @@ import pytest
 from dtlib.grading.classroom.grader import grade
 from dtlib.grading.sandbox.walls import WALLS
 
-from .classroom import HALF, NONE, PAPER, SEED, FakeSandbox, hand_in, reference, troubled
+from .classroom import HALF, NONE, PAPER, SEED, FakeSandbox, five, hand_in, reference, troubled
 
 
 @pytest.fixture
@@ -20,13 +20,7 @@ def home(tmp_path, monkeypatch):
 @pytest.fixture
 def group(tmp_path):
     """A folder of five: all right, half of one, a limit, blank, and a notebook that cannot be read."""
-    folder = tmp_path / "submissions"
-    hand_in(folder, "anna", reference(*PAPER))
-    hand_in(folder, "bob", {**reference("collectives.1"), "collectives-2": HALF})
-    hand_in(folder, "cleo", {**reference("collectives.1"), **troubled("collectives.2", "limit")})
-    hand_in(folder, "dan")
-    hand_in(folder, "eve").write_text("{not json")
-    return folder
+    return five(tmp_path / "submissions")
 
 
 @pytest.fixture(scope="session")

@@ -111,7 +111,7 @@ def test_no_name_of_a_folder_is_a_command_to_the_system_that_keeps_the_log(hande
 
 
 def test_the_names_would_be_commands(handed_in, tmp_path, monkeypatch):
-    monkeypatch.setattr(command, "_logged", lambda text: text)
+    monkeypatch.setattr(command, "logged", lambda text: text)
     assert len(commands(grade_who_commands(handed_in, tmp_path / "results"))) > 4
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
 
 import click
 import pytest
@@ -17,39 +19,69 @@ FILE = ROOT / ".github" / "workflows" / "grade.yml"
 TEXT = FILE.read_text(encoding="utf-8")
 WORKFLOW = yaml.safe_load(TEXT)
 EVENTS = WORKFLOW[True]  # YAML 1.1 reads the key `on` as true
-(JOB,) = WORKFLOW["jobs"].values()
-STEPS = JOB["steps"]
+JOBS = WORKFLOW["jobs"]
+STEPS = [step for job in JOBS.values() for step in job["steps"]]
 RUN = [step["run"] for step in STEPS if "run" in step]
 
 
-def grade_options(line: str) -> dict:
+def options_of(line: str, name: str = "grade") -> dict:
     """What the command line makes of `line`; raises a ``ClickException`` where it refuses it."""
-    words = shlex.split(re.sub(r"\$\{SEED:\+(.*?)\}", r"\1", line).replace("$SEED", "7"))
-    assert words[:2] == ["dtlib", "grade"]
-    return main.commands["grade"].make_context("grade", words[2:]).params
+    words = shlex.split(line.replace("$SEED", "7").replace("$SHARD", "3/4"))
+    assert words[:2] == ["dtlib", name]
+    return main.commands[name].make_context(name, words[2:]).params
 
 
-def grade_line() -> str:
-    (line,) = [line for script in RUN for line in script.splitlines() if "dtlib" in line]
+def lines(job: str) -> list[str]:
+    return [line for step in JOBS[job]["steps"] for line in step.get("run", "").splitlines()]
+
+
+def grade_line(job: str = "grade") -> str:
+    (line,) = [line for line in lines(job) if "dtlib" in line]
     return line
 
 
-def test_the_command_is_one_that_dtlib_has():
-    options = grade_options(grade_line())
-    assert (str(options["submissions"]), str(options["out"]), options["seed"], options["jobs"]) == (
-        "submissions",
-        "results",
-        7,
-        2,
+def test_the_commands_are_those_that_dtlib_has():
+    options = options_of(grade_line())
+    told = {name: str(options[name]) for name in ("submissions", "out", "seed", "jobs", "shard")}
+    assert told == {"submissions": "submissions", "out": "results", "seed": "7", "jobs": "2", "shard": "3/4"}
+    assert str(options_of(grade_line("report"), "report")["out"]) == "results"
+
+
+def test_every_share_is_graded_with_one_seed_and_then_they_are_joined():
+    grade, report = JOBS["grade"], JOBS["report"]
+    shards = grade["strategy"]["matrix"]["shard"]
+    assert shards == list(range(1, len(shards) + 1)), "--shard K/N goes from 1 to N"
+    assert grade["strategy"]["fail-fast"] is False
+    (env,) = [step["env"] for step in grade["steps"] if "env" in step]
+    assert env == {"SEED": "${{ needs.seed.outputs.seed }}", "SHARD": "${{ matrix.shard }}/${{ strategy.job-total }}"}
+    assert (grade["needs"], report["needs"], report["if"]) == ("seed", "grade", "${{ !cancelled() }}")
+    upload, download = (
+        next(step["with"] for step in job["steps"] if step.get("uses", "").startswith(f"actions/{action}-artifact@"))
+        for job, action in ((grade, "upload"), (report, "download"))
     )
+    assert (upload["name"], upload["path"]) == ("results-${{ matrix.shard }}", "results")
+    assert (download["pattern"], download["path"]) == ("results-*", "shards")
+    assert "shards/results-*" in grade_line("report")
+
+
+@pytest.mark.parametrize("typed", ["", "20261"])
+def test_the_seed_is_the_one_that_was_typed_or_a_new_one(tmp_path, typed):
+    drawn = set()
+    for number in range(2):
+        out = tmp_path / str(number)
+        environment = {**os.environ, "SEED": typed, "GITHUB_OUTPUT": str(out)}
+        subprocess.run(["bash", "-ec", *lines("seed")], env=environment, check=True)
+        drawn.add(re.fullmatch(r"seed=(\d+)\n", out.read_text())[1])
+    assert drawn == {typed} if typed else len(drawn) == 2
 
 
 @pytest.mark.parametrize(
-    ("old", "new"), [("--jobs 2", "--job-count 2"), ("--jobs 2", "--jobs two"), ("--out results", "")]
+    ("old", "new"),
+    [("--jobs 2", "--job-count 2"), ("--jobs 2", "--jobs two"), ("--out results", ""), ("--shard", "--part")],
 )
 def test_a_command_that_dtlib_lacks_is_refused(old: str, new: str):
     with pytest.raises(click.ClickException):
-        grade_options(grade_line().replace(old, new))
+        options_of(grade_line().replace(old, new))
 
 
 def test_it_starts_where_submissions_change_and_on_demand_alone():
@@ -60,9 +92,9 @@ def test_it_starts_where_submissions_change_and_on_demand_alone():
 
 def test_rights_and_credentials():
     assert WORKFLOW["permissions"] == {"contents": "read"}
-    assert "permissions" not in JOB
-    (checkout,) = [step for step in STEPS if step.get("uses", "").startswith("actions/checkout@")]
-    assert checkout["with"]["persist-credentials"] is False
+    assert [job for job in JOBS.values() if "permissions" in job] == []
+    checkouts = [step for step in STEPS if step.get("uses", "").startswith("actions/checkout@")]
+    assert [each["with"]["persist-credentials"] for each in checkouts] == [False, False]
     assert "secrets." not in TEXT
 
 
@@ -73,15 +105,16 @@ def test_nothing_that_somebody_else_wrote_becomes_part_of_a_command():
 
 
 def test_walls_are_let_up_before_anything_is_graded_and_the_report_is_shown_after():
-    order = "\n".join(RUN)
+    order = "\n".join(lines("grade"))
     assert order.index("pip install") < order.index("apparmor_restrict_unprivileged_userns=0")
     assert order.index("apparmor_restrict_unprivileged_userns=0") < order.index("dtlib grade")
-    assert order.index("dtlib grade") < order.index('results/report.md >> "$GITHUB_STEP_SUMMARY"')
-    (upload,) = [step for step in STEPS if step.get("uses", "").startswith("actions/upload-artifact@")]
-    assert (upload["if"], upload["with"]["path"]) == ("always()", "results")
+    order = "\n".join(lines("report"))
+    assert order.index("dtlib report") < order.index('results/report.md >> "$GITHUB_STEP_SUMMARY"')
+    uploads = [step for step in STEPS if step.get("uses", "").startswith("actions/upload-artifact@")]
+    assert [(each["if"], each["with"]["path"]) for each in uploads] == [("always()", "results")] * 2
 
 
 def test_python_is_pinned_with_its_packages():
-    (setup,) = [step for step in STEPS if step.get("uses", "").startswith("actions/setup-python@")]
-    assert setup["with"] == {"python-version": "3.11", "cache": "pip"}
-    assert any("-r requirements.txt" in script for script in RUN)
+    setups = [step for step in STEPS if step.get("uses", "").startswith("actions/setup-python@")]
+    assert [each["with"] for each in setups] == [{"python-version": "3.11", "cache": "pip"}] * 2
+    assert sum("-r requirements.txt" in script for script in RUN) == 2

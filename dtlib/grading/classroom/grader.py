@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import UTC, datetime
-from itertools import product
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -27,7 +26,7 @@ from dtlib.grading.sandbox import runner as walled
 from dtlib.grading.sandbox.runner import Sandbox
 from dtlib.grading.sandbox.walls.limits import Limits
 
-from . import fingerprint, intake, report
+from . import fingerprint, intake, report, shards
 from .intake import Submission
 from .intake.names import file_name
 from .judging import grade_exercise, said
@@ -43,6 +42,7 @@ from .report.record import (
     told,
 )
 from .seals import Key
+from .shards import Shard
 
 _ALIKE = "the two names differ in case or form alone, and count as two learners"
 _SEEDS = 2**53  # too many to be tried until one has a digest that was told, and few enough for a number of JSON
@@ -82,6 +82,7 @@ def grade(
     sandbox: Sandbox | None = None,
     progress: Progress = lambda event: None,
     fresh: bool = False,
+    shard: Shard | None = None,
 ) -> Record:
     """Grade all that `submissions` holds and write the results to the folder `out`.
 
@@ -90,6 +91,7 @@ def grade(
     of one learner. Without `seed` each call draws a fresh one for those whom it grades: who hands in again meets other
     cases, and who is done keeps the verdict on theirs. `jobs` threads work at once, by default one a core. `fresh`
     grades those again who are done. `progress` may be called in any thread. A `sandbox` that is given is not closed.
+    A `shard` is the share of this machine: the results are those of a part, for `shards.join`.
 
     Returns the content of ``results.json``, also where ``KeyboardInterrupt`` ended it early. Raises `GradeError` for
     bad input, before anything is written, and ``OSError`` where the files of the class cannot be written.
@@ -98,10 +100,15 @@ def grade(
     chosen = _chosen(chapters, exercises)
     if seed is not None and not 0 <= seed < 2**63:
         raise GradeError(f"seed must be from 0 to 2**63 - 1, not {seed!r}")
+    if shard and seed is None:
+        raise GradeError("a shard needs a seed, the same for all of them: without it they would not make one class")
     if jobs is not None and jobs < 1:
         raise GradeError(f"jobs must be at least 1, not {jobs!r}")
     jobs = jobs or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     found = _found(submissions, out, one_learner)
+    if (held := shards.held(out)) is not None and held != (asked := str(shard or "")):
+        holds, wanted = (f"shard {each}" if each else "a whole class" for each in (held, asked))
+        raise GradeError(f"out holds {holds}, and not {wanted}, in {out}: choose another folder")
     with ExitStack() as stack:
         try:
             folder = stack.enter_context(Folder(out, Key(apart_from=(submissions, out))))
@@ -112,8 +119,8 @@ def grade(
         known = catalogue.all_exercises().values()
         counted = chosen or [each for each in known if not stems or each.id.partition(".")[0] in stems]
         drawn = secrets.randbelow(_SEEDS) if seed is None else seed
-        roster = _Roster(folder, counted, found, drawn, limits or Limits(), progress)
-        left = [each for each in found if fresh or not roster.keep(each, seed)]
+        roster = _Roster(folder, counted, found, drawn, limits or Limits(), progress, shard)
+        left = [each for each in found if each.learner in roster.share and (fresh or not roster.keep(each, seed))]
         roster.begin(left)
         try:
             if left:
@@ -172,7 +179,7 @@ def _grade(roster: _Roster, left: list[Submission], jobs: int, sandbox: Sandbox 
             return grade_exercise(ready, exercise, submission, roster.seed, lambda _, on: roster.say(f"{words}, {on}"))
 
         with ThreadPoolExecutor(jobs) as pool:
-            steps = {pool.submit(do, *step): step for step in product(left, roster.exercises)}
+            steps = {pool.submit(do, *step): step for step in roster.steps(left)}
             try:
                 for future in as_completed(steps):
                     roster.tell(*steps.pop(future), future.result())
@@ -195,14 +202,22 @@ class _Roster:
         seed: int,
         limits: Limits,
         progress: Progress,
+        shard: Shard | None,
     ) -> None:
         self.folder, self.exercises, self.seed, self.limits, self.progress = folder, exercises, seed, limits, progress
         self._blank = learner_record("", [entry_of(each) for each in exercises])
+        everything = {each.learner: list(exercises) for each in found}
+        self.share = shards.deal(found, exercises, shard) if shard else everything
+        blank = {each["id"]: each for each in self._blank["exercises"]}
         self._standings = {
-            each.learner: standing({**self._blank, "learner": each.learner}, file_name(each.learner)) for each in found
+            name: standing({**learner_record("", [blank[each.id] for each in mine]), "learner": name}, file_name(name))
+            for name, mine in self.share.items()
         }
         grader = {"version": fingerprint.version(), "fingerprint": fingerprint.of_grader()}
         self.group = class_record(seed, exercises, list(self._standings.values()), asdict(limits), grader)
+        if shard:
+            mark = fingerprint.of_learner(shard.of, [self._fingerprint(each, seed) for each in found])
+            self.group["shard"] = {**shard._asdict(), "class": mark}
         self.group["alike"] = sorted({tuple(each.alike) for each in found if each.alike})
         folder.remove_others({each["file"] for each in self._standings.values()})
         self._walls: Mapping[str, str] = {}
@@ -221,6 +236,8 @@ class _Roster:
             return False
         if record["fingerprint"] != self._fingerprint(submission, record["seed"] if seed is None else seed):
             return False
+        if [each["id"] for each in record["exercises"]] != [each.id for each in self.share[submission.learner]]:
+            return False
         self._stand(record["walls"])
         self._enter(submission.learner, record)
         self.group["measured"]["kept"] += 1
@@ -228,15 +245,19 @@ class _Roster:
 
     def begin(self, left: Sequence[Submission]) -> None:
         """Write a zero for everybody who is `left`: whatever happens later, there is a result."""
-        self._num_steps = len(left) * len(self.exercises)
-        if not left:
+        self._num_steps = len(self.steps(left))
+        if not left and self.group["learners"]:
             self.group["seed"] = self.group["learners"][0]["seed"]
         report.write_results(self.folder, self.group)
         zero = gradescope_results(self._blank)
-        for each in left:
+        for each in () if "shard" in self.group else left:
             self.folder.write_json(self.folder.of(GRADESCOPE, self._standings[each.learner]["file"]), zero)
         if left and (kept := self.group["measured"]["kept"]):
             self.say(f"{kept} of {len(self._standings)} learners are kept from an earlier run", is_line=True)
+
+    def steps(self, left: Sequence[Submission]) -> list[tuple[Submission, Exercise]]:
+        """What there is to grade of those who are `left`."""
+        return [(each, one) for each in left for one in self.share[each.learner]]
 
     def behind(self, walls: Mapping[str, str]) -> None:
         """Take note of the walls behind which everybody who is left is graded."""
@@ -252,7 +273,7 @@ class _Roster:
         self._done += 1
         if entry["status"] == "error":
             self.fail(submission.learner, exercise.id, entry["reason"])
-        if len(mine) == len(self.exercises):
+        if len(mine) == len(self.share[submission.learner]):
             self._finish(submission, self._graded.pop(submission.learner))
 
     def end(self, jobs: int, seconds: float) -> None:
@@ -263,7 +284,8 @@ class _Roster:
         self.group["not_kept"] = self.folder.key.why_not
         now = f"{datetime.now(UTC):%Y-%m-%dT%H:%MZ}"
         self.group["measured"] |= {"time": now, "seconds": round(seconds, 3), "jobs": jobs}
-        report.write_class(self.folder, self.group, self.exercises)
+        write = report.write_share if "shard" in self.group else report.write_class
+        write(self.folder, self.group, self.exercises)
 
     def say(self, words: str, **more: Any) -> None:
         """Tell how far the grader is."""
@@ -278,7 +300,7 @@ class _Roster:
         others = [each for each in submission.alike[:3] if each != name]
         alike = [f"there is also a learner {each}: {_ALIKE}" for each in others]
         try:
-            entries, mark = [graded[each.id] for each in self.exercises], self._fingerprint(submission, self.seed)
+            entries, mark = [graded[each.id] for each in self.share[name]], self._fingerprint(submission, self.seed)
             more = {"fingerprint": mark, "seed": self.seed, "walls": dict(self._walls)}
             self._enter(name, learner_record(name, entries, [*alike, *submission.notes], **more))
         except Exception as error:
@@ -294,7 +316,10 @@ class _Roster:
 
     def _enter(self, learner: str, record: Record) -> None:
         mine = self._standings[learner]
-        report.write_learner(self.folder, mine["file"], record)
+        if "shard" in self.group:
+            self.folder.write_sealed(self.folder.of(LEARNERS, mine["file"]), record)
+        else:
+            report.write_learner(self.folder, mine["file"], record)
         mine |= standing(record, mine["file"])
 
     def _fingerprint(self, submission: Submission, seed: int) -> str:

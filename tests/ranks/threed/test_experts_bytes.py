@@ -20,7 +20,7 @@ from .test_bytes import sent
 
 EXPERTS = {"num_experts": 4, "top_k": 2, "num_shared": 1, "first_dense": 1, "expert_ratio": 1.5}
 MOE = replace(GPT, num_layers=3, vocab=24, seq=24, tied=False, **EXPERTS)
-GATED = replace(LLAMA, num_layers=2, vocab=24, seq=24, num_experts=8, top_k=3, scoring="sigmoid")
+GATED = replace(LLAMA, num_layers=2, vocab=24, seq=56, num_experts=8, top_k=3, scoring="sigmoid")
 ALL = replace(MOE, top_k=4)  # each token to each expert, whatever the router says
 CASES = [
     case("dp 2, cp 2", config=MOE, ep=1), case("dp 4", config=MOE, ep=2), case("dp 4", config=MOE, ep=4),
@@ -33,7 +33,7 @@ CASES = [
     case("dp 2, pp 2", config=MOE, ep=2, m=4), case("pp 2, dp 2", config=MOE, ep=2, zero=2, recompute="full"),
     case("dp 2, pp 2", "ZB-H1", config=MOE, ep=2, zero=2),
     case("dp 2, pp 2", "interleaved", config=replace(MOE, num_layers=4), ep=2, zero=1),
-    case("dp 4", config=ALL, ep=4, zero=2),
+    case("dp 4", config=ALL, ep=4, zero=2), case("dp 4", config=GATED, ep=4), case("dp 4", config=GATED, ep=2, zero=1),
 ]  # fmt: skip
 
 

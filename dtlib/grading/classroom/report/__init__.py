@@ -7,7 +7,7 @@ one at a time, so that the memory of the grader does not grow with the class.
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from .exports import JUNIT, gradescope_results, score_row, suite
@@ -18,7 +18,7 @@ from .record import LEARNER_SCHEMA, Counts, Record, entry_of, learner_record, sc
 if TYPE_CHECKING:
     from dtlib.grading.exercises.exercise import Exercise
 
-__all__ = ["schema", "write_class", "write_learner", "write_results"]
+__all__ = ["schema", "write_class", "write_learner", "write_results", "write_share"]
 
 
 def write_learner(folder: Folder, file: str, record: Record) -> None:
@@ -34,6 +34,16 @@ def write_results(folder: Folder, group: Record) -> None:
     folder.write_sealed(folder.path / RESULTS, group)
 
 
+def write_share(folder: Folder, group: Record, exercises: Sequence[Exercise]) -> None:
+    """``results.json`` of a share of a class, which has no reports: those are made of all shares together."""
+    counts = Counts()
+    for _, record in _records(folder, group, exercises):
+        counts.add(record)
+    group["measured"] |= counts.measured
+    group["not_known"] = counts.not_known
+    write_results(folder, group)
+
+
 def write_class(folder: Folder, group: Record, exercises: Sequence[Exercise]) -> None:
     """The files of the class, from the records of all learners."""
     counts = Counts()
@@ -41,10 +51,7 @@ def write_class(folder: Folder, group: Record, exercises: Sequence[Exercise]) ->
         scores = csv.writer(file)
         scores.writerow(["learner", "status", "points", "max_points", "percent", *(each.id for each in exercises)])
         suites.write(JUNIT[0])
-        for each in group["learners"]:
-            record = folder.read_sealed(folder.of(LEARNERS, each["file"]), LEARNER_SCHEMA)
-            if record is None or standing(record, each["file"]) != each:
-                record = learner_record(each["learner"], [entry_of(one, each["status"]) for one in exercises])
+        for each, record in _records(folder, group, exercises):
             scores.writerow(score_row(each))
             suites.write(suite(record))
             counts.add(record)
@@ -55,3 +62,13 @@ def write_class(folder: Folder, group: Record, exercises: Sequence[Exercise]) ->
     write_results(folder, group)
     for name, text in class_reports(group, exercises, counts.odd).items():
         folder.write(folder.path / name, text)
+
+
+def _records(folder: Folder, group: Record, exercises: Sequence[Exercise]) -> Iterator[tuple[Record, Record]]:
+    """Each learner's standing and record; who has none gets one that says so."""
+    for each in group["learners"]:
+        record = folder.read_sealed(folder.of(LEARNERS, each["file"]), LEARNER_SCHEMA)
+        if record is None or standing(record, each["file"]) != each:
+            entries = [entry_of(one, each["status"]) for one in exercises if one.id in each["exercises"]]
+            record = learner_record(each["learner"], entries)
+        yield each, record

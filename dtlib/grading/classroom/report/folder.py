@@ -25,18 +25,18 @@ MARKS = {
 }
 _TOP = (RESULTS, "report.md", "report.html", "scores.csv", "junit.xml")
 _TEMPORARY = ".dtlib-grade-"
-_MOST_BYTES = 256 * 2**20  # of a file that is read again
+MOST_BYTES = 256 * 2**20  # of a file that is read again
 
 
-def refuse(out: Path, submissions: Path) -> None:
-    """Raise ``ValueError`` where `out` is no place for results of `submissions`. Writes nothing."""
+def refuse(out: Path, submissions: Path, what: str = "the submissions") -> None:
+    """Raise ``ValueError`` where `out` is no place for results of `submissions`, called `what`. Writes nothing."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"out must be a folder, and {out} is a file")
     results, source = out.resolve(), submissions.resolve()
     if results == source or source in results.parents:
-        raise ValueError(f"out must not lie inside the submissions, and {out} is in {submissions}")
+        raise ValueError(f"out must not lie inside {what}, and {out} is in {submissions}")
     if results in source.parents:
-        raise ValueError(f"the submissions must not lie inside out, and {submissions} is in {out}")
+        raise ValueError(f"{what} must not lie inside out, and {submissions} is in {out}")
     if link := next((name for name in (*MARKS, LOCK) if (out / name).is_symlink()), ""):
         raise ValueError(f"out holds a link, {out / link}, which could lead anywhere: choose another folder")
     taken = [name for name in (*_TOP, *MARKS) if (out / name).exists()]
@@ -124,6 +124,6 @@ class Folder:
 
     def _read(self, path: Path) -> bytes:
         try:
-            return folders.content(path, _MOST_BYTES)
+            return folders.content(path, MOST_BYTES)
         except folders.Refused:
             return b""
