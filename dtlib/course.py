@@ -102,7 +102,7 @@ CHAPTERS = (
     Chapter(
         "casebook", "casebook",
         "mistakes of well-known frameworks on real ranks: the number that gives each away, and the cheapest check",
-        rooms=(), is_lesson=False,
+        rooms=("exercises",), is_lesson=False,
     ),
 )  # fmt: skip
 TO_COME = ()  # fmt: skip
