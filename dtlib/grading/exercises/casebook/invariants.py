@@ -31,7 +31,16 @@ KINDS = (
 
 def case(rng: Rng, number: int, rule: str, how: str, d: int, t: int) -> dict[str, Any]:
     run = evidence(rng, rule, how, d, t)
-    return call(f"step {number}: {in_words(run)}", [run]) | {"rule": rule}
+    return call(f"step {number}: {in_words(listed(run))}", [run]) | {"rule": rule}
+
+
+def listed(value: Any) -> Any:
+    """With lists for arrays, as it is told in words."""
+    if isinstance(value, dict):
+        return {key: listed(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [listed(each) for each in value]
+    return value.tolist() if isinstance(value, np.ndarray) else value
 
 
 def evidence(rng: Rng, rule: str, how: str, d: int, t: int) -> dict[str, Any]:
@@ -56,7 +65,7 @@ def evidence(rng: Rng, rule: str, how: str, d: int, t: int) -> dict[str, Any]:
         squares[-1, -1] *= rng.uniform(0.7, 0.9)
     elif how == "same, norms too":
         squares *= 2
-    norms = np.sqrt(squares) * (1 + rng.uniform(-1e-6, 1e-6, (d, t)))
+    norms = np.sqrt(squares) * (1 + rng.permutation(np.linspace(-5e-6, 5e-6, d * t)).reshape(d, t))
     shown = {
         name: {key: rows(value) if key != "cut" else value for key, value in each.items()}
         for name, each in parameters.items()
@@ -65,8 +74,8 @@ def evidence(rng: Rng, rule: str, how: str, d: int, t: int) -> dict[str, Any]:
     return {"replicas": d, "ranks": t, "samples": samples.ravel().tolist(), "norms": found, "parameters": shown}
 
 
-def rows(of_ranks: Array) -> list[list[float]]:
-    return [[float(f"{x:.7g}") for x in row] for row in of_ranks.reshape(-1, of_ranks.shape[-1])]
+def rows(of_ranks: Array) -> Array:
+    return np.array([[float(f"{x:.7g}") for x in row] for row in of_ranks.reshape(-1, of_ranks.shape[-1])])
 
 
 def parameter(rng: Rng, name: str, rule: str, how: str, d: int, t: int) -> dict[str, Any]:
@@ -89,7 +98,9 @@ def parameter(rng: Rng, name: str, rule: str, how: str, d: int, t: int) -> dict[
         held = np.repeat(own.mean(0)[None], d, axis=0)
     elif how == "mean" and not cut:
         held = held / t
-    weights = rng.uniform(-1, 1, (t if cut else 1, size)) * (name != "bias")
+    weights = rng.uniform(-1, 1, (t if cut else 1, size))
+    if name == "bias":
+        weights[:] = 0
     if cut and (how in ("first", "matrix, slices too")):
         weights[:] = weights[0]
     elif cut and how == "two":

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from dtlib.grading.exercises.casebook.invariants import listed
 from dtlib.grading.exercises.inputs import Case, Rng, call, in_any_order, in_words
 from dtlib.grading.exercises.kinds import on_paper, values
 
@@ -22,18 +23,18 @@ def case(rng: Rng, number: int, n: int, part: float, unused: int) -> dict[str, A
     whole = np.hypot(np.linalg.norm(copied), np.linalg.norm(slices))
     tokens = [rng.integers(1, 40, int(rng.integers(2, 4))).tolist() for _ in range(n)]
     tokens[-1][0] = 0
-    means = [[(drawn(width) * (count > 0)).tolist() for count in own] for own in tokens]
-    sums: list[list[Any]] = [[drawn(width).tolist() for _ in range(2 + unused)] for _ in range(n)]
+    means = [np.array([drawn(width) if count else np.zeros(width) for count in own]) for own in tokens]
+    sums: list[list[Any]] = [[drawn(width) for _ in range(2 + unused)] for _ in range(n)]
     for expert in range(2, 2 + unused):
         for own in sums:
             own[expert] = None
     if n > 1:
         sums[int(rng.integers(n))][0] = None
     run = {
-        "most": float(f"{part * whole:.4g}"), "copied": copied.tolist(), "slices": slices.tolist(), "tokens": tokens,
+        "most": float(f"{part * whole:.4g}"), "copied": copied, "slices": slices, "tokens": tokens,
         "means": means, "width": width, "sent": sums,
     }  # fmt: skip
-    return call(f"step {number}, {n} ranks: {in_words(run)}", [run])
+    return call(f"step {number}, {n} ranks: {in_words(listed(run))}", [run])
 
 
 def right(case: Case) -> dict[str, Any]:
