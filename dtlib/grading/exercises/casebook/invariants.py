@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading.exercises.inputs import Array, Case, Rng, call, in_any_order, in_words
+from dtlib.grading.exercises.inputs import Case, Rng, call, in_any_order, in_words
 from dtlib.grading.exercises.kinds import on_paper, values
 
 NOTHING, SAMPLES, GRADIENTS, NORMS, WEIGHTS, SLICES = "nothing", "samples", "gradients", "norms", "weights", "slices"
@@ -31,16 +31,7 @@ KINDS = (
 
 def case(rng: Rng, number: int, rule: str, how: str, d: int, t: int) -> dict[str, Any]:
     run = evidence(rng, rule, how, d, t)
-    return call(f"step {number}: {in_words(listed(run))}", [run]) | {"rule": rule}
-
-
-def listed(value: Any) -> Any:
-    """With lists for arrays, as it is told in words."""
-    if isinstance(value, dict):
-        return {key: listed(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [listed(each) for each in value]
-    return value.tolist() if isinstance(value, np.ndarray) else value
+    return call(f"step {number}: {in_words(run)}", [run]) | {"rule": rule}
 
 
 def evidence(rng: Rng, rule: str, how: str, d: int, t: int) -> dict[str, Any]:
@@ -66,16 +57,8 @@ def evidence(rng: Rng, rule: str, how: str, d: int, t: int) -> dict[str, Any]:
     elif how == "same, norms too":
         squares *= 2
     norms = np.sqrt(squares) * (1 + rng.permutation(np.linspace(-5e-6, 5e-6, d * t)).reshape(d, t))
-    shown = {
-        name: {key: rows(value) if key != "cut" else value for key, value in each.items()}
-        for name, each in parameters.items()
-    }
-    found = [float(f"{x:.7g}") for x in norms.ravel()]
-    return {"replicas": d, "ranks": t, "samples": samples.ravel().tolist(), "norms": found, "parameters": shown}
-
-
-def rows(of_ranks: Array) -> Array:
-    return np.array([[float(f"{x:.7g}") for x in row] for row in of_ranks.reshape(-1, of_ranks.shape[-1])])
+    of_ranks = {"samples": samples.ravel().tolist(), "norms": norms.round(6).ravel().tolist()}
+    return {"replicas": d, "ranks": t, **of_ranks, "parameters": parameters}
 
 
 def parameter(rng: Rng, name: str, rule: str, how: str, d: int, t: int) -> dict[str, Any]:
@@ -98,9 +81,7 @@ def parameter(rng: Rng, name: str, rule: str, how: str, d: int, t: int) -> dict[
         held = np.repeat(own.mean(0)[None], d, axis=0)
     elif how == "mean" and not cut:
         held = held / t
-    weights = rng.uniform(-1, 1, (t if cut else 1, size))
-    if name == "bias":
-        weights[:] = 0
+    weights = rng.uniform(-1, 1, (t if cut else 1, size)) if name != "bias" else np.zeros((t, size))
     if cut and (how in ("first", "matrix, slices too")):
         weights[:] = weights[0]
     elif cut and how == "two":
@@ -115,7 +96,8 @@ def parameter(rng: Rng, name: str, rule: str, how: str, d: int, t: int) -> dict[
     elif name == "matrix" and how.startswith("matrix"):
         weights[-1] *= 1.00002
     held = held * (1 + rng.uniform(-1e-6, 1e-6, held.shape))
-    return {"cut": cut, "own": own, "gradients": held, "weights": weights, "due": due}
+    shown = {"own": own, "gradients": held, "weights": weights}
+    return {"cut": cut, **{key: each.reshape(d * t, size).round(9) for key, each in shown.items()}, "due": due}
 
 
 def right(case: Case) -> str:

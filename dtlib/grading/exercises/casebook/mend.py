@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading.exercises.casebook.invariants import listed
 from dtlib.grading.exercises.inputs import Case, Rng, call, in_any_order, in_words
 from dtlib.grading.exercises.kinds import on_paper, values
 
@@ -34,7 +33,7 @@ def case(rng: Rng, number: int, n: int, part: float, unused: int) -> dict[str, A
         "most": float(f"{part * whole:.4g}"), "copied": copied, "slices": slices, "tokens": tokens,
         "means": means, "width": width, "sent": sums,
     }  # fmt: skip
-    return call(f"step {number}, {n} ranks: {in_words(listed(run))}", [run])
+    return call(f"step {number}, {n} ranks: {in_words(run)}", [run])
 
 
 def right(case: Case) -> dict[str, Any]:
