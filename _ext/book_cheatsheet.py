@@ -41,6 +41,8 @@ class CheatSheet(SphinxDirective):
         lines += [":::::", ""]
         for chapter in course.CHAPTERS:
             here = [each for each in known if each.chapter == chapter.stem]
+            if not here:
+                continue
             lines += [f"## [{chapter.heading}]({chapter.stem}.ipynb)", "", *TABLE]
             lines += [line for each in here if not each.use for line in row(each)]
             lines += [":::::", "", f"*Letters*: {legend(here, chapter.title, common, own)}", ""]

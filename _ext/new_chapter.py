@@ -33,8 +33,8 @@ def lay_out(stem: str, title: str, root: Path = ROOT) -> None:
     if re.search(rf'Chapter\(\s*"{stem}"', table):
         raise ValueError(f"STEM {stem!r} is in dtlib/course.py already")
     insert(root / "dtlib" / "course.py", ")  # fmt: skip\n", f'    Chapter("{stem}", "{title}", "{LINE}"),\n')
-    remove(root / "dtlib" / "course.py", f'"{stem}", ')
-    remove(root / "README.md", f" {stem},")
+    remove(root / "dtlib" / "course.py", stem)
+    remove(root / "README.md", stem)
     for room in ("theory", "ranks"):
         offer(root / "dtlib" / room / "__init__.py", stem)
         write(root / "dtlib" / room / f"{stem}.py", f'"""{title[0].upper()}{title[1:]}."""\n')
@@ -57,10 +57,11 @@ def insert(path: Path, before: str, line: str) -> None:
     path.write_text(text[:at] + line + text[at:], "utf-8")
 
 
-def remove(path: Path, what: str) -> None:
-    """Take a stem out of those to come."""
+def remove(path: Path, stem: str) -> None:
+    """Take a stem out of those to come: in Python's tuple, or in words, the last of which leaves "nothing"."""
     head, to_come, rest = re.split(r"(TO_COME = .*|To come: .*)", path.read_text("utf-8"), maxsplit=1)
-    path.write_text(head + to_come.replace(what, "") + rest, "utf-8")
+    left = re.sub(rf'"{stem}",? ?| {stem},|,? {stem}(?=\.)', "", to_come)
+    path.write_text(head + left.replace("To come:.", "To come: nothing.") + rest, "utf-8")
 
 
 def offer(path: Path, stem: str) -> None:

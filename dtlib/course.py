@@ -19,6 +19,7 @@ class Chapter:
     line: str
     part: str = ""
     rooms: tuple[str, ...] = ROOMS
+    is_lesson: bool = True  # else it has a shape of its own, and tests of its own hold it
 
     @property
     def heading(self) -> str:
@@ -98,8 +99,13 @@ CHAPTERS = (
         "reliability", "reliability",
         "failures by the hour, how often to save, restarts to the bit, the slow rank, a hang with a name",
     ),
+    Chapter(
+        "casebook", "casebook",
+        "mistakes of well-known frameworks on real ranks: the number that gives each away, and the cheapest check",
+        rooms=("exercises",), is_lesson=False,
+    ),
 )  # fmt: skip
-TO_COME = ("casebook",)  # fmt: skip
+TO_COME = ()  # fmt: skip
 """The stems of the chapters that are planned."""
 
 
@@ -111,6 +117,11 @@ def stems(room: str | None = None) -> tuple[str, ...]:
     if room not in (None, *ROOMS):
         raise ValueError(f"room must be one of {', '.join(ROOMS)}, not {room!r}")
     return tuple(each.stem for each in CHAPTERS if room is None or room in each.rooms)
+
+
+def lessons() -> tuple[str, ...]:
+    """The stems of the chapters that are written as lessons, in the order of the book."""
+    return tuple(each.stem for each in CHAPTERS if each.is_lesson)
 
 
 def title(stem: str) -> str:

@@ -82,7 +82,7 @@ def test_the_order_and_the_parts_are_the_books():
         parts.append((opened, chapter.stem))
     assert contents(_text(ROOT / "_toc.yml")) == parts
     assert tuple(table(_text(ROOT / "README.md"))) == course.stems()
-    assert f"To come: {', '.join(course.TO_COME)}." in _text(ROOT / "README.md")
+    assert f"To come: {', '.join(course.TO_COME) or 'nothing'}." in _text(ROOT / "README.md")
 
 
 def test_it_imports_nothing_of_the_library_and_no_torch():
@@ -112,10 +112,7 @@ def copy(tmp_path):
 def test_make_chapter_lays_out_the_rooms_and_what_is_empty_is_named(copy):
     tool = runpy.run_path(str(ROOT / "_ext" / "new_chapter.py"))
     tool["lay_out"]("bread", "baking in parallel", copy)
-    tool["lay_out"](course.TO_COME[0], "what was to come", copy)
-    assert f"To come: {', '.join(course.TO_COME[1:])}." in _text(copy / "README.md")
-    assert runpy.run_path(str(copy / "dtlib" / "course.py"))["TO_COME"] == course.TO_COME[1:]
-    made = runpy.run_path(str(copy / "dtlib" / "course.py"))["CHAPTERS"][-2]
+    made = runpy.run_path(str(copy / "dtlib" / "course.py"))["CHAPTERS"][-1]
     assert (made.stem, made.title) == ("bread", "baking in parallel")
     assert sorted(lacking(made, copy)) == [
         "dtlib/grading/exercises/bread has no EXERCISE",
@@ -128,6 +125,13 @@ def test_make_chapter_lays_out_the_rooms_and_what_is_empty_is_named(copy):
         compile(_text(copy / name), name, "exec")
     with pytest.raises(ValueError, match=r"STEM .bread. is in dtlib/course\.py already"):
         tool["lay_out"]("bread", "baking in parallel", copy)
+    for path in (copy / "dtlib" / "course.py", copy / "README.md"):
+        text = re.sub(r"TO_COME = .*", 'TO_COME = ("one", "two",)', _text(path))
+        path.write_text(re.sub(r"To come: .*", "To come: one, two.", text), "utf-8")
+    for stem, left in (("two", ("one",)), ("one", ())):
+        tool["lay_out"](stem, f"what was {stem} to come", copy)
+        assert f"\nTo come: {', '.join(left) or 'nothing'}.\n" in _text(copy / "README.md")
+        assert runpy.run_path(str(copy / "dtlib" / "course.py"))["TO_COME"] == left
     for wrong in ("Bread", "two words", ""):
         with pytest.raises(ValueError, match="STEM must be one word in lower case"):
             tool["lay_out"](wrong, "baking", copy)

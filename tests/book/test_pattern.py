@@ -15,8 +15,7 @@ import pytest
 from dtlib import course
 
 ROOT = Path(__file__).parents[2]
-LESSONS = course.stems()
-"""The chapters that are written as lessons: all."""
+LESSONS = course.lessons()
 MOST = {"cells": 60, "words": 3500, "visible lines": 250, "lines in the median cell": 6}
 FEWEST_FIGURES = 8
 MOST_LINES, MOST_OF_THE_MECHANISM, MOST_COLUMNS = 15, 25, 95

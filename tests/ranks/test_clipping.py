@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -12,7 +13,7 @@ from torch.nn.utils import clip_grad_norm_, get_total_norm
 from torch.testing import assert_close
 
 from dtlib import lab
-from dtlib.ranks import cp, dp, pp, sp, threed, tp
+from dtlib.ranks import cp, dp, pp, sp, threed, tp, zero
 from dtlib.ranks.mesh import Mesh
 from dtlib.ranks.model import GPT, GPTConfig, next_token_loss
 from dtlib.theory.pp import one_f_one_b, zb_h1
@@ -135,3 +136,30 @@ def test_where_a_rank_has_whole_gradients_torchs_clipping_is_right():
     for norms in lab.run(allowed, 2):
         for norm in norms:
             assert_close(norm, one_process(), **CLOSE)
+
+
+def zero_of_slices(stage, dp, tp_ranks):
+    """ZeRO around a tensor-parallel model: its group has a part of each matrix."""
+    mesh = Mesh({"dp": dp, "tp": tp_ranks})
+    model = zero.Zero(tp.parallelize(GPT(CONFIG), mesh.group("tp")), sgd, stage=stage, group=mesh.group("dp"))
+    mine = dist.get_rank(mesh.group("dp"))
+    tokens, targets = (each.chunk(dp)[mine] for each in (TOKENS, TARGETS))
+    tp.next_token_loss(model(tokens), targets, vocab=23, group=mesh.group("tp")).backward()
+    return model.clip_grad_norm_(1e9)
+
+
+def zero_of_a_stage(stage):
+    config = replace(CONFIG, tied=stage < 2)
+    training = threed.Training(GPT(config), Mesh({"pp": 2}), sgd, schedule=one_f_one_b(2, 2), zero=stage)
+    training.backward(TOKENS, TARGETS)
+    return training.parts[0].clip_grad_norm_(1e9)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_zero_takes_no_norm_of_what_lies_outside_of_its_group(stage):
+    for run, world_size, args in ((zero_of_slices, 2, (stage, 1, 2)), (zero_of_slices, 4, (stage, 2, 2)),
+                                  (zero_of_a_stage, 2, (stage,))):  # fmt: skip
+        with pytest.raises(lab.RankError, match=r"lies on ranks outside of this group as well.*threed\.Training"):
+            lab.run(run, world_size, args=args)
+    for norm in lab.run(zero_of_slices, 2, args=(stage, 2, 1)):
+        assert_close(norm, one_process(), **CLOSE)

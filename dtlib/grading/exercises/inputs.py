@@ -44,6 +44,8 @@ def in_words(run: Mapping[str, Any]) -> str:
 def _in_words(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{" + in_words(value) + "}"
+    if isinstance(value, np.ndarray):
+        value = value.tolist()
     if isinstance(value, list):
         return f"[{', '.join(map(_in_words, value[:12]))}{', …' if len(value) > 12 else ''}]"
     return f"{value:.7g}" if isinstance(value, float) else str(value)

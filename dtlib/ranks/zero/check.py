@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dtlib.ranks.mesh import Group
+from dtlib.ranks.shared.parts import OnOneStage
 from dtlib.ranks.shared.replicas import group_of, split_modules
+from dtlib.ranks.shared.split import splits_of
 from dtlib.theory.dp import plan_buckets
 from dtlib.theory.units import MiB
 
@@ -73,6 +75,16 @@ def groups_of(module: nn.Module, param_groups: Iterable[Mapping[str, Any]] | Non
             "freeze what is not to be trained"
         )
     return groups
+
+
+def outside(module: nn.Module, group: Group) -> str:
+    """A parameter of `module` of which ranks outside of `group` have slices, or that stands for those of other stages;
+    "" where there is none. A norm over the group alone would leave out what the others have."""
+    everyone = set(dist.get_process_group_ranks(group))
+    groups = {name: dist.get_process_group_ranks(own) for name, (_, own) in splits_of(module).items()}
+    found = [name for name, own in groups.items() if not everyone.issuperset(own)]
+    found += [name for name, parameter in module.named_parameters() if isinstance(parameter, OnOneStage)]
+    return found[0] if found else ""
 
 
 def optimizer_maker(make_optimizer: Callable[[Any], Optimizer], groups: Sequence[Mapping[str, Any]]) -> None:

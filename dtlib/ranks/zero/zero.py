@@ -126,6 +126,7 @@ class Zero(DataParallel):
                 gradient_hooks[parameter].remove()
         self.stage, self.overlap, self.replicas, self._frees = stage, overlap, replicas, frees
         self.places = self._places()  # before shards take the shapes away
+        self._outside = check.outside(module, group)
         self._waiting, self._under_way, self._syncing = list[Shard](), deque[Shard](), True
         make_shard = functools.partial(
             self.shard_type, group=group, stage=frees, replicas=replicas,
@@ -317,8 +318,13 @@ class Zero(DataParallel):
         """Scale the gradient so that its norm over all parameters and ranks is at most `max_norm`; returns the norm.
 
         As ``torch.nn.utils.clip_grad_norm_`` in one process, with the errors of `ranks.shared.clipping`. All ranks
-        must call it.
+        must call it. ``RuntimeError`` where ranks outside of the group have slices, or a stage, of the module.
         """
+        if self._outside:
+            raise RuntimeError(
+                f"the gradient of {self._outside!r} lies on ranks outside of this group as well, and a norm over these "
+                "would leave them out: clip by clip_grad_norm_ of threed.Training, which counts all"
+            )
         grads = [shard.grad for shard in self.shards if shard.grad is not None]
         return clip_grad_norm(grads, max_norm, norm_type, error_if_nonfinite, group=self.group)
 
