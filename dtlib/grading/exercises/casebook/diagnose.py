@@ -102,7 +102,7 @@ def of(*kinds: str) -> Any:
 
 
 EXERCISE = on_paper(
-    "casebook.1", "diagnose_run", "Why does this run differ?", in_any_order(KINDS, case),
+    "casebook.1", "name_the_mistake", "Why does this run differ?", in_any_order(KINDS, case),
     of(SAME, APART, MASKS)(2, "data", "what is wrong with samples or masks"),
     of(START, ALONE)(2, "weights", "what is wrong with copies of a weight"),
     of(COPIES, SLICES, SUM, TWICE)(3, "norms", "what is wrong with the norm"),

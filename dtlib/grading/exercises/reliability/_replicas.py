@@ -62,7 +62,7 @@ def drawn(
 ) -> dict[str, Any]:
     watched = int(rng.integers(groups))
     names = rng.permutation(range(watched, n, groups)).tolist()
-    told = [(what, [[names[one] for one in some] for some in who]) for what, who in events]
+    told = [[what, [[names[one] for one in some] for some in who]] for what, who in events]
     said = "; ".join(f"{what} on {' and otherwise on '.join(map(str, who)) or 'no rank'}" for what, who in told)
     shapes, bits, turned = LAYOUTS[layout]
     return {

@@ -10,7 +10,7 @@ from dtlib.grading.exercises.kinds import on_paper, values
 
 CARD, INPUT, LINK, NOBODY = "card", "input", "link", "nobody"
 STEPS = 7
-Span = tuple[str, int, float, float]
+Span = list[Any]  # what, step, begin and end in seconds
 """What it is, the step, and from when to when."""
 
 #: Who is slow, ranks, and what else is to be seen: of another rank (or of one, where nobody is slow) a step that took
@@ -78,7 +78,7 @@ def measured(seconds: dict[str, Array], clocks: Array) -> list[list[Span]]:
             }  # fmt: skip
             for what, (begin, end) in times.items():
                 clock = float(clocks[rank])
-                spans[rank].append((what, step, round(begin + clock, 6), round(end + clock, 6)))
+                spans[rank].append([what, step, round(begin + clock, 6), round(end + clock, 6)])
         asked = begins
     return spans
 
