@@ -14,8 +14,8 @@ import click
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dtlib.grading.classroom.grader import Event
     from dtlib.grading.classroom.report.record import Record
+    from dtlib.grading.classroom.roster import Event
     from dtlib.grading.sandbox.walls.limits import Limits
 
 # Everything else is imported by the command: --help answers at once.

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from dtlib.grading.classroom import fingerprint, report
-from dtlib.grading.classroom.grader import Event
+from dtlib.grading.classroom.roster import Event
 from dtlib.grading.sandbox import runner as walls
 
 from .answers import ROOT

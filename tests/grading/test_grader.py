@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dtlib.grading.classroom import grader
+from dtlib.grading.classroom import report
 from dtlib.grading.classroom.grader import GradeError, grade
 from dtlib.grading.classroom.intake import Submission
 from dtlib.grading.classroom.judging import grade_exercise
@@ -288,14 +288,14 @@ def test_nothing_of_a_submission_is_kept_in_memory(group, tmp_path):
 
 
 def test_a_learner_whose_files_cannot_be_written_stops_nobody(group, tmp_path, monkeypatch):
-    original = grader.report.write_learner
+    original = report.write_learner
 
     def write(folder, file, record):
         if file == "bob":
             raise OSError(28, "No space left on device")
         original(folder, file, record)
 
-    monkeypatch.setattr(grader.report, "write_learner", write)
+    monkeypatch.setattr(report, "write_learner", write)
     results = run(group, tmp_path / "out")
     assert points(results) == {"anna": 15, "bob": 0, "cleo": 5, "dan": 0, "eve": 0}
     assert "No space left" in results["faults"][0]["text"]

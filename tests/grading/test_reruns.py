@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from dtlib.grading.classroom import fingerprint, grader
+from dtlib.grading.classroom import fingerprint, report
 from dtlib.grading.classroom.grader import GradeError
 from dtlib.grading.classroom.report import folder as results_folder
 from dtlib.grading.classroom.seals import Key
@@ -281,8 +281,8 @@ def test_results_are_refreshed_a_bounded_number_of_times(tmp_path, monkeypatch):
     for number in range(60):
         hand_in(folder, f"learner {number:03}")
     written = []
-    original = grader.report.write_results
-    monkeypatch.setattr(grader.report, "write_results", lambda *args: (written.append(1), original(*args)))
+    original = report.write_results
+    monkeypatch.setattr(report, "write_results", lambda *args: (written.append(1), original(*args)))
     run(folder, tmp_path / "out", exercises=("collectives.2",))
     assert 10 < len(written) < 60
 

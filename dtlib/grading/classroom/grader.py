@@ -12,13 +12,11 @@ import os
 import secrets
 import tempfile
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
-from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO
 
 from dtlib.grading.exercises import catalogue
 from dtlib.grading.exercises.exercise import Exercise
@@ -26,43 +24,16 @@ from dtlib.grading.sandbox import runner as walled
 from dtlib.grading.sandbox.runner import Sandbox
 from dtlib.grading.sandbox.walls.limits import Limits
 
-from . import fingerprint, intake, report, shards
+from . import intake, shards
 from .intake import Submission
-from .intake.names import file_name
 from .judging import grade_exercise, said
-from .report.exports import gradescope_results
-from .report.folder import GRADESCOPE, LEARNERS, Folder, refuse
-from .report.record import (
-    LEARNER_SCHEMA,
-    Record,
-    class_record,
-    entry_of,
-    learner_record,
-    standing,
-    told,
-)
+from .report.folder import Folder, refuse
+from .report.record import Record
+from .roster import Event, Progress, Roster
 from .seals import Key
 from .shards import Shard
 
-_ALIKE = "the two names differ in case or form alone, and count as two learners"
 _SEEDS = 2**53  # too many to be tried until one has a digest that was told, and few enough for a number of JSON
-_REFRESHES = 50  # how often results.json is written while a class is graded
-
-
-class Event(NamedTuple):
-    """How far the grader is: `done` of `total` steps, in `words`; `is_line` where these are worth a line of their own.
-
-    `learner` is who is done, "" where nobody is.
-    """
-
-    words: str
-    done: int = 0
-    total: int | None = None
-    is_line: bool = False
-    learner: str = ""
-
-
-Progress = Callable[[Event], None]
 
 
 class GradeError(ValueError):
@@ -119,7 +90,7 @@ def grade(
         known = catalogue.all_exercises().values()
         counted = chosen or [each for each in known if not stems or each.id.partition(".")[0] in stems]
         drawn = secrets.randbelow(_SEEDS) if seed is None else seed
-        roster = _Roster(folder, counted, found, drawn, limits or Limits(), progress, shard)
+        roster = Roster(folder, counted, found, drawn, limits or Limits(), progress, shard)
         left = [each for each in found if each.learner in roster.share and (fresh or not roster.keep(each, seed))]
         roster.begin(left)
         try:
@@ -165,7 +136,7 @@ def _read(found: Sequence[Submission], spool: BinaryIO, progress: Progress) -> N
         progress(Event(f"reading {each.learner[:24]}", number, len(found)))
 
 
-def _grade(roster: _Roster, left: list[Submission], jobs: int, sandbox: Sandbox | None, hidden: list[Path]) -> None:
+def _grade(roster: Roster, left: list[Submission], jobs: int, sandbox: Sandbox | None, hidden: list[Path]) -> None:
     with ExitStack() as stack:
         try:
             ready = sandbox or stack.enter_context(walled.Sandbox(roster.limits, hidden=hidden))
@@ -189,145 +160,3 @@ def _grade(roster: _Roster, left: list[Submission], jobs: int, sandbox: Sandbox 
                     if not future.cancelled():
                         roster.tell(*step, future.result())
                 raise
-
-
-class _Roster:
-    """Keeps the standings of the class, and writes the files of each learner who is done."""
-
-    def __init__(
-        self,
-        folder: Folder,
-        exercises: Sequence[Exercise],
-        found: Sequence[Submission],
-        seed: int,
-        limits: Limits,
-        progress: Progress,
-        shard: Shard | None,
-    ) -> None:
-        self.folder, self.exercises, self.seed, self.limits, self.progress = folder, exercises, seed, limits, progress
-        self._blank = learner_record("", [entry_of(each) for each in exercises])
-        everything = {each.learner: list(exercises) for each in found}
-        self.share = shards.deal(found, exercises, shard) if shard else everything
-        blank = {each["id"]: each for each in self._blank["exercises"]}
-        self._standings = {
-            name: standing({**learner_record("", [blank[each.id] for each in mine]), "learner": name}, file_name(name))
-            for name, mine in self.share.items()
-        }
-        grader = {"version": fingerprint.version(), "fingerprint": fingerprint.of_grader()}
-        self.group = class_record(seed, exercises, list(self._standings.values()), asdict(limits), grader)
-        if shard:
-            mark = fingerprint.of_learner(shard.of, [self._fingerprint(each, seed) for each in found])
-            self.group["shard"] = {**shard._asdict(), "class": mark}
-        self.group["alike"] = sorted({tuple(each.alike) for each in found if each.alike})
-        folder.remove_others({each["file"] for each in self._standings.values()})
-        self._walls: Mapping[str, str] = {}
-        self._graded: dict[str, dict[str, Record]] = {}
-        self._done = self._num_steps = self._unsaved = 0
-
-    def keep(self, submission: Submission, seed: int | None) -> bool:
-        """Whether the record of an earlier run holds the learner's verdict; then it is taken as it is.
-
-        It has to be one of this machine's, of these very inputs, free of faults and open questions, and of `seed`,
-        unless that is None.
-        """
-        path = self.folder.of(LEARNERS, self._standings[submission.learner]["file"])
-        record = self.folder.read_sealed(path, LEARNER_SCHEMA)
-        if record is None or record["status"] != "graded":
-            return False
-        if record["fingerprint"] != self._fingerprint(submission, record["seed"] if seed is None else seed):
-            return False
-        if [each["id"] for each in record["exercises"]] != [each.id for each in self.share[submission.learner]]:
-            return False
-        self._stand(record["walls"])
-        self._enter(submission.learner, record)
-        self.group["measured"]["kept"] += 1
-        return True
-
-    def begin(self, left: Sequence[Submission]) -> None:
-        """Write a zero for everybody who is `left`: whatever happens later, there is a result."""
-        self._num_steps = len(self.steps(left))
-        if not left and self.group["learners"]:
-            self.group["seed"] = self.group["learners"][0]["seed"]
-        report.write_results(self.folder, self.group)
-        zero = gradescope_results(self._blank)
-        for each in () if "shard" in self.group else left:
-            self.folder.write_json(self.folder.of(GRADESCOPE, self._standings[each.learner]["file"]), zero)
-        if left and (kept := self.group["measured"]["kept"]):
-            self.say(f"{kept} of {len(self._standings)} learners are kept from an earlier run", is_line=True)
-
-    def steps(self, left: Sequence[Submission]) -> list[tuple[Submission, Exercise]]:
-        """What there is to grade of those who are `left`."""
-        return [(each, one) for each in left for one in self.share[each.learner]]
-
-    def behind(self, walls: Mapping[str, str]) -> None:
-        """Take note of the walls behind which everybody who is left is graded."""
-        self._walls = dict(walls)
-        self._stand(walls)
-        if walls.get("files", "it is not there"):
-            self.folder.key.throw_away("a submission could have read the key, since there was no wall around the files")
-
-    def tell(self, submission: Submission, exercise: Exercise, entry: Record) -> None:
-        """Take note of an exercise that is graded; the last one of a learner makes the learner's files."""
-        mine = self._graded.setdefault(submission.learner, {})
-        mine[exercise.id] = entry
-        self._done += 1
-        if entry["status"] == "error":
-            self.fail(submission.learner, exercise.id, entry["reason"])
-        if len(mine) == len(self.share[submission.learner]):
-            self._finish(submission, self._graded.pop(submission.learner))
-
-    def end(self, jobs: int, seconds: float) -> None:
-        """Write the files of the class."""
-        if self._walls.get("files"):  # a submission may have laid a key of its own
-            self.folder.key.throw_away("")
-        self.group["faults"].sort(key=lambda each: list(each.values()))  # not as threads came upon them
-        self.group["not_kept"] = self.folder.key.why_not
-        now = f"{datetime.now(UTC):%Y-%m-%dT%H:%MZ}"
-        self.group["measured"] |= {"time": now, "seconds": round(seconds, 3), "jobs": jobs}
-        write = report.write_share if "shard" in self.group else report.write_class
-        write(self.folder, self.group, self.exercises)
-
-    def say(self, words: str, **more: Any) -> None:
-        """Tell how far the grader is."""
-        self.progress(Event(words, self._done, self._num_steps, **more))
-
-    def fail(self, learner: str, exercise: str, text: str) -> None:
-        """Take note of a fault of the grader's."""
-        self.group["faults"].append(told(learner, exercise, text))
-
-    def _finish(self, submission: Submission, graded: Mapping[str, Record]) -> None:
-        mine = self._standings[name := submission.learner]
-        others = [each for each in submission.alike[:3] if each != name]
-        alike = [f"there is also a learner {each}: {_ALIKE}" for each in others]
-        try:
-            entries, mark = [graded[each.id] for each in self.share[name]], self._fingerprint(submission, self.seed)
-            more = {"fingerprint": mark, "seed": self.seed, "walls": dict(self._walls)}
-            self._enter(name, learner_record(name, entries, [*alike, *submission.notes], **more))
-        except Exception as error:
-            mine["status"] = "error"
-            self.fail(name, "", f"could not be recorded: {said(error)}")
-        self._unsaved += 1
-        if self._unsaved * _REFRESHES >= len(self._standings):
-            self._unsaved = 0
-            report.write_results(self.folder, self.group)
-        points = f"{mine['points']} of {mine['max_points']} points"
-        odd = {"error": "the grader failed", "not known": f"{points}, and not everything is known"}
-        self.say(f"{name}: {odd.get(mine['status'], points)}", is_line=True, learner=name)
-
-    def _enter(self, learner: str, record: Record) -> None:
-        mine = self._standings[learner]
-        if "shard" in self.group:
-            self.folder.write_sealed(self.folder.of(LEARNERS, mine["file"]), record)
-        else:
-            report.write_learner(self.folder, mine["file"], record)
-        mine |= standing(record, mine["file"])
-
-    def _fingerprint(self, submission: Submission, seed: int) -> str:
-        names = [submission.learner, *submission.alike]
-        exercises = [each.id for each in self.exercises]
-        return fingerprint.of_learner(names, submission.digest, seed, exercises, asdict(self.limits))
-
-    def _stand(self, walls: Mapping[str, str]) -> None:
-        """A wall stood for the class if it stood for everybody."""
-        before = self.group["walls"]
-        self.group["walls"] = {name: before.get(name) or why_not for name, why_not in walls.items()}
