@@ -138,6 +138,16 @@ def test_a_share_that_is_done_is_kept_and_another_machines_is_not(group, tmp_pat
     assert again.began
 
 
+def test_shares_that_are_dealt_anew_since_somebody_came_keep_nothing_that_is_no_longer_theirs(four, group, tmp_path):
+    for name in ("ada", "zed"):
+        hand_in(group, name, reference(*PAPER))
+    for number in range(1, NUM + 1):
+        share(group, tmp_path, number)
+    join(four, tmp_path / "joined")
+    run(group, tmp_path / "whole")
+    assert verdicts(tmp_path / "joined") == verdicts(tmp_path / "whole")
+
+
 def test_what_was_joined_is_kept_by_a_later_run(four, group, tmp_path):
     join(four, tmp_path / "joined")
     later = FakeSandbox()
