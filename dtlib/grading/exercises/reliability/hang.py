@@ -34,9 +34,9 @@ KINDS = (
 def case(rng: Rng, number: int, wrong: str, how: str, n: int, tp: int) -> dict[str, Any]:
     """The ranks run their programs, of which some are not like the others, until nothing moves any more."""
     groups: Groups = {"world": list(range(n))}
-    if tp < n:
-        groups |= {f"tp {i}": list(range(i * tp, i * tp + tp)) for i in range(n // tp)}
-        groups |= {f"dp {i}": list(range(i, n, tp)) for i in range(tp)}
+    if tp < n:  # no name says which ranks
+        groups |= {f"tp {i}": list(range(at, at + tp)) for i, at in enumerate(tp * rng.permutation(n // tp))}
+        groups |= {f"dp {i}": list(range(at, n, tp)) for i, at in enumerate(rng.permutation(tp))}
     sizes = [64 * int(each) for each in rng.permutation(range(2, 40))[:4]]
     programs = [program(groups, rank, sizes, how) for rank in range(n)]
     bad = int(rng.integers(n)) if n != 3 else 0  # once the first: who takes that for right is found out
