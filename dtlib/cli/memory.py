@@ -72,7 +72,7 @@ def _list_models(context: click.Context, _: click.Parameter, wanted: bool) -> No
     help="Tokens of the busiest rank of ep: so many times the mean.",
 )
 @click.option("--mtp", type=int, help="Modules that predict further tokens.  [default: none]")
-@recipe_option("18-byte")
+@recipe_option("16-byte")
 @click.option("--micro-batch", type=int, default=1, show_default=True, help="Sequences of one micro-batch.")
 @click.option("--micro-batches", type=int, help="Micro-batches of a rank in a step.  [default: one a stage]")
 @click.option("--seq", type=int, help="Tokens of a sequence.  [default: the model's]")
