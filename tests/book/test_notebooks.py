@@ -20,7 +20,6 @@ MAX_LINES = 20  # a chapter's cell holds one idea
 MAX_FOLDED_LINES = 30  # a figure with its checks, which a reader sees who opens the fold
 MAX_MECHANISM_LINES = 25  # the cell that is the chapter's mechanism
 MAX_ANSWER_LINES = 40  # a cell of an exercise holds one whole answer
-LONG_ANSWERS = {"solutions/reliability.ipynb": 50}  # a hang's diagnosis is five verdicts, first divergence first
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:home|root|Users|mnt|work)/\w")
 
 
@@ -59,8 +58,7 @@ def faults(notebook: dict, max_lines: int = MAX_LINES) -> list[str]:
 def test_notebook_is_clean(name):
     text = (ROOT / name).read_text("utf-8")
     notebook = json.loads(text)
-    most = MAX_LINES if name.startswith("chapters/") else LONG_ANSWERS.get(name, MAX_ANSWER_LINES)
-    assert faults(notebook, most) == []
+    assert faults(notebook, MAX_LINES if name.startswith("chapters/") else MAX_ANSWER_LINES) == []
     nbformat.validate(notebook)
 
 

@@ -27,7 +27,9 @@ def guarded(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
     parameters = [torch.nn.Parameter(each.t() if turned else each) for each, turned in floats]
     arguments = [parameters, given["every"], given["replicas"]]
     kept = Given(function, arguments[1:])
-    step, found, changed = function(*arguments), [], []
+    before = [each.clone() for each in words]
+    step, found = function(*arguments), []
+    changed = [] if _alike(words, before) else ["parameters"]
     if not callable(step):
         raise TypeError(f"the function must return one that is called after each step, not {type(step).__name__}")
     for number in range(given["steps"]):
@@ -37,7 +39,10 @@ def guarded(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
             words[place][element] = word
         before = [each.clone() for each in words]
         found.append(step())
-        is_same = all(torch.equal(one, two) for one, two in zip(words, before, strict=True))
-        changed += [] if is_same else ["parameters"]
+        changed += [] if _alike(words, before) else ["parameters"]
     desk.next()
     return {"found": found, "changed": kept.changed() + changed}
+
+
+def _alike(words: list[torch.Tensor], before: list[torch.Tensor]) -> bool:
+    return all(torch.equal(one, two) for one, two in zip(words, before, strict=True))
