@@ -7,6 +7,7 @@ plan costs. For the largest, a theory lists the numbers that will do.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -49,6 +50,25 @@ def told_apart(
             told = [fastest(theory(job)) for theory in wrong]
             if UNCLEAR not in told and told[0] != (wanted if len(told) == 1 else told[1]):
                 return job
+
+
+def led_astray(
+    rng: Rng,
+    drawn: Callable[[Rng], Job],
+    possible: Callable[[Job], Mapping[Plan, float]],
+    wrong: Callable[[Job], Mapping[Plan, float]],
+    clearly: float = _NEARLY,
+) -> Job:
+    """A job in which what a wrong theory chooses is not possible, or costs more than `clearly` times the least.
+
+    Both theories say what each plan costs. Something is possible in it.
+    """
+    while True:
+        job = drawn(rng)
+        costs, believed = possible(job), wrong(job)
+        chosen = min(believed, key=believed.__getitem__, default=())
+        if costs and costs.get(chosen, math.inf) > clearly * min(costs.values()):
+            return job
 
 
 def pairs(

@@ -24,19 +24,10 @@ NUMBERS = (
 def draw(rng: Rng) -> Cases:
     """For each wrong theory a job in which what it chooses is not possible or clearly slower; for each number of a job
     two that differ there; some without a plan, and more."""
-    cases = [told_apart(rng, wrong) for wrong in WRONG]
+    cases = [case("told apart", choice.led_astray(rng, drawn, possible, wrong)) for wrong in WRONG]
     cases += [case("all but one alike", job) for job in choice.pairs(rng, drawn, possible, NUMBERS, is_clear)]
     cases += [case("nothing possible", without(rng)) for _ in range(NONE)]
     return cases + [case("drawn", drawn(rng)) for _ in range(MORE)]
-
-
-def told_apart(rng: Rng, theory: Callable[[Job], dict[Plan, float]]) -> Job:
-    while True:
-        job = drawn(rng)
-        right, wrong = possible(job), theory(job)
-        chosen = min(wrong, key=wrong.__getitem__, default=(0, 0))
-        if right and right.get(chosen, math.inf) > 1.03 * min(right.values()):
-            return case("told apart", job)
 
 
 def without(rng: Rng) -> Job:

@@ -39,17 +39,9 @@ def draw(rng: Rng) -> Cases:
     """Each kind, for each wrong theory a job in which what it chooses is not possible or clearly slower, for each
     number of a job two that differ there, and more."""
     cases = [case(kind, job_of(rng, *sizes)) for kind, sizes in KINDS.items()]
-    cases += [told_apart(rng, wrong) for wrong in WRONG]
+    cases += [case("told apart", choice.led_astray(rng, drawn, possible, wrong)) for wrong in WRONG]
     cases += [case("all but one alike", job) for job in choice.pairs(rng, drawn, possible, NUMBERS, is_share)]
     return cases + [case("drawn", drawn(rng)) for _ in range(MORE)]
-
-
-def told_apart(rng: Rng, theory: Callable[[Job], dict[Plan, float]]) -> Job:
-    while True:
-        job = drawn(rng)
-        right, wrong = possible(job), theory(job)
-        if right.get(min(wrong, key=wrong.__getitem__), math.inf) > 1.03 * min(right.values()):
-            return case("told apart", job)
 
 
 def drawn(rng: Rng) -> Job:

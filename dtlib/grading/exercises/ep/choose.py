@@ -1,6 +1,5 @@
 """ep.7: how a model with experts lies on a cluster: the fastest dp, tp and ep that fit; on paper."""
 
-import math
 from collections.abc import Callable
 from math import comb
 from typing import Any
@@ -38,16 +37,8 @@ def draw(rng: Rng) -> Cases:
     """Each kind; for each wrong theory jobs in which what it chooses is not possible or clearly slower; and for each
     number of a job two that differ there."""
     cases = [case(kind, job_of(rng, *sizes)) for kind, sizes in KINDS.items()]
-    cases += [told_apart(rng, wrong) for wrong in WRONG for _ in range(2)]
+    cases += [case("drawn", choice.led_astray(rng, drawn, possible, wrong)) for wrong in WRONG for _ in range(2)]
     return cases + [case("all but one alike", job) for job in choice.pairs(rng, drawn, possible, NUMBERS, is_whole)]
-
-
-def told_apart(rng: Rng, theory: Callable[[Job], dict[Plan, float]]) -> Job:
-    while True:
-        job = drawn(rng)
-        right, wrong = possible(job), theory(job)
-        if right and (not wrong or right.get(min(wrong, key=wrong.__getitem__), math.inf) > 1.03 * min(right.values())):
-            return case("drawn", job)
 
 
 def drawn(rng: Rng) -> Job:

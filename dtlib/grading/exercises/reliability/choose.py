@@ -34,18 +34,8 @@ KINDS = {
 def draw(rng: Rng) -> Cases:
     """Each kind, for each wrong theory a job in which its plan will not do or costs more, and more."""
     cases = [case(kind, job_of(rng, *sizes)) for kind, sizes in KINDS.items()]
-    cases += [told_apart(rng, wrong) for wrong in WRONG]
+    cases += [case("told apart", choice.led_astray(rng, drawn, possible, wrong, 1.001)) for wrong in WRONG]
     return cases + [case("drawn", drawn(rng)) for _ in range(MORE)]
-
-
-def told_apart(rng: Rng, theory: Callable[[Job], dict[Plan, float]]) -> Job:
-    while True:
-        job = drawn(rng)
-        right, wrong = possible(job), theory(job)
-        if right and right.get(min(wrong, key=wrong.__getitem__, default=("", 0, 0)), math.inf) > 1.001 * min(
-            right.values()
-        ):
-            return case("told apart", job)
 
 
 def drawn(rng: Rng) -> Job:
