@@ -136,7 +136,8 @@ def _worst(theory: Any, measured: Any, rtol: float | None) -> tuple[Number, Numb
         agrees = finite if rtol is None else finite & (error <= allowed).astype(bool)
         relative = np.where(error == 0, 0.0, error.astype(np.float64) / size)
     candidates = np.full(seen.shape, True) if np.all(agrees) else ~agrees
-    worst = int(np.argmax(np.where(candidates, np.where(finite, relative, np.inf), -1.0)))
+    off = np.where(candidates, np.where(finite, relative, np.inf), -1.0)
+    worst = int(np.argmax(np.where(off == off.max(), size, -1.0)))  # of several the largest: 0 tells least
     element = tuple(int(i) for i in np.unravel_index(worst, shape)) if shape else None
     return _plain(expected[worst]), _plain(seen[worst]), element, bool(np.all(agrees))
 

@@ -114,6 +114,12 @@ def test_the_worst_element_is_reported():
         check([1.05, 1.0, math.nan], [1.0, 1.0, 1.0], rtol=0.1)
 
 
+def test_of_elements_that_agree_alike_the_largest_is_reported():
+    """A zero would agree with a formula that is off by any factor."""
+    row = check([0.0, -2.0, 1.0], [0.0, -2.0, 1.0])
+    assert (row.theory, row.measured, row.element) == (-2.0, -2.0, (1,))
+
+
 def test_an_element_that_disagrees_hides_no_other():
     with pytest.raises(lab.CheckError, match="measured 4 B"):
         check([1, 2, 4], [1, 2, 3])
