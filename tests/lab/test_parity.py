@@ -190,3 +190,49 @@ def test_it_works_under_torchrun(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
     told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert [(each["kind"], each["axes"]) for each in told] == [("sum for mean", ["dp"])] * 2, done.stderr
+
+
+@pytest.mark.parametrize("off", [0.0, 1e-3])
+def test_what_is_smaller_than_its_own_rounding_is_called_not_checked(off):
+    """A difference of large numbers: of this size is the rounding of float32."""
+
+    def difference(x):
+        return {"large": 1e6 + x, "small": (1e6 + x).square().sum() - (1e6 * torch.ones_like(x)).square().sum()}
+
+    x = torch.ones(4)
+    report = lab.parity(difference, lambda x: difference(x + off), {"dp": 1}, batch=(x,))
+    assert report.agrees
+    assert [row.is_checked for row in report.rows] == [True, False]
+    assert "1 of 2 names agree, 1 are not checked" in str(report)
+    assert "? small" in str(report)
+    assert "not checked: its rounding is" in report._repr_html_()
+
+
+def test_unknown_rows_are_shown_as_one():
+    def noisy(x):
+        torch.manual_seed(dist.get_rank())
+        return {f"weight {n}": torch.randn(5, 5) for n in range(9)}
+
+    def zeros(x):
+        return {f"weight {n}": torch.arange(25.0).view(5, 5) for n in range(9)}
+
+    said = str(lab.parity(zeros, noisy, {"dp": 1}, batch=(torch.zeros(2),)))
+    assert said.count("unknown: ") == 2  # the summary's, and one row's
+    assert "(and 8 more)" in said
+
+
+def test_what_one_rank_raises_is_said_on_all_where_they_stand_together():
+    def step(x):
+        if dist.get_rank() == 1:
+            raise KeyError("no such layer")
+        return reference(x)
+
+    def together():
+        try:
+            lab.parity(reference, step, {"dp": 2}, batch=(X,), timeout_s=30)
+        except Exception as error:
+            return type(error).__name__, str(error)
+
+    (first, said), (second, _) = lab.run(together, 2)
+    assert (first, second) == ("ValueError", "KeyError")
+    assert said == "rank 1: KeyError('no such layer')"

@@ -78,7 +78,8 @@ def parity(
     the step computes in, where what it returns does not show it: ``torch.bfloat16`` under autocast.
 
     The reference is called 7 times and once for each part of the batch, always with ``torch.manual_seed(seed)``:
-    it must begin anew each time. Rank r calls `step` with a seed of its own, ``seed + 1 + r``, so that nothing is
+    it must begin anew each time. Tensors are read when it returns: of a gradient that a later step changes, return a
+    clone. Rank r calls `step` with a seed of its own, ``seed + 1 + r``, so that nothing is
     equal by chance.
 
     Outside of ranks it starts them, with `lab.run`; under torchrun it uses those that are there; in a rank, where
@@ -166,8 +167,9 @@ class _Work:
         raised: Exception | None = None
         try:
             held = flattened(self.step(*self.batch), self.places)
-        except ValueError as error:
-            trouble, raised = f"rank {dist.get_rank()}: {error}", error
+        except Exception as error:  # told first: where nobody ends the other ranks, they would wait for this one
+            plain = isinstance(error, ValueError)
+            trouble, raised = f"rank {dist.get_rank()}: {error if plain else repr(error)}", error
         told: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(told, (trouble, {name: each for name, (each, _) in held.items()}))
         said = [words for words, _ in told if words]

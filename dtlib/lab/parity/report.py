@@ -41,6 +41,18 @@ class Row:
         """Whether it is the reference's, but for rounding."""
         return self.kind.code in _FINE
 
+    @property
+    def is_checked(self) -> bool:
+        """Whether something of half its size, added to it, would be told from rounding."""
+        return self.blind < 0.5
+
+    @property
+    def words(self) -> str:
+        """What is said of it."""
+        if self.is_checked or not self.agrees:
+            return str(self.kind)
+        return f"not checked: its rounding is {100 * self.blind:.2g} % of it"
+
 
 @dataclass
 class Report:
@@ -107,7 +119,14 @@ class Report:
             how = f"within {100 * spread:.2g} % of what rounding explains" if spread else "to the bit"
             widest = max(self.rows, key=lambda row: row.blind)
             unseen = f"; {widest.name!r} could be {100 * widest.blind:.2g} % off unseen: of this size is its rounding"
-            return f"parity on {where}: all {len(self.rows)} names agree, {how}{unseen if widest.blind > 0.01 else ''}"
+            dark = sum(not row.is_checked for row in self.rows)
+            seen = len(self.rows) - dark
+            said = (
+                f"all {seen} names agree"
+                if not dark
+                else f"{seen} of {len(self.rows)} names agree, {dark} are not checked"
+            )
+            return f"parity on {where}: {said}, {how}{unseen if widest.blind > 0.01 else ''}"
         told = f"parity on {where}: {len(self.differing)} of {len(self.rows)} names differ, first {self.first.name!r}: "
         told += str(self.first.kind)
         if self.cause is not None and self.cause is not self.first:
@@ -115,10 +134,12 @@ class Report:
         return told
 
     def _shown(self) -> tuple[list[tuple[Row, int]], int]:
-        """The first row of each kind, how many are like it, and how many kinds are not shown."""
+        """The first row of each kind, how many are like it, and how many kinds are not shown. Unknown rows are of one
+        kind: behind one mistake each name differs by other numbers."""
         alike: dict[str, list[Row]] = {}
         for row in self.rows:
-            alike.setdefault(row.kind.code if row.agrees else str(row.kind), []).append(row)
+            alone = not row.agrees and row.kind.code != "unknown"
+            alike.setdefault(str(row.kind) if alone else f"{row.kind.code} {row.is_checked}", []).append(row)
         some = [(rows[0], len(rows)) for rows in alike.values()]
         return some[:_SHOWN], len(some) - min(len(some), _SHOWN)
 
@@ -127,16 +148,16 @@ class Report:
         width = max((len(row.name) for row, _ in rows), default=0)
         lines = [self.summary(), *(f"note: {each}" for each in self.noticed)]
         for row, alike in rows:
-            mark = "✓" if row.agrees else "✗"
+            mark = "✗" if not row.agrees else "✓" if row.is_checked else "?"
             more = f"  (and {alike - 1} more)" if alike > 1 else ""
-            lines.append(f"{mark} {row.name:<{width}}  {row.kind}{more}")
+            lines.append(f"{mark} {row.name:<{width}}  {row.words}{more}")
         return "\n".join([*lines, *([f"  … and {rest} other kinds"] if rest else [])])
 
     def _repr_html_(self) -> str:
         rows, rest = self._shown()
         cells = [
             (row.name, str(alike), "×".join(map(str, row.shape)) or "1", row.kind.code, ", ".join(row.kind.axes) or "–",
-             str(row.kind), "–" if row.agrees else f"{row.off:.3g}")
+             row.words, "–" if row.agrees else f"{row.off:.3g}")
             for row, alike in rows
         ]  # fmt: skip
         table = table_html(("name", "alike", "shape", "kind", "axis", "what", "× rounding"), cells)
