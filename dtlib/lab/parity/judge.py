@@ -16,7 +16,10 @@ from .pieces import Array, Told, index_of
 from .placed import alone, of_names, of_steps, reordered, swapped
 from .report import Report, Row
 from .rounding import TIMES
-from .terms import another_term, coarser, copies_apart, too_late
+from .terms import another_term, coarser, copies_apart, ends, too_late
+
+_VAGUE = ("unknown", "copies apart", "factor", "another order")
+"""What an optimizer makes of gradients that differ in another way: Adam's first step moves each weight by one size."""
 
 Tolds = Sequence[Mapping[str, Told]]
 
@@ -86,8 +89,9 @@ def judge(
         case = Case(name, right.shape, right.ravel(), held[name], axes, expected, micro_batches, held)
         cases[name] = case
         rows.append(_row(case))
-    rows = [row if row.agrees else Row(row.name, row.shape, _likeliest(row, cases, rows), row.off, row.ranks)
-            for row in rows]  # fmt: skip
+    rows = [row if row.agrees else replace(row, kind=_likeliest(row, cases, rows)) for row in rows]
+    rows = [replace(row, kind=_following(row, rows[:n])) if row.kind.code in _VAGUE else row
+            for n, row in enumerate(rows)]  # fmt: skip
     return Report(rows, dict(axes.sizes), expected.noticed, expected.copy_bytes)
 
 
@@ -196,6 +200,16 @@ def _likeliest(row: Row, cases: Mapping[str, Case], rows: Sequence[Row]) -> Kind
         return kind
     words = "; or ".join([first.words, *(each.words.split("; or ")[0] for each in others)])
     return Kind(first.code, first.axes, words, first.ranks, tuple(others))
+
+
+def _following(row: Row, before: Sequence[Row]) -> Kind:
+    """Whether the same parameter differs before it, where no explanation is sure: a weight after its gradient."""
+    causes = [each for each in before if not each.agrees and each.kind.code not in _VAGUE and "/" in each.name
+              and ends(each.name) == ends(row.name)]  # fmt: skip
+    if not causes:
+        return row.kind
+    words = f"follows from {causes[0].name!r}, which differs before it"
+    return Kind("follows", causes[0].kind.axes, words, row.kind.ranks)
 
 
 def _silent(case: Case) -> bool:

@@ -14,6 +14,8 @@ from dtlib.theory import units
 from .case import KINDS, Kind
 
 _FINE = ("equal", "rounding")
+_LOOSE = ("unknown", "follows", "copies apart", "some ranks")
+"""Behind one mistake all names differ in one of these ways, each by numbers of its own."""
 _SHOWN = 24
 
 
@@ -134,12 +136,13 @@ class Report:
         return told
 
     def _shown(self) -> tuple[list[tuple[Row, int]], int]:
-        """The first row of each kind, how many are like it, and how many kinds are not shown. Unknown rows are of one
-        kind: behind one mistake each name differs by other numbers."""
+        """The first row of each kind, how many are like it, and how many kinds are not shown. Of the
+        kinds in `_LOOSE` rows are alike whose numbers are not."""
         alike: dict[str, list[Row]] = {}
         for row in self.rows:
-            alone = not row.agrees and row.kind.code != "unknown"
-            alike.setdefault(str(row.kind) if alone else f"{row.kind.code} {row.is_checked}", []).append(row)
+            loose = row.agrees or row.kind.code in _LOOSE
+            like = f"{row.kind.code} {row.kind.axes} {row.is_checked}" if loose else str(row.kind)
+            alike.setdefault(like, []).append(row)
         some = [(rows[0], len(rows)) for rows in alike.values()]
         return some[:_SHOWN], len(some) - min(len(some), _SHOWN)
 

@@ -66,14 +66,14 @@ def another_term(case: Case) -> Kind | None:
 def _candidates(case: Case) -> Iterator[tuple[str, Array]]:
     """Names of the same step, computed before, that are about the same parameter, and then vectors as long as a row."""
     every = list(case.expected.whole)
-    head, tail = _ends(case.name)
-    same = {n: case.expected.whole[n] for n in every[: every.index(case.name)] if _ends(n)[0] == head}
-    yield from ((n, each) for n, each in same.items() if each.shape == case.shape and _ends(n)[1] == tail)
+    head, tail = ends(case.name)
+    same = {n: case.expected.whole[n] for n in every[: every.index(case.name)] if ends(n)[0] == head}
+    yield from ((n, each) for n, each in same.items() if each.shape == case.shape and ends(n)[1] == tail)
     if len(case.shape) > 1:
         yield from ((n, each) for n, each in same.items() if each.shape == case.shape[-1:])
 
 
-def _ends(name: str) -> tuple[str, str]:
+def ends(name: str) -> tuple[str, str]:
     """The step of a name, and what it is about."""
     step, _, plain = name.rpartition(": ")
     return step, plain.split("/", 1)[-1]
@@ -82,7 +82,7 @@ def _ends(name: str) -> tuple[str, str]:
 def _called(case: Case, name: str) -> str:
     """Its first word, where the rest is that of the case, so that like rows are said alike."""
     plain = name.rpartition(": ")[2]
-    return f"its {plain.split('/', 1)[0]}" if _ends(name) == _ends(case.name) else repr(plain)
+    return f"its {plain.split('/', 1)[0]}" if ends(name) == ends(case.name) else repr(plain)
 
 
 def _is_near(case: Case, off: Array, term: Array) -> bool:
