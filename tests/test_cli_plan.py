@@ -1,5 +1,6 @@
 """``dtlib plan``: what it prints is what the planner says, and what is impossible says what is possible."""
 
+import dataclasses
 import json
 
 import pytest
@@ -56,6 +57,20 @@ def test_a_degree_can_be_held_fixed():
     assert "--tp must be one of 1, 2, 4, 8, 16 with --gpus=16, not 3" in result.output
     result = invoke("llama3-8b", "--gpus", 16, "--tp", 8, "--pp", 4)
     assert "--tp=8 and --pp=4 do not go together with --gpus=16" in result.output
+
+
+def test_choices_can_be_left_out():
+    asked = ["llama3-8b", "--gpus", 16, "--batch", 64]
+    found = told(*asked, "--zero", "1,3", "--schedule", "1f1b", "--recompute", "full", "--sequence-parallel", "keep")
+    space = planner.Space(zero=(1, 3), schedule=("1F1B",), recompute=("full",), sequence_parallel=("keep",))
+    same = answer(sequences=64, space=space)
+    assert [each["seconds"]["total"] for each in found["plans"]] == [each.time.total for each in same.plans]
+    assert found["looked_at"] == same.looked_at < answer(sequences=64).looked_at
+    said = " ".join(CliRunner().invoke(main, ["plan", "--help"], env={"COLUMNS": "300"}).output.split())
+    for field in dataclasses.fields(planner.Space):
+        flag = f"--{field.name.replace('_', '-')} NAME[,NAME]"
+        known = ", ".join(map(str, getattr(planner.Space(), field.name)))
+        assert f"{known}." in said.partition(flag)[2].partition(" --")[0]
 
 
 def test_the_table_has_the_best_plans_and_fits_80_columns():
@@ -206,6 +221,13 @@ def test_a_file_that_cannot_be_counted_is_named(tmp_path):
         (["llama3-8b", "--gpus", 8, "--card", "H1000"], "--card 'H1000' is unknown"),
         (["llama3-8b", "--gpus", 8, "--network", "string"], "--network 'string' is unknown"),
         (["llama3-8b", "--gpus", 8, "--recipe", "13"], "--recipe '13' is unknown"),
+        (["llama3-8b", "--gpus", 8, "--zero", "1,4"], "--zero '4' is unknown; there are 0, 1, 2, 3"),
+        (["llama3-8b", "--gpus", 8, "--zero", ""], "--zero '' is unknown"),
+        (["llama3-8b", "--gpus", 8, "--schedule", "GPipe"], "--schedule 'GPipe' is unknown; there are 1F1B"),
+        (["llama3-8b", "--gpus", 8, "--recompute", "ful"], "--recompute 'ful' is unknown; did you mean full?"),
+        (["llama3-8b", "--gpus", 8, "--recompute", "selective"], "flash attention leaves selective nothing to save"),
+        (["llama3-8b", "--gpus", 8, "--sequence-parallel", "1"], "--sequence-parallel '1' is unknown; there are none"),
+        (["llama2-13b", "--gpus", 8, "--dp", 8, "--zero", "0"], "without --zero held fixed others do (dp 8"),
         (["llama3-8b", "--gpus", 8, "--batch", 0], "--batch must be at least 1, not 0"),
         (["llama3-8b", "--gpus", 8, "--price", 2], "--tokens must be given where --price or --watts is"),
         (["llama3-8b", "--gpus", 8, "--tokens", 0], "--tokens must be finite and positive, not 0"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -134,6 +134,16 @@ def chosen_network(given: Mapping[str, Any]) -> Link:
     return replace(found, name=f"{found.name}, changed", link_bytes_per_s=rate)
 
 
+def some_of(flag: str, text: str | None, known: Sequence[Any]) -> dict[str, tuple[Any, ...]]:
+    """Of a flag that lists some of `known`, as in ``1,3``, its choices by its name; nothing where it is not given."""
+    from dtlib.theory.lookup import find
+
+    if text is None:
+        return {}
+    names = {str(each): each for each in known}
+    return {flag: tuple(dict.fromkeys(find(flag, each, names) for each in text.split(",")))}
+
+
 def in_unit(flag: str, value: float) -> float:
     """An amount in the unit of its flag, within what arithmetic is safe with."""
     from dtlib.theory.valid import amount
@@ -150,7 +160,8 @@ def with_flags(message: str, command: click.Command, *, card: str = "card", mode
     message = re.sub(r"^accelerator\b", card, message)
     message = re.sub(r"^name (.+?) of link\b", r"--network \1", message)
     message = re.sub(r"^name (.+?) of model\b", rf"{model} \1", message)
-    message = re.sub(r"^name (.+?) of recipe\b", r"--recipe \1", message)
+    message = re.sub(r"^name (.+?) of (recipe|zero|schedule|recompute|sequence_parallel)\b",
+                     lambda found: f"--{_dashed(found[2])} {found[1]}", message)  # fmt: skip
     message = re.sub(r"^sequences\b", "batch", message)
     message = re.sub(r"^price_per_card_hour\b", "price", message)
     message = re.sub(r"^mtp_modules\b", "mtp", message)
@@ -159,7 +170,8 @@ def with_flags(message: str, command: click.Command, *, card: str = "card", mode
     options = {name for each in command.params for name in [each.name] if name and f"--{_dashed(name)}" in each.opts}
     words = "|".join(sorted(options, key=len, reverse=True))
     before = "|".join(
-        rf"(?<={each} )" for each in ("multiple of", "where", "with", "fits", "divide", "1 to", " on", " and")
+        rf"(?<={each} )"
+        for each in ("multiple of", "where", "with", "without", "fits", "divide", "1 to", " on", " and")
     )
     flag = re.compile(rf"(?:^|{before})({words})\b(?=[ =,]|$)(?! or more)")
     return flag.sub(lambda found: f"--{_dashed(found[1])}", message)

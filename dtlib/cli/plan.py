@@ -19,11 +19,12 @@ from .options import (
     in_unit,
     recipe_option,
     size_options,
+    some_of,
     with_flags,
 )
 
 if TYPE_CHECKING:
-    from dtlib.theory.planner import Answer, Found, Goal, Keeping, Training
+    from dtlib.theory.planner import Answer, Found, Goal, Keeping, Space, Training
 
 # numpy, rich and dtlib.theory are imported by the functions that need them: --help answers at once.
 
@@ -34,6 +35,23 @@ def _degrees(command: Any) -> Any:
     """A flag for each degree that may be held fixed."""
     for name in reversed(_DEGREES):
         command = click.option(f"--{name}", type=int, help=f"Look only at plans with this {name}.")(command)
+    return command
+
+
+_CHOICES = {
+    "zero": "Look only at these stages of ZeRO: 0, 1, 2, 3.",
+    "schedule": "Look only at pipelines of these schedules: 1F1B, interleaved, ZB-H1.",
+    "recompute": "Look only at plans that compute again: none, full.",
+    "sequence_parallel": "Look only at tensor parallelism that splits tokens like this: none, again, keep.",
+}
+"""Flags that leave some choices open, in the order of help; a test holds what they name to what is looked at."""
+
+
+def _choices(command: Any) -> Any:
+    """A flag for each choice of which some may be left out."""
+    for name in reversed(_CHOICES):
+        flag = f"--{name.replace('_', '-')}"
+        command = click.option(flag, metavar="NAME[,NAME]", help=_CHOICES[name])(command)
     return command
 
 
@@ -84,6 +102,7 @@ def _degrees(command: Any) -> Any:
 @click.option("--network-rate", type=float, metavar="GB/s", help="Change the network: a card's port, one direction.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, in bytes and seconds.")
 @_degrees
+@_choices
 @size_options
 def plan(
     model: str,
@@ -142,6 +161,7 @@ def plan(
             keep=given["keep"],
             degrees={name: given[name] for name in _DEGREES if given[name] is not None},
             imbalance=given["imbalance"],
+            space=_space(given),
         )
         goals = None
         if critical_batch is not None:
@@ -160,6 +180,17 @@ def plan(
         click.echo(json.dumps(_as_dict(answer, run, goals, kept), indent=2, ensure_ascii=False))
     else:
         _print(answer, run, goals, kept)
+
+
+def _space(given: dict[str, Any]) -> Space:
+    """What is looked at, of all choices; ``ValueError`` for a name that is not among them."""
+    from dtlib.theory.planner import Space
+
+    if "selective" in (given["recompute"] or ""):
+        raise ValueError("recompute must be none or full: flash attention leaves selective nothing to save")
+    everything = Space()
+    chosen = [some_of(name, given[name], getattr(everything, name)) for name in _CHOICES]
+    return Space(**{name: values for each in chosen for name, values in each.items()})
 
 
 def _as_dict(answer: Answer, run: Training | None, goals: list[Goal] | None, kept: Keeping | None) -> dict[str, Any]:

@@ -27,11 +27,12 @@ from .goal import Goal, toward_goal
 from .keeping import Keeping, keeping
 from .memory import Fit, PlanMemory, fit, least_cards, plan_memory
 from .search import Timed, default_sequences, every_plan, search
+from .space import Space
 
 __all__ = [
     "FITTED", "MEANING", "SCHEDULES", "Answer", "Constants", "Fit", "Found", "Goal", "Keeping", "Machine", "Plan",
-    "PlanMemory", "StepTime", "Timed", "Training", "cuts_for", "default_sequences", "every_plan", "fit", "fitting",
-    "keeping",
+    "PlanMemory", "Space", "StepTime", "Timed", "Training", "cuts_for", "default_sequences", "every_plan", "fit",
+    "fitting", "keeping",
     "least_cards", "plan_memory", "product_share", "published", "regime", "search", "step_time", "told",
     "toward_goal", "training",
 ]  # fmt: skip

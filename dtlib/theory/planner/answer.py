@@ -32,10 +32,10 @@ class Found:
 class Answer:
     """What a search found.
 
-    `plans` are the best of each mesh, the fastest first. `looked_at` counts all plans that were timed. `too_large` is
-    the fastest that a tenth more memory would let in, or None. `buys` has for a tenth more of each resource
-    (memory, the card's rate, its memory's rate, both links) and for twice the cards the seconds that the best plan then
-    takes; for memory those of `too_large`.
+    `plans` are the best of each mesh, the fastest first. `looked_at` counts all plans, those too that surely do not
+    fit. `too_large` is the fastest that a tenth more memory would let in, or None. `buys` has for a tenth more of each
+    resource (memory, the card's rate, its memory's rate, both links) and for twice the cards the seconds that the best
+    plan then takes; for memory those of `too_large`.
     """
 
     model: Architecture

@@ -46,7 +46,7 @@ def head(answer: Answer) -> str:
     seq = answer.best.plan.seq_of(answer.model)
     sequences = f"{answer.sequences:,} sequence{'s' * (answer.sequences > 1)}"
     plans = f"{answer.looked_at:,} plan{'s' * (answer.looked_at > 1)}"
-    return f"a step: {sequences} of {seq:,} tokens; {plans} timed"
+    return f"a step: {sequences} of {seq:,} tokens; {plans} looked at"
 
 
 def terms(found: Found) -> tuple[list[tuple[str, str, float]], list[tuple[str, str, float]]]:

@@ -1,0 +1,110 @@
+"""What the planner looks at: a part of it is a part, bounds leave out no plan that fits, and refusals say what is."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dtlib.theory import hardware, planner
+from dtlib.theory.planner import Machine, Space
+from dtlib.theory.units import GiB
+
+ASKED = {"sequences": 64, "seq": 4096}
+
+
+def eight(gpus=16, **sizes):
+    return Machine(accelerator=hardware.accelerator("H100"), gpus=gpus, **sizes)
+
+
+def plans(timed):
+    return [each.plan(row) for each in timed for row in range(len(each.seconds))]
+
+
+@pytest.mark.parametrize(
+    ("space", "stays"),
+    [
+        (Space(zero=(1, 3)), lambda plan: plan.zero in (1, 3) or plan.dp * plan.cp == 1),
+        (Space(schedule=("ZB-H1",)), lambda plan: plan.schedule == "ZB-H1" or plan.pp == 1),
+        (Space(recompute=("full",)), lambda plan: plan.recompute == "full"),
+        (Space(sequence_parallel=("keep",)), lambda plan: plan.keep_gathered or plan.tp == 1),
+        (
+            Space(zero=(2,), schedule=("1F1B", "interleaved"), sequence_parallel=("none", "again")),
+            lambda plan: plan.zero in (0, 2) and plan.schedule != "ZB-H1" and not plan.keep_gathered,
+        ),
+    ],
+)
+def test_a_part_of_the_choices_leaves_those_plans_and_no_others(space, stays):
+    def of_one_rank(plan):  # where there is nothing to shard, the stage's name is any of those asked for
+        return replace(plan, zero=0) if plan.dp * plan.cp == 1 else plan
+
+    every = plans(planner.every_plan("llama3-8b", eight(), **ASKED))
+    some = plans(planner.every_plan("llama3-8b", eight(), **ASKED, space=space))
+    wanted = {of_one_rank(plan) for plan in every if stays(plan)}
+    if space.zero == (2,):
+        wanted = {plan for plan in wanted if plan.zero == 2 or plan.dp * plan.cp == 1}
+    assert {of_one_rank(plan) for plan in some} == wanted
+    assert 0 < len(some) < len(every)
+
+
+def test_nothing_is_left_out_by_the_bound_that_a_card_has_room_for():
+    """Seconds of what was not timed are infinite; what was is as without a bound, and holds all plans that fit."""
+    limit = 40 * GiB
+    free = planner.every_plan("llama3-8b", eight(), **ASKED)
+    bound = planner.every_plan("llama3-8b", eight(), **ASKED, most_bytes=limit)
+    timed, left = 0, 0
+    for one, other in zip(free, bound, strict=True):
+        maybe = np.isfinite(other.seconds)
+        assert (one.least_bytes[~maybe] > limit).all()
+        np.testing.assert_allclose(other.seconds[maybe], one.seconds[maybe], rtol=1e-12)
+        timed, left = timed + maybe.sum(), left + (~maybe).sum()
+    assert timed > 100
+    assert left > 100
+    random = np.random.default_rng(0)
+    gone = [plan for each in bound for plan in map(each.plan, np.flatnonzero(np.isinf(each.seconds)))]
+    for index in random.integers(0, len(gone), 40):
+        assert planner.plan_memory("llama3-8b", gone[index]).total > limit
+
+
+def test_the_best_of_a_part_is_the_best_of_all_in_it():
+    free = planner.search("llama3-8b", eight(), **ASKED, keep=1)
+    p = free.best.plan
+    same = Space(zero=(p.zero,), schedule=(p.schedule,), recompute=(p.recompute,))
+    assert planner.search("llama3-8b", eight(), **ASKED, keep=1, space=same).best == free.best
+    other = Space(recompute=("full" if p.recompute == "none" else "none",))
+    assert planner.search("llama3-8b", eight(), **ASKED, keep=1, space=other).best.time.total > free.best.time.total
+
+
+def test_what_does_not_fit_since_a_choice_is_held_is_told_with_that():
+    """The same degrees first, then the same choices with other degrees."""
+    copies, whole = {"degrees": {"dp": 64}, "sequences": 64, "seq": 8192}, Space(zero=(0,))
+    assert planner.search("llama2-13b", eight(64), **copies, keep=1).best.plan.zero > 0
+    with pytest.raises(ValueError, match=r"no plan .* fits .*; without zero held fixed others do \(dp 64, tp 1"):
+        planner.search("llama2-13b", eight(64), **copies, space=whole)
+    alone = {"degrees": {"tp": 1, "cp": 1}, "sequences": 128, "seq": 2**17}
+    with pytest.raises(ValueError, match=r"ZeRO \d, recompute full\); other degrees do \(dp"):
+        planner.search("llama3-70b", eight(128), **alone, space=Space(recompute=("full",)))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Space(zero=(4,)), r"zero must be some of 0, 1, 2, 3, not 4"),
+        (lambda: Space(schedule=()), r"schedule must be some of 1F1B, interleaved, ZB-H1, not none of them"),
+        (lambda: Space(recompute=("selective",)), r"recompute must be some of none, full, not selective"),
+        (lambda: Space(sequence_parallel=("yes",)), r"sequence_parallel must be some of none, again, keep, not yes"),
+        (
+            lambda: planner.search("llama3-8b", eight(), sequences=3, degrees={"dp": 1, "tp": 2, "cp": 1},
+                                   space=Space(schedule=("interleaved",))),
+            r"schedule=interleaved do not go together with gpus=16, the degrees and the batch",
+        ),
+    ],
+)  # fmt: skip
+def test_bad_choices_are_refused(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_a_bound_of_nothing_times_nothing():
+    timed = planner.every_plan("llama3-8b", eight(), **ASKED, most_bytes=0)
+    assert all(math.isinf(second) for each in timed for second in each.seconds)
