@@ -1,4 +1,4 @@
-"""The command line: ``dtlib doctor | grade | ledger | memory | plan | release | report``, a module each."""
+"""The command line: ``dtlib doctor | explain | grade | ledger | memory | plan | release | report``, a module each."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from .doctor import doctor
+from .explain import explain
 from .grade import grade
 from .ledger import ledger
 from .memory import memory
@@ -37,5 +38,5 @@ def main() -> None:
     """The mathematics of distributed training: derived, run on real processes, and measured."""
 
 
-for command in (doctor, grade, ledger, memory, plan, release, report):
+for command in (doctor, explain, grade, ledger, memory, plan, release, report):
     main.add_command(command)

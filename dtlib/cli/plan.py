@@ -208,6 +208,7 @@ def _as_dict(answer: Answer, run: Training | None, goals: list[Goal] | None, kep
     return {
         "model": asdict(answer.model),
         "machine": asdict(answer.machine),
+        "constants": asdict(answer.constants),
         "sequences": answer.sequences,
         "tokens_per_step": answer.tokens,
         "looked_at": answer.looked_at,

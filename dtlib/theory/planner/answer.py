@@ -7,7 +7,7 @@ from typing import Any
 
 from dtlib.theory.memory import training_flops_per_token
 from dtlib.theory.models import Architecture, active_parameters
-from dtlib.theory.timing import Constants, Machine, Plan, StepTime, step_time
+from dtlib.theory.timing import FITTED, Constants, Machine, Plan, StepTime, step_time
 
 from .memory import Fit, PlanMemory
 
@@ -35,7 +35,7 @@ class Answer:
     `plans` are the best of each mesh, the fastest first. `looked_at` counts all plans, those too that surely do not
     fit. `too_large` is the fastest that a tenth more memory would let in, or None. `buys` has for a tenth more of each
     resource (memory, the card's rate, its memory's rate, both links) and for twice the cards the seconds that the best
-    plan then takes; for memory those of `too_large`.
+    plan then takes; for memory those of `too_large`. `constants` are those that all was counted with.
     """
 
     model: Architecture
@@ -45,6 +45,7 @@ class Answer:
     looked_at: int
     too_large: Found | None
     buys: dict[str, float]
+    constants: Constants = FITTED
 
     @property
     def best(self) -> Found:

@@ -91,7 +91,7 @@ def search(
     buys = what_buys(model, plans[0], machine, constants)
     buys["memory"] = (too_large or plans[0]).time.total
     looked_at = sum(len(each.seconds) for each in timed)
-    return Answer(model, machine, sequences, tuple(plans), looked_at, too_large, buys)
+    return Answer(model, machine, sequences, tuple(plans), looked_at, too_large, buys, constants)
 
 
 def every_plan(

@@ -1,0 +1,122 @@
+"""``dtlib explain``: a plan that ``dtlib plan --json`` wrote, every term with its law, its number and its chapter."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, fields, is_dataclass
+from pathlib import Path
+from types import NoneType
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+
+import click
+
+if TYPE_CHECKING:
+    from dtlib.theory.models import Architecture
+    from dtlib.theory.planner import Plan
+    from dtlib.theory.planner.laws import Term
+
+# numpy, rich and dtlib.theory are imported by the functions that need them: --help answers at once.
+
+
+@click.command()
+@click.argument("file", metavar="PLAN.json", type=click.Path(path_type=Path))
+@click.option("--plan", "which", type=int, default=1, show_default=True, help="The plan to explain, from 1.")
+@click.option("--json", "as_json", is_flag=True, help="Print the terms as JSON, in seconds and bytes.")
+def explain(file: Path, which: int, as_json: bool) -> None:
+    """Explain a plan term by term: what it is, its law, what the law says of this plan, and where it is derived.
+
+    PLAN.json is what `dtlib plan MODEL --gpus N --json > PLAN.json` writes. All is counted again with the model, the
+    machine and the constants of the file, and must come out as there; `dtlib ledger` shows what held each law.
+
+    Exit code 0, or 2 for a file that is not such an answer, or no longer.
+    """
+    try:
+        model, plan, terms = _read(file, which)
+    except ValueError as error:
+        raise click.UsageError(f"PLAN.json {file}: {error}") from error
+    if as_json:
+        told = {name: [asdict(each) for each in found] for name, found in terms.items()}
+        click.echo(json.dumps({"model": model.name, "plan": asdict(plan), **told}, indent=2, ensure_ascii=False))
+    else:
+        _print(model, plan, terms)
+
+
+def _read(file: Path, which: int) -> tuple[Architecture, Plan, dict[str, list[Term]]]:
+    """Model, plan and terms of an answer's plan; ``ValueError`` that says what is wrong with the file."""
+    from dtlib.theory.models import Architecture
+    from dtlib.theory.planner import Constants, Machine, Plan, laws, plan_memory, step_time
+
+    try:
+        said = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"it cannot be read as JSON: {error}") from error
+    wanted = ("model", "machine", "constants", "plans")
+    lacks = [name for name in wanted if not isinstance(said, dict) or name not in said]
+    if lacks:
+        raise ValueError(f"it is not what dtlib plan --json writes: it has no {lacks[0]}")
+    if not isinstance(said["plans"], list):
+        raise ValueError(f"plans must be a list, not {said['plans']!r}")
+    if not 1 <= which <= len(said["plans"]):
+        raise ValueError(f"--plan must be from 1 to {len(said['plans'])}, the plans of the file, not {which}")
+    model, machine = _made(Architecture, said["model"], "model"), _made(Machine, said["machine"], "machine")
+    constants, found = _made(Constants, said["constants"], "constants"), said["plans"][which - 1]
+    if not isinstance(found, dict) or not {"plan", "seconds", "bytes"} <= set(found):
+        raise ValueError(f"plan {which} must have its plan, seconds and bytes")
+    plan = _made(Plan, found["plan"], "plan")
+    time, memory = step_time(model, plan, machine, constants), plan_memory(model, plan, constants)
+    for name, parts in (("seconds", time), ("bytes", memory)):
+        counted = {**parts.parts, "total": parts.total}
+        if found[name] != counted:
+            differ = next(term for term in counted if not _same(found[name], term, counted[term]))
+            there = found[name].get(differ) if isinstance(found[name], dict) else found[name]
+            raise ValueError(
+                f"its {name} of {differ} are {there}, but are counted as {counted[differ]}: it was changed, or written "
+                "by another version of the planner"
+            )
+    return model, plan, {
+        "seconds": laws.explained(time, model, plan, laws.OF_TIME),
+        "bytes": laws.explained(memory, model, plan, laws.OF_MEMORY),
+    }  # fmt: skip
+
+
+def _same(found: Any, term: str, counted: float) -> bool:
+    return isinstance(found, Mapping) and found.get(term) == counted
+
+
+def _made(kind: type[Any], said: Any, where: str) -> Any:
+    """An object from what `dataclasses.asdict` made of it; ``ValueError`` that names the field."""
+    if not isinstance(said, Mapping):
+        raise ValueError(f"{where} must be an object, not {said!r}")
+    known, hints = {each.name for each in fields(kind)}, get_type_hints(kind)
+    if unknown := sorted(set(said) - known):
+        raise ValueError(f"{where}.{unknown[0]} is unknown")
+    given = {}
+    for name, value in said.items():
+        kinds = [each for each in (get_args(hints[name]) or (hints[name],)) if each is not NoneType]
+        nested: Any = next((each for each in kinds if is_dataclass(each)), None)
+        of_object = nested is not None and (isinstance(value, Mapping) or len(kinds) == 1) and value is not None
+        given[name] = _made(nested, value, f"{where}.{name}") if of_object else value
+    try:
+        return kind(**given)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where} is damaged: {error}") from error
+
+
+def _print(model: Architecture, plan: Plan, terms: Mapping[str, list[Term]]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+
+    from dtlib.theory.units import format_bytes, format_seconds
+
+    console = Console(highlight=False)
+    degrees = ", ".join(f"{name} {getattr(plan, name)}" for name in ("dp", "tp", "pp", "cp", "ep", "zero"))
+    console.print(
+        f"{escape(model.name)}: {degrees}, {plan.schedule}, {plan.micro_batches} × {plan.micro_batch} sequences, "
+        f"recompute {plan.recompute}", soft_wrap=True,
+    )  # fmt: skip
+    for name, form, words in (("seconds", format_seconds, "a step"), ("bytes", format_bytes, "the fullest rank")):
+        console.print(f"\n[bold]{words}: {form(sum(each.value for each in terms[name]))}[/]")
+        for each in terms[name]:
+            console.print(f"{each.name:18} {form(each.value):>10} {each.share:6.1%}  {each.formula}", soft_wrap=True)
+            console.print(f"    {each.meaning}: {each.number} (chapter {each.chapter})", soft_wrap=True)
