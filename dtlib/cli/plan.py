@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from dataclasses import asdict
 from itertools import zip_longest
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -24,7 +26,9 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from dtlib.theory.planner import Answer, Found, Goal, Keeping, Space, Training
+    from dtlib.theory.models import Architecture
+    from dtlib.theory.planner import Answer, Found, Goal, Keeping, Machine, Space, Training
+    from dtlib.theory.planner.measured import Refit
 
 # numpy, rich and dtlib.theory are imported by the functions that need them: --help answers at once.
 
@@ -100,6 +104,12 @@ def _choices(command: Any) -> Any:
 @click.option("--card-memory-rate", type=float, metavar="TB/s", help="Change the card: the rate of its memory.")
 @click.option("--card-link", type=float, metavar="GB/s", help="Change the card: its link in one direction.")
 @click.option("--network-rate", type=float, metavar="GB/s", help="Change the network: a card's port, one direction.")
+@click.option(
+    "--measured",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="CSV of runs of your own: the constants that they decide are fitted to them. Columns below.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, in bytes and seconds.")
 @_degrees
 @_choices
@@ -113,6 +123,7 @@ def plan(
     storage: float | None,
     price: float | None,
     watts: float | None,
+    measured: Path | None,
     as_json: bool,
     **given: Any,
 ) -> None:
@@ -131,6 +142,13 @@ def plan(
     half as many tokens more, and more beyond. B* is measured by runs to one goal, and grows during a run. Measured as
     the gradient's noise scale (chapter "batch size") it may be far off: in published runs that was from a twentieth of
     B* to eight times as much, and for OLMo less by orders of magnitude.
+
+    --measured FILE has a row for each run, on such cards, nodes and network: gpus, mbs (sequences of a micro-batch),
+    grad_acc (micro-batches of a rank), tok_s_gpu (tokens a second and card). It may have model and seq (else MODEL and
+    its), tp, pp, cp, ep and chunks (else 1), zero (else 0), recompute and sequence_parallel (else none). A constant
+    that the rows do not decide stays, and is named.
+
+    Training alone is planned: no inference, no offload to the host.
 
     Exit code 0, or 2 for what is not possible.
     """
@@ -152,6 +170,7 @@ def plan(
             node=given["node"],
             network=chosen_network(given),
         )
+        refit = None if measured is None else _refit(measured, architecture, machine, given)
         answer = planner.search(
             architecture,
             machine,
@@ -162,6 +181,7 @@ def plan(
             degrees={name: given[name] for name in _DEGREES if given[name] is not None},
             imbalance=given["imbalance"],
             space=_space(given),
+            constants=planner.FITTED if refit is None else refit.constants,
         )
         goals = None
         if critical_batch is not None:
@@ -177,9 +197,9 @@ def plan(
     except ValueError as error:
         raise click.UsageError(with_flags(str(error), plan)) from error
     if as_json:
-        click.echo(json.dumps(_as_dict(answer, run, goals, kept), indent=2, ensure_ascii=False))
+        click.echo(json.dumps(_as_dict(answer, run, goals, kept, refit), indent=2, ensure_ascii=False))
     else:
-        _print(answer, run, goals, kept)
+        _print(answer, run, goals, kept, refit)
 
 
 def _space(given: dict[str, Any]) -> Space:
@@ -193,7 +213,24 @@ def _space(given: dict[str, Any]) -> Space:
     return Space(**{name: values for each in chosen for name, values in each.items()})
 
 
-def _as_dict(answer: Answer, run: Training | None, goals: list[Goal] | None, kept: Keeping | None) -> dict[str, Any]:
+def _refit(file: Path, model: Architecture, machine: Machine, given: dict[str, Any]) -> Refit:
+    """The constants that runs of one's own decide; ``ValueError`` for a file that has none."""
+    from dtlib.theory.planner import measured
+
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as lines:
+            rows = list(csv.DictReader(lines))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"measured {file} cannot be read: {error}") from error
+    try:
+        return measured.refitted(measured.read(rows, model, machine, given["recipe"], node=given["node"]))
+    except ValueError as error:
+        raise ValueError(f"measured {file}: {error}") from error
+
+
+def _as_dict(
+    answer: Answer, run: Training | None, goals: list[Goal] | None, kept: Keeping | None, refit: Refit | None
+) -> dict[str, Any]:
     def found(each: Found) -> dict[str, Any]:
         return {
             "plan": asdict(each.plan),
@@ -219,10 +256,13 @@ def _as_dict(answer: Answer, run: Training | None, goals: list[Goal] | None, kep
         "training": asdict(run) if run else None,
         **({} if goals is None else {"goals": [asdict(each) for each in goals]}),
         **({} if kept is None else {"keeping": asdict(kept)}),
+        **({} if refit is None else {"measured": asdict(refit)}),
     }
 
 
-def _print(answer: Answer, run: Training | None, goals: list[Goal] | None, kept: Keeping | None) -> None:
+def _print(
+    answer: Answer, run: Training | None, goals: list[Goal] | None, kept: Keeping | None, refit: Refit | None
+) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -232,6 +272,8 @@ def _print(answer: Answer, run: Training | None, goals: list[Goal] | None, kept:
     console = Console(highlight=False)
     console.print(f"{answer.model.name}: {model_parameters(answer.model).total:,} parameters", soft_wrap=True)
     console.print(f"{answer.machine.gpus:,} × {answer.machine.accelerator.name}, {answer.machine.node} a node")
+    if refit is not None:
+        console.print(told.of_refit(refit))
     console.print(f"{told.head(answer)}\n")
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in told.columns(answer):

@@ -20,7 +20,7 @@ from dtlib.theory.timing import (
     step_time,
 )
 
-from . import fitting, laws, published, regime, told
+from . import fitting, laws, measured, published, regime, told
 from .answer import Answer, Found
 from .cost import Training, training
 from .goal import Goal, toward_goal
@@ -32,7 +32,6 @@ from .space import Space
 __all__ = [
     "FITTED", "MEANING", "SCHEDULES", "Answer", "Constants", "Fit", "Found", "Goal", "Keeping", "Machine", "Plan",
     "PlanMemory", "Space", "StepTime", "Timed", "Training", "cuts_for", "default_sequences", "every_plan", "fit",
-    "fitting", "keeping", "laws",
-    "least_cards", "plan_memory", "product_share", "published", "regime", "search", "step_time", "told",
-    "toward_goal", "training",
+    "fitting", "keeping", "laws", "least_cards", "measured", "plan_memory", "product_share", "published", "regime",
+    "search", "step_time", "told", "toward_goal", "training",
 ]  # fmt: skip

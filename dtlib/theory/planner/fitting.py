@@ -34,18 +34,21 @@ PULL = 0.1
 _MOST = {name: 0.9 if name in ("inside_share", "across_share") else 1.0 for name in TIME_CONSTANTS if "share" in name}
 
 
-def fitted(tables: Mapping[str, Sequence[Run]], start: Constants = NEUTRAL, *, rounds: int = 12) -> Constants:
+def fitted(
+    tables: Mapping[str, Sequence[Run]], start: Constants = NEUTRAL, *, names: Sequence[str] = TIME_CONSTANTS,
+    rounds: int = 12,
+) -> Constants:  # fmt: skip
     """The constants with the smallest errors over `tables`, found from `start` in at most so many `rounds`.
 
-    Least squares by Levenberg and Marquardt, on the logarithms of the constants and of the errors. Every table counts
-    the same, whatever its rows, and no row has a constant of its own. What no table decides stays near its start
-    (`PULL`). A share stays at most 1, that of a link at most 0.9.
+    Those called `names` are moved, by least squares (Levenberg and Marquardt) on the logarithms of the constants and of
+    the errors. Every table counts the same, whatever its rows, and no row has a constant of its own. What no table
+    decides stays near its start (`PULL`). A share stays at most 1, that of a link at most 0.9.
     """
-    origin = np.log([getattr(start, name) for name in TIME_CONSTANTS])
-    most = np.log([_MOST.get(name, np.inf) for name in TIME_CONSTANTS])
+    origin = np.log([getattr(start, name) for name in names])
+    most = np.log([_MOST.get(name, np.inf) for name in names])
 
     def constants(point: NDArray[Any]) -> Constants:
-        return replace(start, **dict(zip(TIME_CONSTANTS, np.exp(point).tolist(), strict=True)))
+        return replace(start, **dict(zip(names, np.exp(point).tolist(), strict=True)))
 
     def residuals(point: NDArray[Any]) -> NDArray[Any]:
         k = constants(point)

@@ -24,7 +24,8 @@ LEAST_TOKENS = 512
 MOST_TOKENS = 2**23
 """More tokens of a micro-batch on a rank are not looked at, but for a single sequence: no card has room for them."""
 
-_SPLITS = {"none": (False, False), "again": (True, False), "keep": (True, True)}
+SPLITS = {"none": (False, False), "again": (True, False), "keep": (True, True)}
+"""Words for sequence parallelism: whether it splits tokens, and whether it keeps what it gathered."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,7 @@ class Space:
     zero: tuple[int, ...] = (0, 1, 2, 3)
     schedule: tuple[str, ...] = SCHEDULES
     recompute: tuple[str, ...] = ("none", "full")
-    sequence_parallel: tuple[str, ...] = tuple(_SPLITS)
+    sequence_parallel: tuple[str, ...] = tuple(SPLITS)
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -98,7 +99,7 @@ def choices(
         for b in batches
         for v, name in _schedules(model.num_layers, pp, per_rank // b, space.schedule)
     ]
-    splits = [_SPLITS[word] for word in (space.sequence_parallel if mesh.tp > 1 else ("none",))]
+    splits = [SPLITS[word] for word in (space.sequence_parallel if mesh.tp > 1 else ("none",))]
     splits = [each for each in splits if not each[0] or seq % mesh.tp == 0]
     stages = space.zero if mesh.size("dp", "cp") > 1 else (min(space.zero),)
     inner = [(zero, *split, again) for split, zero, again in product(splits, stages, space.recompute)]

@@ -13,6 +13,7 @@ from dtlib.theory.units import GiB, format_bytes, format_seconds
 from .answer import Answer, Found
 from .goal import Goal
 from .keeping import Keeping
+from .measured import FEWEST, Refit
 from .memory import Fit, PlanMemory
 from .regime import SEEN, outside
 
@@ -138,6 +139,20 @@ def of_keeping(answer: Answer, found: Keeping) -> str:
         f"takes {found.save_seconds:,.1f} s; with one after every {_number(found.steps, 'step', 's')} "
         f"({work / 60:,.1f} minutes) {found.goodput:.1%} of the time is lasting work, if a failure is noticed and a "
         "node replaced at once."
+    )
+
+
+def of_refit(found: Refit) -> str:
+    """What runs of one's own changed, and how well the constants tell them now."""
+    runs = _number(found.runs, "run", "s")
+    if not found.moved:
+        few = f": {FEWEST} at least are wanted" if found.runs < FEWEST else ""
+        return f"{runs} decide no constant{few}. The mean error of their step times is {found.before:.1%}."
+    moved = ", ".join(f"{name} {old:.3g} → {new:.3g}" for name, (old, new) in found.moved.items())
+    return (
+        f"{runs} change the mean error of their step times from {found.before:.1%} to {found.after:.1%}, and of those "
+        f"not fitted on, a quarter at a time, to {found.left_out:.1%}: {moved}. They do not decide "
+        f"{', '.join(found.kept) or 'no other constant'}: {'these stay' if found.kept else 'none stays'}."
     )
 
 
