@@ -199,6 +199,14 @@ def test_a_card_and_a_network_of_ones_own():
     assert own["plans"][0]["seconds"]["total"] > base["plans"][0]["seconds"]["total"]
 
 
+def test_a_card_whose_power_nobody_published_has_no_energy():
+    asked = ["llama3-8b", "--gpus", 64, "--node", 64, "--seq", 4096, "--batch", 512, "--card", "TPU v5p"]
+    own = told(*asked, "--tokens", 1e12, "--price", 4)
+    assert own["training"]["energy_joules"] is None
+    assert own["training"]["cost"] > 0
+    assert told(*asked, "--tokens", 1e12, "--watts", 500)["training"]["energy_joules"] > 0
+
+
 def test_a_file_that_cannot_be_counted_is_named(tmp_path):
     file = tmp_path / "odd.json"
     file.write_text(json.dumps(SMALL | {"hidden_size": 2050}), encoding="utf-8")

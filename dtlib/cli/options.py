@@ -41,7 +41,7 @@ def size_options(command: Any) -> Any:
 
 CARDS = (
     "V100-32GB-SXM", "A100-40GB-SXM", "A100-80GB-SXM", "H100-80GB-PCIe", "H100-80GB-SXM", "H200-141GB-SXM",
-    "B200-180GB", "RTX-4090-24GB", "RTX-5090-32GB",
+    "B200-180GB", "GB200-186GB", "MI300X-192GB", "TPU-v5p-95GB", "TPU-v6e-32GB", "RTX-4090-24GB", "RTX-5090-32GB",
 )  # fmt: skip
 RECIPES = ("12-byte", "16-byte", "18-byte", "20-byte", "fp32", "adam-8bit")
 LINKS = ("InfiniBand EDR, HDR, NDR or XDR", "Ethernet 1G to 800G")

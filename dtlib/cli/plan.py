@@ -98,7 +98,7 @@ def _choices(command: Any) -> Any:
 @click.option("--mtbf", type=float, metavar="HOURS", help="Mean time between failures of a node: saves are told.")
 @click.option("--storage", type=float, metavar="GB/s", help="What all cards together write. Needs --mtbf.")
 @click.option("--price", type=float, help="Price of a card for an hour.")
-@click.option("--watts", type=float, help="Power of a card.  [default: its design power]")
+@click.option("--watts", type=float, help="Power of a card.  [default: its design power, if published]")
 @card_memory_option
 @click.option("--card-rate", type=float, metavar="TFLOP/s", help="Change the card: dense products in 16 bits.")
 @click.option("--card-memory-rate", type=float, metavar="TB/s", help="Change the card: the rate of its memory.")
@@ -192,7 +192,7 @@ def plan(
         run = None
         if tokens is not None:
             if watts is None:  # a card that flags change still draws the power of the one it is made from
-                watts = hardware.POWER_WATTS[hardware.accelerator(given["card"]).name]
+                watts = hardware.POWER_WATTS.get(hardware.accelerator(given["card"]).name)
             run = planner.training(answer, tokens, price_per_card_hour=price, watts=watts)
     except ValueError as error:
         raise click.UsageError(with_flags(str(error), plan)) from error

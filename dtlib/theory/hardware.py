@@ -36,7 +36,9 @@ class Accelerator:
     `memory_bytes` is what the card shows to a program, after what its driver keeps: an "80 GB" card has 79 GiB, which
     is more than 80 decimal gigabytes (74.5 GiB). `half_flop_per_s` is the dense rate of 16-bit matrix products
     (bf16; fp16 on the V100), without sparsity; `measured_half_flop_per_s` the best that a plain matrix product has
-    reached, None where nobody published it. `link` joins the GPUs of one node, `host_link` the GPU and its CPU.
+    reached, None where nobody published it. `link` joins the GPUs of one node, `host_link` the GPU and its CPU, None
+    where no data sheet says how fast. Chips of a TPU are joined in a torus, of which `link` has all directions
+    together: a ring along one axis reaches a half of it on two axes, a third on three.
     """
 
     name: str
@@ -45,7 +47,7 @@ class Accelerator:
     half_flop_per_s: float
     measured_half_flop_per_s: float | None
     link: Link
-    host_link: Link
+    host_link: Link | None
     source: str
 
 
@@ -90,6 +92,8 @@ LINKS: Mapping[str, Link] = _by_name(
 """The links that `link` finds, by name."""
 
 _SHEETS = "NVIDIA data sheets, collected in stas00/ml-engineering"
+_AMD = "AMD Instinct MI300X data sheet"
+_TPU = "Google Cloud TPU documentation, system architecture"
 
 ACCELERATORS: Mapping[str, Accelerator] = _by_name(
     Accelerator(
@@ -121,6 +125,22 @@ ACCELERATORS: Mapping[str, Accelerator] = _by_name(
         LINKS["NVLink 5"], LINKS["PCIe 5 x16"], _SHEETS,
     ),
     Accelerator(
+        "GB200-186GB", 184.31 * GiB, 8.0 * TB, 2500 * TFLOP, None,
+        LINKS["NVLink 5"], None, "NVIDIA GB200 NVL72 data sheet, its 72 GPUs alike",
+    ),
+    Accelerator(
+        "MI300X-192GB", 191.69 * GiB, 5.3 * TB, 1307.4 * TFLOP, None,
+        Link("Infinity Fabric of MI300X", 7 * 64 * GB, _AMD), LINKS["PCIe 5 x16"], _AMD,
+    ),
+    Accelerator(
+        "TPU-v5p-95GB", 95.74 * GiB, 2.765 * TB, 459 * TFLOP, None,
+        Link("ICI of TPU v5p", 600 * GB, _TPU), None, _TPU,
+    ),
+    Accelerator(
+        "TPU-v6e-32GB", 31.25 * GiB, 1.6 * TB, 918 * TFLOP, None,
+        Link("ICI of TPU v6e", 3200 * Gbit, _TPU), None, _TPU,
+    ),
+    Accelerator(
         "RTX-4090-24GB", 23.64 * GiB, 1.008 * TB, 165.2 * TFLOP, None,
         LINKS["PCIe 4 x16"], LINKS["PCIe 4 x16"], "NVIDIA Ada architecture paper, appendix A",
     ),
@@ -129,15 +149,16 @@ ACCELERATORS: Mapping[str, Accelerator] = _by_name(
         LINKS["PCIe 5 x16"], LINKS["PCIe 5 x16"], "NVIDIA RTX Blackwell architecture paper, appendix A",
     ),
 )  # fmt: skip
-"""The accelerators that `accelerator` finds, by name. Their memory is the total that CUDA reports for them."""
+"""The accelerators that `accelerator` finds, by name. Their memory is the total that CUDA, ROCm or XLA reports."""
 
 POWER_WATTS: Mapping[str, float] = MappingProxyType(
     {
         "V100-32GB-SXM": 300, "A100-40GB-SXM": 400, "A100-80GB-SXM": 400, "H100-80GB-PCIe": 350, "H100-80GB-SXM": 700,
-        "H200-141GB-SXM": 700, "B200-180GB": 1000, "RTX-4090-24GB": 450, "RTX-5090-32GB": 575,
+        "H200-141GB-SXM": 700, "B200-180GB": 1000, "GB200-186GB": 1200, "MI300X-192GB": 750, "RTX-4090-24GB": 450,
+        "RTX-5090-32GB": 575,
     }
 )  # fmt: skip
-"""The design power of each accelerator, which it draws at most, from its data sheet; hosts and cooling are apart."""
+"""The design power of each accelerator whose data sheet has one: what it draws at most, hosts and cooling apart."""
 
 _MEANT = {"A100": "A100-80GB-SXM", "H100": "H100-80GB-SXM"}
 """Which of several a bare name means."""
