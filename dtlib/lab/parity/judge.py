@@ -16,7 +16,7 @@ from .pieces import Array, Told, index_of
 from .placed import alone, of_names, of_steps, reordered, swapped
 from .report import Report, Row
 from .rounding import TIMES
-from .terms import another_term, coarser, copies_apart, ends, too_late
+from .terms import another_term, coarser, copies_apart, ends, of_logarithms, too_late
 
 _VAGUE = ("unknown", "copies apart", "factor", "another order")
 """What an optimizer makes of gradients that differ in another way: Adam's first step moves each weight by one size."""
@@ -133,7 +133,7 @@ def _explained(case: Case) -> Kind:
         return Kind("not finite", (), f"not finite on {joined(map(case.axes.words, odd[:4]))}", tuple(odd))
     some = None if len(case.differing) == len(case.ranks) else case.differing
     zero = [h.rank for h in case.held if not h.values.any() and case.right[h.index].any()]
-    for explain in (multiples, of_norms, of_steps):
+    for explain in (multiples, of_norms, of_logarithms, of_steps):
         if kinds := case.best(explain(case), some):
             return _either(kinds, case)
     if some is not None and len(zero) == len(case.differing) and (kind := alone(case)):

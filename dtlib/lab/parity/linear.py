@@ -64,7 +64,7 @@ def never_reduced(case: Case) -> list[Kind]:
                 float(np.sum((np.sum([values[r].values for r in g], 0) - factor * case.right[values[g[0]].index]) ** 2))
                 for g in groups
             )
-            if np.sqrt(off / size) <= max(12 * case.share, 1e-12) * np.sqrt(n):
+            if size and np.sqrt(off / size) <= max(12 * case.share, 1e-12) * np.sqrt(n):
                 over = joined(axes)
                 if extra.startswith("a "):
                     return [Kind("never reduced", axes, f"never reduced over {over}: {extra} is due")]
@@ -224,7 +224,7 @@ def scaled(case: Case) -> Kind | None:
         if np.linalg.norm(h.values - factor * wanted) > max(12 * case.share, 1e-9) * np.linalg.norm(h.values):
             return None
         each[h.rank] = factor
-    if max(abs(factor - 1) for factor in each.values()) < 0.02:
+    if max(abs(factor - 1) for factor in each.values()) < 0.02 or not any(each.values()):
         return None
     if max(each.values()) - min(each.values()) <= max(12 * case.share, 1e-9) * max(map(abs, each.values())):
         factor = next(iter(each.values()))

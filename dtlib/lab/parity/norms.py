@@ -43,6 +43,11 @@ def of_norms(case: Case) -> Iterator[tuple[Kind, Predict]]:
         words = f"a norm: what several of the {n} ranks of {over} hold is counted once for each"
         yield norm(Kind("norm", axes, words), every_copy)
         extra = sum(squares[each] for each in copies)
+        if len(copies) < len(names):
+            for place in (dict.fromkeys(axes, 0), {axis: case.axes.sizes[axis] - 1 for axis in axes}):
+                at = [rank for rank, own in enumerate(case.axes.places) if place.items() <= own.items()]
+                text = f"a norm: of what is cut over {over}, only the pieces of {case.axes.words(at[0])} are counted"
+                yield norm(Kind("norm", axes, text), extra + _union(case, [e for e in names if e not in copies], at))
         if copies and len(copies) < len(names):
             yield norm(Kind("norm", axes, f"a norm: tensors that all ranks of {over} hold are left out"), total - extra)
             yield norm(Kind("norm", axes, f"a norm: tensors that all ranks of {over} hold count 1/{n}"),

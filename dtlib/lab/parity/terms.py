@@ -36,6 +36,15 @@ def too_late(case: Case) -> Iterator[tuple[Kind, Predict]]:
     yield Kind("never reduced", data, said), lambda rank: own[rank]
 
 
+def of_logarithms(case: Case) -> Iterator[tuple[Kind, Predict]]:
+    """A loss that is off by the logarithm of a size: in a sum of exponentials what all ranks hold is added up."""
+    for axes in case.axes.subsets() if case.right.size == 1 else ():
+        n, over = case.axes.size(axes), joined(axes)
+        text = f"ln {n} too much: a sum of exponentials counts what all {n} ranks of {over} hold once for each"
+        more = case.right + np.log(n)
+        yield Kind("once per rank", axes, text), lambda rank, more=more: more  # type: ignore[misc]
+
+
 def another_term(case: Case) -> Kind | None:
     """Whether a multiple of another name, or one vector in each row, is in it and should not be, or is missing."""
     held = [h for h in case.held if h.rank in case.differing]
