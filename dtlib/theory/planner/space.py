@@ -118,46 +118,59 @@ def _least_bytes(model: Architecture, mesh: Plan, c: Any, k: Constants) -> NDArr
     Chunks of layers leave each stage as many layers as it has of one piece, but where only some have experts, perhaps
     others: then the bound is that of the cheapest mixture.
     """
-    p, b = mesh.pp, c.micro_batch.astype(float)
-    scores = k.logit_factor * 8 * b * mesh.tokens_of(model) * (model.vocab // mesh.tp)
-    least, sparse = np.zeros(len(b)), model.num_expert_layers
-    for in_order in (True, False) if 0 < sparse < model.num_layers else (True,):
-        found = np.zeros(len(b))
-        for stage in {0, p - 1} if not sparse else {0, min(1, p - 1), p - 1}:
-            layers = sum(piece_layers(model.num_layers, p)[stage])
-            mixtures = {sum(expert_layers(model, p, stage))}
-            if not in_order:
-                mixtures = {max(0, layers - model.num_layers + sparse), min(layers, sparse)}
-            bounds = [_of_mixture(model, mesh, c, k, stage, layers - each, each) for each in mixtures]
-            found = np.maximum(found, np.min(bounds, axis=0) + (scores if stage == p - 1 else 0))
-        least = found if in_order else np.where(c.chunks > 1, found, least)
-    return least + k.runtime_bytes
-
-
-def _of_mixture(
-    model: Architecture, mesh: Plan, c: Any, k: Constants, stage: int, dense: int, sparse: int
-) -> NDArray[np.float64]:
-    """Bytes of the states of a stage of so many layers, and of the activations that it surely has in flight."""
-    last, group, b = stage == mesh.pp - 1, mesh.size("dp", "cp"), c.micro_batch.astype(float)
-    held = layers_of_rank(model, mesh.tp, mesh.ep, sparse, dense, first=stage == 0, last=last)
-    per_param = np.array([[_state_bytes(ranks, zero, mesh.recipe) for zero in range(4)]
-                          for ranks in (group, mesh.expert_copies)])  # fmt: skip
-    sizes = (held.total - held.experts) * per_param[0] + held.experts * per_param[1]
-    counts = {kind: count for kind, count in ((False, dense), (True, sparse)) if count}
-
-    def of_layers(split: bool, word: str) -> dict[bool, float]:
-        return {
-            kind: kept_bytes(model, mesh.tokens_of(model), mesh.tp, split, "flash", False, word, with_experts=kind,
-                             imbalance=mesh.imbalance)
-            for kind in counts
-        }  # fmt: skip
-
-    known = [(of_layers(split, "none"), of_layers(split, "full")) for split in (False, True)]
-    kept = np.array([[sum(n * each[kind] for kind, n in counts.items()) for each in both] for both in known])
-    again = np.array([max(none.values()) - max(full.values()) for none, full in known])
+    cases, p, b = _cases(model, mesh.tp, mesh.pp, mesh.ep), mesh.pp, c.micro_batch.astype(float)
+    dense, sparse, others, experts, stage = (np.array(column) for column in list(zip(*cases, strict=True))[1:])
+    per_param = [[_state_bytes(ranks, zero, mesh.recipe) for zero in range(4)]
+                 for ranks in (mesh.size("dp", "cp"), mesh.expert_copies)]  # fmt: skip
+    states_of = np.outer(others, per_param[0]) + np.outer(experts, per_param[1])
+    of_kinds = _kept(model, mesh.tokens_of(model), mesh.tp, mesh.imbalance)
+    kept = np.tensordot(np.stack([dense, sparse], axis=1), of_kinds, 1)
+    there = of_kinds * np.stack([dense > 0, sparse > 0], axis=1)[:, :, None, None]
+    again = there[..., 0].max(axis=1) - there[..., 1].max(axis=1)
     split, full = c.sequence_parallel.astype(int), (c.recompute == "full").astype(int)
-    activations = b * kept[split, full] * np.minimum(mesh.pp - stage, c.micro_batches) + b * again[split] * full
-    return np.asarray(sizes[c.zero] + k.activation_factor * activations)
+    in_flight = np.minimum(p - stage[:, None], c.micro_batches)
+    bounds = states_of[:, c.zero] + k.activation_factor * b * (
+        kept[:, split, full] * in_flight + again[:, split] * full
+    )
+    scores = k.logit_factor * 8 * b * mesh.tokens_of(model) * (model.vocab // mesh.tp)
+    bounds = bounds + scores * (stage == p - 1)[:, None]
+    least = np.zeros(len(b))
+    for in_order in (True, False):
+        found = np.zeros(len(b))
+        for here in set(stage.tolist()):
+            those = [place for place, case in enumerate(cases) if case[0] is in_order and case[-1] == here]
+            if those:
+                found = np.maximum(found, bounds[those].min(axis=0))
+        least = found if in_order else np.where((c.chunks > 1) & (found > 0), found, least)
+    return np.asarray(least + k.runtime_bytes)
+
+
+@lru_cache(maxsize=4096)
+def _cases(model: Architecture, tp: int, pp: int, ep: int) -> list[tuple[bool, int, int, int, int, int]]:
+    """Mixtures of layers that a stage may have: whether pieces are in order, layers without and with experts, the
+    parameters of a rank that are no experts' and that are, and the stage."""
+    found, sparse = [], model.num_expert_layers
+    for stage in {0, pp - 1} if not sparse else {0, min(1, pp - 1), pp - 1}:
+        layers = sum(piece_layers(model.num_layers, pp)[stage])
+        mixtures = [(True, sum(expert_layers(model, pp, stage)))]
+        if 0 < sparse < model.num_layers:
+            mixtures += [(False, each) for each in {max(0, layers - model.num_layers + sparse), min(layers, sparse)}]
+        for in_order, each in mixtures:
+            held = layers_of_rank(model, tp, ep, each, layers - each, first=stage == 0, last=stage == pp - 1)
+            found.append((in_order, layers - each, each, held.total - held.experts, held.experts, stage))
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _kept(model: Architecture, tokens: int, tp: int, imbalance: float) -> NDArray[np.float64]:
+    """Bytes that a layer keeps of a sequence: without and with experts, tokens whole and split, recompute none and
+    full; 0 for a kind of layer that the model has not."""
+    kinds = (model.num_expert_layers < model.num_layers, model.num_expert_layers > 0)
+    return np.array([
+        [[kept_bytes(model, tokens, tp, split, "flash", False, word, with_experts=kind, imbalance=imbalance)
+          if has else 0 for word in ("none", "full")] for split in (False, True)]
+        for kind, has in zip((False, True), kinds, strict=True)
+    ])  # fmt: skip
 
 
 @lru_cache(maxsize=4096)
