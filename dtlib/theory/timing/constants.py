@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from types import MappingProxyType
 
 from dtlib.theory.units import GiB, ms, us
 from dtlib.theory.valid import amount
 
 _FIVE, _SWEEP = "the five tables of step times", "ultrascale_small"
+_PROFILES = "a framework's habit: see `profiles`"
 
 MEANING: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
@@ -29,6 +30,14 @@ MEANING: Mapping[str, tuple[str, str]] = MappingProxyType(
         ),
         "activation_factor": ("what a layer keeps, over what its formula counts: rotations, casts, gaps", _SWEEP),
         "logit_factor": ("bytes a logit, over the 8 of scores and gradient in fp32: copies in 16 bits", _SWEEP),
+        "attention_flop_per_s": ("most that the attention kernel reaches on any card; 0 for no such bound", _PROFILES),
+        "data_hiding": ("part of `overlap_share` that messages of data parallelism have", _PROFILES),
+        "sharded_messages": ("messages a layer in which ZeRO 1 and 2 send gradients and weights; 0: one for all", _PROFILES),
+        "accumulated_bytes": ("bytes a parameter that a micro-batch moves to add its gradient to the sum", _PROFILES),
+        "rank_host_seconds": ("seconds that the host takes for a layer, for each tensor rank that it meets", _PROFILES),
+        "staged_rank_host_seconds": ("the same where there is a pipeline", _PROFILES),
+        "head_balance": ("1 where stages are filled by their time, the head among it, 0 by layers", _PROFILES),
+        "selective_products": ("share of products that selective recompute repeats, in place of attention", _PROFILES),
         "runtime_bytes": ("what the runtime and the communication library take", "measured: bekman_taken_GiB"),
         "margin": ("the error of the memory, above and below, that nine of ten runs stay within", _SWEEP),
     }
@@ -40,7 +49,8 @@ MEANING: Mapping[str, tuple[str, str]] = MappingProxyType(
 class Constants:
     """What no data sheet has, named and explained in `MEANING`; each is positive, else ``ValueError``.
 
-    One set holds for every model, card and table: no row and no table has a constant of its own.
+    One set holds for every model, card and table of a framework: no row and no table has a constant of its own. Those
+    with a default are habits that a framework may have (`profiles`); they may be 0.
     """
 
     matmul_share: float
@@ -58,10 +68,18 @@ class Constants:
     logit_factor: float
     runtime_bytes: float
     margin: float
+    attention_flop_per_s: float = 0
+    data_hiding: float = 1
+    sharded_messages: float = 0
+    accumulated_bytes: float = 0
+    rank_host_seconds: float = 0
+    staged_rank_host_seconds: float = 0
+    head_balance: float = 0
+    selective_products: float = 0
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            amount(each.name, getattr(self, each.name), positive=True)
+            amount(each.name, getattr(self, each.name), positive=each.default is MISSING)
 
 
 FITTED = Constants(

@@ -79,7 +79,8 @@ def layer_seconds(
     if model.latent is not None:  # values are narrower than keys
         scores = scores * (1 + model.latent.value_dim / model.head_dim) / 2
     if mesh.attention == "flash":
-        attention = scores / 2 / (rates(machine, k)[0] / k.matmul_share * k.attention_share)
+        reached = rate / k.matmul_share * k.attention_share
+        attention = scores / 2 / (min(reached, k.attention_flop_per_s) if k.attention_flop_per_s else reached)
     else:
         attention = b * model.num_heads / t * 2 * product_seconds(s, model.head_dim, s, rate, operands)
     return {"matmuls": sum(products), "last": products[-1], "attention": attention, "elementwise": elementwise}

@@ -105,14 +105,23 @@ def step_terms(
     is_last = micro_batch(sizes.last) + head > inner.max(axis=0)
     slow = {kind: np.where(is_last, sizes.last[kind], np.array([each[kind] for each in sizes.stages])[fullest])
             for kind in kinds}  # fmt: skip
+    if k.head_balance and mesh.pp > 1:  # a layer is not cut: the fullest stage has as many as the head leaves to it
+        part = {True: model.num_expert_layers / model.num_layers}
+        part[False] = 1 - part[True]
+        one = micro_batch({kind: part[kind] for kind in kinds})
+        full = np.ceil((model.num_layers + head / one) / mesh.pp - 0.5)
+        is_last = head > full * one
+        slow = {kind: np.where(is_last, 0, full * part[kind]) for kind in kinds}
+        inner = np.array([np.maximum(head, full * one)])
     micro = micro_batch(slow) + head * is_last
     messages = _pipeline_seconds(model, mesh, c, machine, k) if mesh.pp > 1 else 0 * m
+    summed = k.accumulated_bytes * (sizes.others + sizes.experts) / machine.accelerator.memory_bytes_per_s
     owned = sizes.others / np.where(c.zero > 0, mesh.dp * mesh.cp, 1)
     owned = owned + sizes.experts / np.where(c.zero > 0, mesh.expert_copies, 1)
     seconds = {
         "matmuls": seconds_of(slow, "matmuls", 3),
         "attention": seconds_of(slow, "attention", 3.5),
-        "elementwise": seconds_of(slow, "elementwise", 3),
+        "elementwise": seconds_of(slow, "elementwise", 3) + m * summed,
         "recompute": seconds_of(slow, "recompute"),
         "head": m * head * is_last,
         "optimizer": owned * 2 * recipe(mesh.recipe).bytes_per_param / machine.accelerator.memory_bytes_per_s
@@ -135,7 +144,8 @@ def _layer(
     full = again > 0
     once = layer_seconds(model, mesh, c.micro_batch, c.sequence_parallel, machine, k, with_experts)
     matmuls, attention, elementwise = once["matmuls"], once["attention"], once["elementwise"]
-    core_again = np.where(c.recompute == "none", 0.0, attention)
+    selected = k.selective_products * matmuls + elementwise if k.selective_products else attention
+    core_again = np.where(c.recompute == "none", 0.0, selected)
     forward = matmuls + attention + elementwise
     recomputed = np.where(full, forward - (once["last"] if mesh.early_stop else 0), core_again)
     tensor = _tensor_seconds(model, mesh, c, full, machine, k)
@@ -150,8 +160,13 @@ def _layer(
     return {
         "matmuls": matmuls, "attention": attention, "elementwise": elementwise, "recompute": recomputed,
         "tensor": tensor, "context": context, "exchange": exchange, "busy": busy,
-        "host": np.maximum(0, k.layer_host_seconds * (1 + again / 3) - busy),
+        "host": np.maximum(0, _host_seconds(mesh, k) * (1 + again / 3) - busy),
     }  # fmt: skip
+
+
+def _host_seconds(mesh: Plan, k: Constants) -> float:
+    """Seconds that the host takes to launch a layer: once, or for each tensor rank that it meets where that is more."""
+    return max(k.layer_host_seconds, mesh.tp * (k.staged_rank_host_seconds if mesh.pp > 1 else k.rank_host_seconds))
 
 
 def _head(model: Architecture, mesh: Plan, b: Column, machine: Machine, k: Constants) -> Column:
@@ -214,6 +229,7 @@ def _data_seconds(
     per_param, shares = recipe(mesh.recipe).per_param, link_shares(k)
     if mesh.size("dp", "cp") == 1:
         return 0.0 * micro
+    behind = k.data_hiding * micro
     group, copies = machine.group(mesh, ("dp", "cp"), shares), None
     if sizes.experts:  # those of a rank are held by fewer
         copies = machine.expert_copies(mesh, shares)
@@ -222,14 +238,17 @@ def _data_seconds(
         return half_all_reduce(group, others * width, messages) + half_all_reduce(copies, experts * width, messages)
 
     units = -(-model.num_layers // mesh.pp)
+    messages = max(1, round(k.sharded_messages * units))
     gather, scatter = (
-        {u: travel(sizes.others, sizes.experts, width, u) for u in (1, units)}
+        {u: travel(sizes.others, sizes.experts, width, u) for u in {1, units, messages}}
         for width in (per_param.weights, per_param.gradients)
     )
-    reduce = np.where(zero == 0, 2 * scatter[1], scatter[1])
-    seen = np.where(zero == 2, m, 1) * _seen(reduce, 2 / 3 * micro, scatter[1] / units, k)
-    seen = seen + np.where(zero > 0, _seen(gather[1], micro / 3, gather[1] / units, k), 0)
-    streamed = _seen(2 * gather[units] + scatter[units], micro, 0, k)
+    sharded = scatter[messages]
+    reduce = np.where(zero == 0, 2 * scatter[1], sharded)
+    least = np.where(zero == 0, scatter[1], sharded) / units
+    seen = np.where(zero == 2, m, 1) * _seen(reduce, 2 / 3 * behind, least, k)
+    seen = seen + np.where(zero > 0, _seen(gather[messages], behind / 3, gather[messages] / units, k), 0)
+    streamed = _seen(2 * gather[units] + scatter[units], behind, 0, k)
     layer = layer_of_rank(model, mesh.tp, mesh.ep, with_experts=model.num_expert_layers > 0)
     first = travel(layer.total - layer.experts, layer.experts, per_param.weights)
     return np.where(zero == 3, m * streamed + 2 * first, seen)
