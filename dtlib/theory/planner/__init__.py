@@ -10,6 +10,7 @@ Arguments out of range raise ``ValueError``, which names the argument, its value
 from dtlib.theory.timing import (
     FITTED,
     MEANING,
+    PROFILES,
     SCHEDULES,
     Constants,
     Machine,
@@ -17,12 +18,14 @@ from dtlib.theory.timing import (
     StepTime,
     cuts_for,
     product_share,
+    profile,
     step_time,
 )
 
-from . import fitting, laws, measured, published, regime, told
+from . import errors, fitting, laws, measured, published, regime, told
 from .answer import Answer, Found
 from .cost import Training, training
+from .errors import Interval, interval
 from .goal import Goal, toward_goal
 from .keeping import Keeping, keeping
 from .memory import Fit, PlanMemory, fit, least_cards, plan_memory
@@ -30,8 +33,9 @@ from .search import Timed, default_sequences, every_plan, search
 from .space import Space
 
 __all__ = [
-    "FITTED", "MEANING", "SCHEDULES", "Answer", "Constants", "Fit", "Found", "Goal", "Keeping", "Machine", "Plan",
-    "PlanMemory", "Space", "StepTime", "Timed", "Training", "cuts_for", "default_sequences", "every_plan", "fit",
-    "fitting", "keeping", "laws", "least_cards", "measured", "plan_memory", "product_share", "published", "regime",
-    "search", "step_time", "told", "toward_goal", "training",
+    "FITTED", "MEANING", "PROFILES", "SCHEDULES", "Answer", "Constants", "Fit", "Found", "Goal", "Interval",
+    "Keeping", "Machine", "Plan", "PlanMemory", "Space", "StepTime", "Timed", "Training", "cuts_for",
+    "default_sequences", "errors", "every_plan", "fit", "fitting", "interval", "keeping", "laws", "least_cards",
+    "measured", "plan_memory", "product_share", "profile", "published", "regime", "search", "step_time", "told",
+    "toward_goal", "training",
 ]  # fmt: skip

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dtlib.theory.timing import FITTED, Constants
+from dtlib.theory.units import TFLOP, ms
 
 from .published import Run, mean_error
 
@@ -18,6 +20,24 @@ TIME_CONSTANTS = (
     "contention_share",
 )  # fmt: skip
 """The constants that `fitted` moves; the others are fitted on the sweep of small models."""
+
+HABITS: Mapping[str, tuple[Constants, tuple[str, ...]]] = MappingProxyType(
+    {
+        "nanotron": (
+            replace(FITTED, kept_passes=2.5, layer_host_seconds=4 * ms, rank_host_seconds=0.5 * ms,
+                    staged_rank_host_seconds=4 * ms, data_hiding=0.1, sharded_messages=6, accumulated_bytes=10,
+                    head_balance=1),
+            ("matmul_share", "kept_passes", "inside_share", "across_share", "layer_host_seconds", "rank_host_seconds",
+             "staged_rank_host_seconds", "data_hiding"),
+        ),
+        "fsdp": (
+            replace(FITTED, attention_flop_per_s=150 * TFLOP, selective_products=0.5),
+            ("matmul_share", "attention_flop_per_s", "kept_passes"),
+        ),
+        "deepspeed": (replace(FITTED, inside_share=0.5), ("matmul_share", "inside_share", "across_share")),
+    }
+)  # fmt: skip
+"""Of each framework but Megatron: where its fit starts, from what its code does, and the constants that it moves."""
 
 NEUTRAL = replace(
     FITTED, matmul_share=0.8, operand_passes=1.0, attention_share=0.35, kept_passes=1.8, inside_share=0.8,

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from dtlib.theory import hardware, models
+from dtlib.theory.hardware import Link
 from dtlib.theory.memory import paper_flops_per_step, training_flops_per_token
 from dtlib.theory.models import Architecture
 from dtlib.theory.timing import FITTED, Constants, Machine, Plan, step_time
-from dtlib.theory.units import TFLOP, GiB
+from dtlib.theory.units import GB, TFLOP, GiB
 
 from .memory import fit, plan_memory
 
@@ -26,13 +27,16 @@ Row = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Run:
-    """A published run: one plan, or those that fit among which the planner chooses; its step's seconds, its memory."""
+    """A published run: one plan, or those that fit among which the planner chooses; its step's seconds, its memory,
+    the framework that ran it, and the table that printed it."""
 
     model: Architecture
     plans: tuple[Plan, ...]
     machine: Machine
     seconds: float
     memory_bytes: float | None = None
+    framework: str = "megatron"
+    table: str = ""
 
     def planned(self, constants: Constants = FITTED) -> Plan:
         """The plan of the run, or the planner's own choice: the fastest."""
@@ -46,6 +50,7 @@ class Run:
         return float(np.log(seconds / self.seconds))
 
 
+_OMNI_PATH = Link("Omni-Path, four for eight cards", 6.25 * GB, "BigScience, Jean Zay")
 _NETWORKS = {"A": "InfiniBand HDR", "H": "InfiniBand NDR"}
 
 
@@ -148,7 +153,8 @@ def _mpt(row: Row) -> list[Run]:
         dp=gpus, zero=_SHARDED[row["sharding"]], micro_batch=int(row["mbs"]), micro_batches=int(row["grad_accum"]),
         seq=seq, recompute="full" if row["act_ckpt"] == "True" else "none", early_stop=True, recipe="16-byte",
     )  # fmt: skip
-    return [Run(model, (plan,), _machine(card, gpus), plan.sequences * seq / gpus / float(row["tok_s_gpu"]))]
+    seconds = plan.sequences * seq / gpus / float(row["tok_s_gpu"])
+    return [Run(model, (plan,), _machine(card, gpus), seconds, framework="fsdp")]
 
 
 def ultrascale(row: Row) -> Run:
@@ -161,7 +167,7 @@ def ultrascale(row: Row) -> Run:
         sequence_parallel=tp > 1, keep_gathered=True, seq=int(row["seq"]),
     )  # fmt: skip
     seconds = plan.sequences * int(row["seq"]) / gpus / float(row["tok_s_gpu"])
-    return Run(model, (plan,), _machine("H100", gpus), seconds, float(row["mem_GiB"]) * GiB)
+    return Run(model, (plan,), _machine("H100", gpus), seconds, float(row["mem_GiB"]) * GiB, "nanotron")
 
 
 def _sc21_table2(row: Row) -> list[Run]:
@@ -183,18 +189,41 @@ def _sc21_table2(row: Row) -> list[Run]:
         if v == 1 or (stages > 1 and m % stages == 0)
     )  # fmt: skip
     flops = paper_flops_per_step(batch, layers, hidden, 2048, 51200, full_recompute=True)
-    return [Run(model, plans, _machine("A100", gpus), flops / gpus / float(row["tflops_per_gpu"]) / TFLOP)]
+    seconds = flops / gpus / float(row["tflops_per_gpu"]) / TFLOP
+    return [Run(model, plans, _machine("A100", gpus), seconds, framework="deepspeed" if parallel == 1 else "megatron")]
 
 
 def _torchtitan(row: Row) -> list[Run]:
-    """Llama 3 on H100; what selective recompute leaves out of the layers' products is not counted."""
+    """Llama 3 on H100."""
     model, gpus, seq = models.model(f"llama3-{row['model'].lower()}"), int(row["gpus"]), int(row["seq"])
     plan = Plan(
         **_counts(row, "tp", "pp", "cp"), dp=int(row["fsdp"]), zero=3, micro_batch=int(row["local_bs"]), seq=seq,
         sequence_parallel=int(row["tp"]) > 1, tp_overlap="async" in row["technique"], recipe="16-byte",
-        recompute="full" if row["act_ckpt"] == "full" else "none",
+        recompute="full" if row["act_ckpt"] == "full" else "selective",
     )  # fmt: skip
-    return [Run(model, (plan,), _machine("H100", gpus), plan.sequences * seq / gpus / float(row["tok_s_gpu"]))]
+    seconds = plan.sequences * seq / gpus / float(row["tok_s_gpu"])
+    return [Run(model, (plan,), _machine("H100", gpus), seconds, framework="fsdp")]
+
+
+def _bloom(row: Row) -> list[Run]:
+    """Megatron-DeepSpeed on A100 with Omni-Path, rows that ran: full recompute, ZeRO 1 unless a row says otherwise.
+
+    A row whose printed rate is not that of its time and batch is none. Where heads are not printed they are taken to
+    be 64: a row that prints 64 takes as long as its twin that does not.
+    """
+    if not row["check_ratio_eq3_over_pub"] or abs(float(row["check_ratio_eq3_over_pub"]) - 1) > 0.05:
+        return []
+    nodes, hidden, dp = int(row["nodes8gpu"]), int(row["hidden"]), int(row["dp"] or 1)
+    heads, b = int(row["heads"] or 64), int(row["mbs"])
+    m, rest = divmod(int(row["gbs"]), dp * b)
+    model = models.gpt(f"bloom-{row['size']}", num_layers=int(row["layers"]), hidden=hidden, num_heads=heads,
+                       vocab=250_880, seq=2048)  # fmt: skip
+    plan = Plan(
+        dp=dp, **_counts(row, "tp", "pp"), zero=int(row["zero"] or 1) if dp > 1 else 0, micro_batch=b, micro_batches=m,
+        recompute="full", attention="matrix", dropout=True, recipe="18-byte",
+    )  # fmt: skip
+    machine = replace(_machine("A100", 8 * nodes), network=_OMNI_PATH)
+    return [] if rest else [Run(model, (plan,), machine, float(row["sec_per_it"]), framework="deepspeed")]
 
 
 def _ultrascale_half(row: Row) -> list[Run]:
@@ -208,6 +237,7 @@ KEPT_BACK: Mapping[str, Callable[[Row], list[Run]]] = MappingProxyType(
         "llmfoundry_mpt_half": lambda row: _mpt(row) if row["precision"].endswith("bf16") else [],
         "torchtitan_half": lambda row: _torchtitan(row) if "fp8" not in row["technique"] else [],
         "sc21_table2": _sc21_table2,
+        "bloom_prequel_half": _bloom,
     }
 )
 """Tables that no constant was fitted on: of their rows those that ran, in 16 bits."""
@@ -223,13 +253,17 @@ TABLES: Mapping[str, Callable[[Row], list[Run]]] = MappingProxyType(
 )
 """The tables whose step times the planner is held to; a row of each is one run or two."""
 
+EVERY: Mapping[str, Callable[[Row], list[Run]]] = MappingProxyType(
+    {**TABLES, **KEPT_BACK, "ultrascale_small": lambda row: [ultrascale(row)]}
+)
+"""All tables of step times; the constants of other frameworks than Megatron were fitted on those kept back too."""
+
 
 def runs(table: str, rows: Iterable[Row]) -> list[Run]:
-    """The runs that `rows` of `table` describe; ``ValueError`` for a table in neither `TABLES` nor `KEPT_BACK`."""
-    known = {**TABLES, **KEPT_BACK}
-    if table not in known:
-        raise ValueError(f"table must be one of {', '.join(known)}, not {table!r}")
-    return [_fitting(run) for row in rows for run in known[table](row)]
+    """The runs that `rows` of `table` describe; ``ValueError`` for a table that is not in `EVERY`."""
+    if table not in EVERY:
+        raise ValueError(f"table must be one of {', '.join(EVERY)}, not {table!r}")
+    return [replace(_fitting(run), table=table) for row in rows for run in EVERY[table](row)]
 
 
 def _fitting(run: Run) -> Run:

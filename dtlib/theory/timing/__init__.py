@@ -7,9 +7,10 @@ from .constants import FITTED, MEANING, Constants
 from .layer import kept_bytes
 from .plan import SCHEDULES, Machine, Plan
 from .products import cuts_for, product_share
+from .profiles import PROFILES, profile
 from .step import CHOICES, StepTime, step_terms, step_time
 
 __all__ = [
-    "CHOICES", "FITTED", "MEANING", "SCHEDULES", "Constants", "Machine", "Plan", "StepTime", "cuts_for", "kept_bytes",
-    "product_share", "step_terms", "step_time",
+    "CHOICES", "FITTED", "MEANING", "PROFILES", "SCHEDULES", "Constants", "Machine", "Plan", "StepTime", "cuts_for",
+    "kept_bytes", "product_share", "profile", "step_terms", "step_time",
 ]  # fmt: skip

@@ -32,7 +32,7 @@ MEANING: Mapping[str, tuple[str, str]] = MappingProxyType(
         "logit_factor": ("bytes a logit, over the 8 of scores and gradient in fp32: copies in 16 bits", _SWEEP),
         "attention_flop_per_s": ("most that the attention kernel reaches on any card; 0 for no such bound", _PROFILES),
         "data_hiding": ("part of `overlap_share` that messages of data parallelism have", _PROFILES),
-        "sharded_messages": ("messages a layer in which ZeRO 1 and 2 send gradients and weights; 0: one for all", _PROFILES),
+        "sharded_messages": ("messages a layer for gradients or weights at ZeRO 1 and 2; 0: one for all", _PROFILES),
         "accumulated_bytes": ("bytes a parameter that a micro-batch moves to add its gradient to the sum", _PROFILES),
         "rank_host_seconds": ("seconds that the host takes for a layer, for each tensor rank that it meets", _PROFILES),
         "staged_rank_host_seconds": ("the same where there is a pipeline", _PROFILES),

@@ -1,0 +1,151 @@
+"""How far a step time is to be believed: its error on runs like it, each with constants that had not seen it."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from dtlib.theory.models import Architecture, checked_model, model_parameters
+from dtlib.theory.timing import Constants, Machine, Plan, profile, step_time
+
+from .fitting import HABITS, NEUTRAL, TIME_CONSTANTS, fitted
+from .published import Run
+
+INSIDE = 0.8
+"""The share of left-out runs that an interval holds: a tenth lies below, a tenth above."""
+
+FEWEST = 4
+"""With fewer runs in a regime no interval is told."""
+
+_DATA = Path(__file__).parent / "errors.json"
+_FOLDS: Mapping[str, Callable[[Run], str]] = MappingProxyType(
+    {
+        "megatron": lambda run: run.table,
+        "nanotron": lambda run: run.model.name,
+        "fsdp": lambda run: f"{run.table} {run.machine.accelerator.name}",
+        "deepspeed": lambda run: f"{run.plans[0].tp} {run.plans[0].pp}",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """`low` and `high` seconds that `INSIDE` of the `runs` of one `regime` stay between; None, and the reason in
+    `unlike`, for a plan that the planner was not held to anything like."""
+
+    regime: str
+    runs: int
+    low: float | None = None
+    high: float | None = None
+    unlike: tuple[str, ...] = ()
+
+
+def regime(plan: Plan, model: Architecture, framework: str = "megatron") -> str:
+    """What a plan shares with runs whose error may be its own."""
+    axes = [
+        framework,
+        "a pipeline" if plan.pp > 1 else "no pipeline",
+        *(["tp over 8"] if plan.tp > 8 else []),
+        *(["cp"] if plan.cp > 1 else []),
+        *(["experts"] if model.experts is not None else []),
+        *(["sharded weights"] if plan.zero > 1 and plan.dp * plan.cp > 1 else []),
+    ]
+    return ", ".join(axes)
+
+
+def interval(plan: Plan, model: Architecture | str, machine: Machine, framework: str = "megatron") -> Interval:
+    """The seconds between which `INSIDE` of the runs of the plan's regime would lie, left out of the fit.
+
+    None where fewer than `FEWEST` such runs are known, or the job has another card, twice their cards, parameters or
+    tokens a sequence, or half their parameters or tokens. ``ValueError`` for an unknown framework or what `step_time`
+    refuses.
+    """
+    model, constants = checked_model(model), profile(framework)
+    name = regime(plan, model, framework)
+    of = known().get(name)
+    if of is None or of["runs"] < FEWEST:
+        return Interval(name, 0 if of is None else of["runs"], unlike=(name,))
+    size, seq = model_parameters(model).total, plan.seq_of(model)
+    unlike = {
+        "another card": machine.accelerator.name not in of["cards"],
+        "more cards": machine.gpus > 2 * of["gpus"][1],
+        "a model of another size": not of["parameters"][0] / 2 <= size <= 2 * of["parameters"][1],
+        "sequences of another length": not of["seq"][0] / 2 <= seq <= 2 * of["seq"][1],
+    }
+    if any(unlike.values()):
+        return Interval(name, of["runs"], unlike=tuple(each for each, is_so in unlike.items() if is_so))
+    seconds = step_time(model, plan, machine, constants).total
+    return Interval(name, of["runs"], seconds * of["low"], seconds * of["high"])
+
+
+@cache
+def known() -> Mapping[str, Mapping[str, Any]]:
+    """Of each regime: how many runs, the quantiles `low` and `high` of measured over planned seconds, the `median` and
+    `mean` of the error's size, and what the runs had. `measured` computes them."""
+    return MappingProxyType(json.loads(_DATA.read_text("utf-8")))
+
+
+def measured(runs: Iterable[Run]) -> dict[str, dict[str, Any]]:
+    """What `known` holds, from `runs`: each planned with constants that were fitted to the other folds.
+
+    A fold is a table, of Megatron's; a model, of the sweep; a table and a card, of FSDP; tp and pp, of DeepSpeed. Of
+    runs that two tables print, one counts.
+    """
+    by_framework: dict[str, list[Run]] = defaultdict(list)
+    for run in unrepeated(runs):
+        by_framework[run.framework].append(run)
+    found = defaultdict(list)
+    for framework, those in by_framework.items():
+        for run, ratio in left_out(those, framework):
+            found[regime(run.plans[0], run.model, framework)].append((run, ratio))
+    return {name: _summary(pairs) for name, pairs in sorted(found.items())}
+
+
+def left_out(runs: Sequence[Run], framework: str) -> list[tuple[Run, float]]:
+    """Each run with its measured over its planned seconds, planned with constants fitted to the other folds."""
+    folds: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        folds[_FOLDS[framework](run)].append(run)
+    found = []
+    for name, those in folds.items():
+        k = fitted_without(name, folds, framework)
+        found += [(run, float(np.exp(-run.log_error(k)))) for run in those]
+    return found
+
+
+def fitted_without(left: str, folds: Mapping[str, Sequence[Run]], framework: str) -> Constants:
+    """The constants of a framework, fitted to its folds but the one called `left`."""
+    start, names = HABITS.get(framework, (NEUTRAL, TIME_CONSTANTS))
+    return fitted({name: runs for name, runs in folds.items() if name != left}, start, names=names)
+
+
+def unrepeated(runs: Iterable[Run]) -> list[Run]:
+    """The runs, each once: those of one model, plans, machine and time are the same."""
+    return list({(run.model.name, run.plans, run.machine, run.seconds): run for run in runs}.values())
+
+
+def _summary(pairs: Sequence[tuple[Run, float]]) -> dict[str, Any]:
+    ratios = np.array([ratio for _, ratio in pairs])
+    off, runs, tail = np.abs(1 / ratios - 1), [run for run, _ in pairs], (1 - INSIDE) / 2
+    ends = {
+        "gpus": [run.machine.gpus for run in runs],
+        "parameters": [model_parameters(run.model).total for run in runs],
+        "seq": [run.plans[0].seq_of(run.model) for run in runs],
+    }
+    return {
+        "runs": len(runs),
+        "low": round(float(np.quantile(ratios, tail, method="lower")), 4),
+        "high": round(float(np.quantile(ratios, 1 - tail, method="higher")), 4),
+        "median": round(float(np.median(off)), 4),
+        "mean": round(float(np.mean(off)), 4),
+        **{name: [min(each), max(each)] for name, each in ends.items()},
+        "cards": sorted({run.machine.accelerator.name for run in runs}),
+    }

@@ -1,0 +1,46 @@
+"""The habits of frameworks, as constants: what `FITTED` has for Megatron-LM, and where others differ from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+from dtlib.theory.units import TFLOP, ms
+
+from .constants import FITTED, Constants
+
+_PROFILES: dict[str, Constants] = {"megatron": FITTED}
+
+# Eager kernels; stages filled by their time; gradients one by one at ZeRO 1, behind nothing; a pipeline whose host
+# meets every tensor rank for each layer. Found on the sweep of `ultrascale_small` and `ultrascale_half`.
+_PROFILES["nanotron"] = replace(
+    FITTED,
+    matmul_share=0.72,
+    kept_passes=2.55,
+    layer_host_seconds=4.3 * ms,
+    rank_host_seconds=0.52 * ms,
+    staged_rank_host_seconds=3.75 * ms,
+    data_hiding=0.1,
+    sharded_messages=6,
+    accumulated_bytes=10,
+    head_balance=1,
+)
+
+# Kernels of attention without the newest cards' instructions; selective recompute repeats every second product.
+_PROFILES["fsdp"] = replace(
+    FITTED, matmul_share=0.8, attention_flop_per_s=150 * TFLOP, kept_passes=1.6, selective_products=0.5
+)
+
+# Megatron's kernels; held to one machine alone, whose links inside a node are slow.
+_PROFILES["deepspeed"] = replace(FITTED, matmul_share=0.8, inside_share=0.35)
+
+PROFILES: Mapping[str, Constants] = MappingProxyType(_PROFILES)
+"""The constants of each framework; a constant that it does not name is Megatron's."""
+
+
+def profile(name: str) -> Constants:
+    """The constants of the framework called `name`; ``ValueError`` for one that is not in `PROFILES`."""
+    if name not in PROFILES:
+        raise ValueError(f"framework must be one of {', '.join(PROFILES)}, not {name!r}")
+    return PROFILES[name]

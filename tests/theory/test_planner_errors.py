@@ -1,0 +1,132 @@
+"""How far a step time is believed: errors of left-out runs by regime, and the interval that they give."""
+
+import csv
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dtlib.theory import hardware, models, planner
+from dtlib.theory.planner import FITTED, Machine, Plan, errors, fitting, published
+
+DATA = Path(__file__).parents[2] / "chapters" / "data"
+H100 = hardware.accelerator("H100")
+
+
+def runs_of(table):
+    with (DATA / f"{table}.csv").open(encoding="utf-8") as file:
+        return published.runs(table, csv.DictReader(file))
+
+
+TABLES = {table: runs_of(table) for table in published.EVERY}
+RUNS = errors.unrepeated(run for runs in TABLES.values() for run in runs)
+
+
+def test_half_of_the_sweep_is_counted_once():
+    assert len(RUNS) < sum(map(len, TABLES.values()))
+    assert len({(run.model.name, run.plans, run.machine, run.seconds) for run in RUNS}) == len(RUNS)
+
+
+def test_what_is_known_counts_every_run_in_its_regime():
+    counts = {name: of["runs"] for name, of in errors.known().items()}
+    seen = [errors.regime(run.plans[0], run.model, run.framework) for run in RUNS]
+    assert counts == {name: seen.count(name) for name in sorted(set(seen))}
+
+
+@pytest.mark.soak
+def test_what_is_known_is_what_fits_without_each_fold_give():
+    found = errors.measured(RUNS)
+    assert set(found) == set(errors.known())
+    for name, of in errors.known().items():
+        for each in ("low", "high", "median", "mean"):
+            assert found[name][each] == pytest.approx(of[each], rel=0.02), (name, each)
+
+
+def test_a_run_is_planned_with_constants_that_have_not_seen_its_fold():
+    """Runs of one tp and pp ten times as slow: their own fold does not see them, others do."""
+    bloom = [run for run in RUNS if run.framework == "deepspeed"]
+    slow = [replace(run, seconds=10 * run.seconds) if run.plans[0].tp == 8 else run for run in bloom]
+    plain, changed = (
+        {(run.plans, run.model): ratio for run, ratio in errors.left_out(those, "deepspeed")} for those in (bloom, slow)
+    )
+    for run in bloom:
+        key, fold = (run.plans, run.model), run.plans[0].tp == 8 and run.plans[0].pp == 6
+        assert changed[key] < 10 * plain[key] * 1.01
+        if fold:  # other folds with tp 8 are slow too, and pull
+            assert changed[key] > 1.5 * plain[key]
+
+
+def test_most_runs_of_a_regime_lie_in_its_interval():
+    for name, of in errors.known().items():
+        those = [run for run in RUNS if errors.regime(run.plans[0], run.model, run.framework) == name]
+        if of["runs"] < 40:
+            continue
+        found = [errors.interval(run.plans[0], run.model, run.machine, run.framework) for run in those]
+        assert not any(each.unlike for each in found)
+        inside = np.mean([each.low <= run.seconds <= each.high for each, run in zip(found, those, strict=True)])
+        assert errors.INSIDE - 0.08 <= inside <= errors.INSIDE + 0.12, name
+
+
+def test_an_interval_is_the_regimes_quantiles_around_the_time():
+    plan, machine = (
+        Plan(dp=8, tp=8, zero=1, sequence_parallel=True, keep_gathered=True),
+        Machine(accelerator=H100, gpus=64),
+    )
+    model = models.llama("ours", num_layers=24, hidden=3072, num_heads=32, vocab=64000, seq=4096, ffn_hidden=8192)
+    found = planner.interval(plan, model, machine, "nanotron")
+    seconds = planner.step_time(model, plan, machine, planner.profile("nanotron")).total
+    of = errors.known()[found.regime]
+    assert (found.low / seconds, found.high / seconds) == pytest.approx((of["low"], of["high"]))
+    assert found.low < seconds < found.high
+    assert (found.regime, found.unlike) == ("nanotron, no pipeline", ())
+
+
+def test_what_nothing_like_it_was_seen_of_has_no_interval():
+    model, machine = models.model("llama2-7b"), Machine(accelerator=H100, gpus=64)
+    plan = Plan(dp=8, tp=8, zero=1, seq=4096)
+    reasons = {
+        "another card": planner.interval(
+            plan, model, replace(machine, accelerator=hardware.accelerator("B200")), "nanotron"
+        ),
+        "more cards": planner.interval(plan.changed(dp=256), model, replace(machine, gpus=2048), "nanotron"),
+        "a model of another size": planner.interval(plan, "llama2-70b", machine, "nanotron"),
+        "sequences of another length": planner.interval(plan.changed(seq=32768), model, machine, "nanotron"),
+        "megatron, no pipeline, experts": planner.interval(plan, "mixtral-8x7b", machine),
+        "megatron, no pipeline, cp": planner.interval(plan.changed(dp=4, cp=2), model, machine),
+    }
+    for reason, found in reasons.items():
+        assert (found.unlike, found.low, found.high) == ((reason,), None, None)
+    few = planner.interval(plan.changed(pp=2, cp=2, dp=2), model, machine)
+    assert few.runs < errors.FEWEST
+    assert few.unlike == (few.regime,)
+
+
+def test_folds_are_quantiles_of_the_ratio_and_errors_of_the_time():
+    run = RUNS[0]
+    of = errors._summary([(run, ratio) for ratio in (0.5, 1.0, 1.0, 1.0, 2.0)])
+    assert (of["low"], of["high"], of["runs"]) == (0.5, 2.0, 5)
+    assert of["mean"] == pytest.approx((1 + 0.5) / 5)
+
+
+LEFT_OUT = {  # mean or median error of runs that the fit had not seen, as the issue asks
+    "megatron, a pipeline": ("mean", 0.08), "megatron, no pipeline": ("mean", 0.08),
+    "fsdp, no pipeline, sharded weights": ("mean", 0.10), "deepspeed, a pipeline": ("mean", 0.10),
+    "nanotron, no pipeline": ("median", 0.08),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_left_out_runs_are_met(name):
+    kind, most = LEFT_OUT[name]
+    assert errors.known()[name][kind] <= most
+
+
+def test_profiles_meet_their_own_tables_and_others_do_not():
+    for framework, most in (("fsdp", 0.07), ("deepspeed", 0.08)):
+        those = [run for run in RUNS if run.framework == framework]
+        own = published.mean_error(those, planner.profile(framework))
+        assert own <= most < published.mean_error(those, FITTED)
+    assert all(math.isfinite(run.seconds) for run in RUNS)
+    assert set(fitting.HABITS) | {"megatron"} == set(planner.PROFILES)

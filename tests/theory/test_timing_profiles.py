@@ -1,0 +1,99 @@
+"""The habits of frameworks in the time of a step: each constant's law, on a plan where it alone decides."""
+
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+
+from dtlib.theory import hardware, models, planner
+from dtlib.theory.planner import FITTED, Machine, Plan
+
+H100 = hardware.accelerator("H100")
+MODEL = models.model("llama2-7b")
+
+
+def terms(plan, model=MODEL, **changes):
+    machine = Machine(accelerator=H100, gpus=plan.world_size)
+    return planner.step_time(model, plan, machine, replace(FITTED, **changes))
+
+
+def test_profiles_are_megatrons_constants_but_for_what_they_name():
+    assert planner.profile("megatron") == FITTED
+    for name, constants in planner.PROFILES.items():
+        assert planner.profile(name) is constants
+        assert constants.margin == FITTED.margin  # what they name is about time
+    with pytest.raises(ValueError, match=r"framework must be one of megatron, nanotron, .*, not 'jax'"):
+        planner.profile("jax")
+
+
+def test_a_habit_may_be_none_and_a_constant_may_not():
+    habits = [each.name for each in fields(FITTED) if each.default == getattr(FITTED, each.name)]
+    assert {"data_hiding", "head_balance", "attention_flop_per_s"} < set(habits)
+    for name in habits:
+        replace(FITTED, **{name: 0})
+        with pytest.raises(ValueError, match=f"{name} must be finite and zero or more, not -1"):
+            replace(FITTED, **{name: -1})
+
+
+def test_an_attention_kernel_has_a_most_on_any_card():
+    plan = Plan(dp=8)
+    free, reached = terms(plan), H100.measured_half_flop_per_s * FITTED.attention_share
+    assert terms(plan, attention_flop_per_s=2 * reached) == free
+    assert terms(plan, attention_flop_per_s=reached / 3).attention == pytest.approx(3 * free.attention)
+
+
+def test_gradients_are_added_up_in_every_micro_batch():
+    for m in (1, 4):
+        plan = Plan(tp=2, pp=2, micro_batches=m)
+        more = terms(plan, accumulated_bytes=10).elementwise - terms(plan).elementwise
+        most = max(planner.plan_memory(MODEL, plan.changed(recipe="16-byte")).states / 16, 1)
+        assert more == pytest.approx(m * 10 * most / H100.memory_bytes_per_s, rel=1e-4)
+
+
+def test_messages_of_data_parallelism_that_nothing_hides_are_seen_whole():
+    plan = Plan(dp=64, zero=1)
+    hidden, seen = (terms(plan, data_hiding=each, contention_share=1e-9).data_parallel for each in (1, 0))
+    assert seen > 3 * hidden > 0
+    assert terms(plan, data_hiding=0, contention_share=0.5).data_parallel == pytest.approx(seen)  # behind nothing
+
+
+def test_each_message_of_a_layer_waits_for_every_node():
+    """Two ways, each (nodes - 1) waits for the other nodes and 7 for the cards of one."""
+    for nodes in (2, 32):
+        plan = Plan(dp=8 * nodes, zero=1)
+        one, many = (terms(plan, data_hiding=0, sharded_messages=each).data_parallel for each in (0, 6))
+        wait = (nodes - 1) * FITTED.across_alpha_seconds + 7 * 5e-6
+        assert many - one == pytest.approx(2 * (6 * MODEL.num_layers - 1) * wait)
+    plan = plan.changed(zero=0)
+    assert terms(plan, sharded_messages=6) == terms(plan)
+
+
+def test_the_host_meets_each_tensor_rank():
+    slow = {"layer_host_seconds": 1e-3, "rank_host_seconds": 0.1, "staged_rank_host_seconds": 0.2}
+    for plan, each in ((Plan(tp=4), 0.1), (Plan(tp=4, pp=2), 0.2), (Plan(tp=1, pp=2), 0.2)):
+        found = terms(plan, **slow)
+        layer = (found.host + found.matmuls + found.attention + found.elementwise + found.tensor_parallel) / (
+            MODEL.num_layers / plan.pp
+        )
+        assert layer == pytest.approx(each * plan.tp)
+    few = terms(Plan(tp=4), rank_host_seconds=1e-6)
+    assert few == terms(Plan(tp=4))
+
+
+def test_a_head_is_balanced_by_fewer_layers_beside_it():
+    wide = replace(models.model("llama3-8b"), vocab=1_024_000)
+    for stages in (2, 4, 8):
+        plan = Plan(pp=stages, micro_batches=64)
+        plain, balanced = (terms(plan, wide, head_balance=each, layer_host_seconds=1e-9) for each in (0, 1))
+        assert balanced.total < plain.total
+        alone = terms(Plan(micro_batches=64), wide, layer_host_seconds=1e-9)
+        assert balanced.matmuls + balanced.attention + balanced.head >= (alone.matmuls + alone.head) / stages * 0.95
+    assert terms(Plan(micro_batches=4), wide, head_balance=1) == terms(Plan(micro_batches=4), wide)
+
+
+def test_selective_recompute_by_operations_repeats_products_and_what_memory_bounds():
+    plan = Plan(dp=8, recompute="selective")
+    attention, products = terms(plan), terms(plan, selective_products=0.5)
+    assert attention.recompute == pytest.approx(attention.attention / 3.5)
+    assert products.recompute == pytest.approx(0.5 * products.matmuls / 3 + products.elementwise / 3)
+    assert np.isclose(terms(Plan(dp=8), selective_products=0.5).recompute, 0)
