@@ -10,7 +10,7 @@ NBVAL  := --nbval-lax --nbval-cell-timeout=120 --nbval-kernel-name=python3 -p no
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup book test soak lint unit notebooks pages lab serve chapter bench picture clean
+.PHONY: help setup book test soak lint unit notebooks pages pdf lab serve chapter bench picture clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ pages: $(READY)  ## open the pages of the book that was built, and follow their 
 
 lab: $(READY)  ## open JupyterLab on the exercises
 	@$(BIN)/jupyter lab --notebook-dir=. --LabApp.default_url=/lab/tree/exercises
+
+pdf: $(READY)  ## print the book that was built into _build/book.pdf
+	@$(PART) $@ $(BIN)/python _ext/book_pdf.py $(BOOK) _build/book.pdf
 
 serve: book  ## build the book and serve it on this machine
 	@$(BIN)/python -m http.server --directory $(BOOK) --bind 127.0.0.1 8000

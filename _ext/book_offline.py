@@ -30,6 +30,8 @@ SOURCE_MAP = re.compile(r"/[/*]# sourceMappingURL=\S+?(?:\s*\*/|$)", re.MULTILIN
 _SCRIPT = r'\s*<(?:script|link)\b[^>]*\b(?:src|href)="[^"]*{name}[^"]*"[^>]*>(?:</script>)?'
 ICONS = re.compile(_SCRIPT.format(name=r"scripts/fontawesome\.js"))
 TABS = re.compile(_SCRIPT.format(name=r"design-tabs\.js"))
+SAID_OTHERWISE = ' aria-label="Toggle hidden content"'
+"""MyST-NB's name of every fold: read aloud, it would replace what stands there, which says what the fold holds."""
 SEARCH = re.compile(_SCRIPT.format(name=r"(?:searchtools|language_data|searchindex)\.js"))
 CLASSES = re.compile(r'\bclass="([^"]*)"')
 BASE_COLOR = re.compile(r'html\[data-theme="(\w+)"\] \.highlight \{[^}]*\bcolor: (#\w+)')
@@ -53,7 +55,7 @@ def slim(app: Sphinx, exception: Exception | None) -> None:
     used: set[str] = set()
     for page in out.rglob("*.html"):
         html = page.read_text("utf-8")
-        lighter = share_styles(plain(ICONS.sub("", html), colored))
+        lighter = share_styles(plain(ICONS.sub("", html).replace(SAID_OTHERWISE, ""), colored))
         if "sd-tab-set" not in html:
             lighter = TABS.sub("", lighter)
         if page != out / "search.html":

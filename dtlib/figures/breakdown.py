@@ -105,9 +105,10 @@ def breakdown_bars(
         if legend:
             seen = [part for part in looks if any(own.get(part, 0) > longest * _SHOWN_FROM for own in parts.values())]
             _add_legend(axes, {part: looks[part] for part in seen}, bool(measured))
+    axes.set_label(_caption(parts, totals, name, scale))
     figure = axes.figure
     if not figure.get_label():
-        figure.set_label(_caption(parts, totals, name, scale))
+        figure.set_label(axes.get_label())
     return figure
 
 

@@ -9,6 +9,8 @@ import itertools
 import re
 from typing import Any
 
+from .told import alternative
+
 INK = "#767676"
 """Text, axes, outlines: a grey that reads on white and on dark; here it becomes the colour of the page's text."""
 
@@ -22,7 +24,8 @@ _BARS = re.compile(r'<path d="M[^MLCQ"]*z"( style="[^"]*")/>(?:\s*<path d="M[^ML
 def svg(figure: Any, *, alt: str = "") -> str:
     """The matplotlib `figure` as an inline ``<svg>`` element that follows the page's text colour and width.
 
-    `alt` is what a screen reader says; the figure's own label (``fig.set_label``) is used where it is empty.
+    `alt` is what a screen reader says; where it is empty, the figure's own label (``fig.set_label``) and the numbers
+    that it shows.
     """
     import matplotlib as mpl
 
@@ -48,7 +51,7 @@ def svg(figure: Any, *, alt: str = "") -> str:
     text = _unique_ids(text.replace(INK, "currentColor"))
     width = float(text.split('width="')[1].split("pt")[0])
     text = re.sub(r' (?:width|height)="[\d.]+pt"', "", text, count=2)
-    said = html.escape(alt or str(figure.get_label()) or "figure")
+    said = html.escape(alt or alternative(figure) or "figure")
     sizes = [float(size) for size in re.findall(r"font(?:-size)?: (?:\w+ )*([\d.]+)px", text)]
     natural = width * 4 / 3
     legible = min(natural, width * LEGIBLE_PX / min(sizes)) if sizes else 0  # narrower pages pull it aside

@@ -65,6 +65,8 @@ def memory_timeline(
         if legend:
             _legend(figure, looks, bool(peaks))
     figure.set_label(_caption(played, totals, peaks, name, scale))
+    for axes in panels:
+        axes.set_label(figure.get_label())  # which tells the numbers of all panels
     return figure
 
 

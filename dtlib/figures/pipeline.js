@@ -67,7 +67,10 @@
     if (v.selectedOptions[0].disabled) v.value = Object.keys(known)[0];
     v.disabled = Object.keys(known).length < 2;
     const chosen = known[v.value][`${p.value} ${m.value}`], costs = prices.map((each) => +each.value);
-    prices.forEach((each, i) => { each.nextElementSibling.textContent = costs[i].toFixed(2); });
+    prices.forEach((each, i) => {
+      each.nextElementSibling.textContent = costs[i].toFixed(2);
+      each.setAttribute("aria-valuetext", `${costs[i].toFixed(2)} forward passes`);
+    });
     const refused = typeof chosen === "string";
     root.querySelector(".shown").hidden = refused;
     root.querySelector(".refused").textContent = refused ? chosen : "";
@@ -85,14 +88,17 @@
       return most / +v.value;
     });
     const say = (name, text) => { root.querySelector(`.${name}`).textContent = text; };
-    say("bubble", `${(100 * (1 - work / span / found.length)).toFixed(1)} %`);
+    const bubble = `${(100 * (1 - work / span / found.length)).toFixed(1)} %`;
+    say("bubble", bubble);
     say("span", span.toFixed(2));
     const own = found.map((row) => row[row.length - 1].end - row[0].start), longest = Math.max(...own);
     const busy = found[own.indexOf(longest)].reduce((sum, each) => sum + each.end - each.start, 0);
     say("own", longest.toFixed(2));
     say("waits", `${(100 * (1 - busy / longest)).toFixed(1)} %`);
     say("held", held.map((each) => +each.toFixed(2)).join(", "));
-    root.querySelector("svg[role=img]").setAttribute("aria-label", `time grid of ${schedule.value}`);
+    const sizes = `${p.value} ranks, ${m.value} micro-batches${+v.value > 1 ? `, ${v.value} chunks` : ""}`;
+    root.querySelector("svg[role=img]").setAttribute("aria-label", `time grid of ${schedule.value}: ${sizes}, ` +
+      `${span.toFixed(2)} forward passes, bubble ${bubble}`);
   }
   controls.forEach((each) => { each.disabled = false; each.addEventListener("input", show); });
   show();

@@ -116,5 +116,5 @@ def _orders(generate: Generator, p: int, m: int) -> dict[str, Any] | str:
 def _price(name: str, label: str, most: float, start: float) -> str:
     return (
         f'<label>{label} <input type="range" name="{name}" min="0" max="{most}" step="0.05" value="{start}" '
-        f'autocomplete="off" disabled><output>{start:.2f}</output></label>'
+        f'aria-valuetext="{start:.2f} forward passes" autocomplete="off" disabled><output>{start:.2f}</output></label>'
     )

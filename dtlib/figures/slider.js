@@ -1,5 +1,6 @@
   const input = root.querySelector("input"), output = root.querySelector("output");
   const note = root.querySelector(".note"), probe = root.querySelector(".probe");
+  const picture = root.querySelector("[role=img]");
   const curves = root.querySelectorAll("[role=img] .curve"), dots = root.querySelectorAll(".dot");
   const readings = root.querySelectorAll("li b");
   const scale = { linear: (v) => v, log: Math.log, log2: Math.log };
@@ -19,7 +20,8 @@
   function show() {
     const step = data.steps[+input.value];
     output.textContent = step.text;
-    input.setAttribute("aria-valuetext", step.text);
+    input.setAttribute("aria-valuetext", step.spoken);
+    picture.setAttribute("aria-label", step.alt);
     readings.forEach((b, i) => { b.textContent = step.readings[i]; });
     if (note) note.textContent = step.note;
     if (step.curves) curves.forEach((c, i) => c.setAttribute("d", path(data.xs, step.curves[i])));

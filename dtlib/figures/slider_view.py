@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from html import escape
 from typing import Any
 
@@ -19,7 +20,7 @@ def page(slider: Slider) -> str:
     moved = (
         f'<div class="control"><label for="{identity}-input">{escape(slider.name)}</label>'
         f'<input type="range" id="{identity}-input" min="0" max="{len(steps) - 1}" step="1" '
-        f'value="{slider.first}" aria-valuetext="{text}" autocomplete="off" disabled>'
+        f'value="{slider.first}" aria-valuetext="{escape(spoken(slider.name, now.text))}" autocomplete="off" disabled>'
         f'<output for="{identity}-input">{text}</output></div>'
     )
     body = f"{_chart(slider, now)}{moved}{_readings(slider, now)}{_table(slider, steps)}"
@@ -52,12 +53,28 @@ def widget(slider: Slider) -> Any:
     return ipywidgets.VBox([picture, moved])
 
 
+def spoken(name: str, text: str) -> str:
+    """A position as it is read aloud, with its unit: "8 ranks" where the slider is called "ranks N" and shows "8"."""
+    if re.search(r"[^\W\d]{2}|%", text):
+        return text  # has a unit
+    unit = re.search(r"\(([^)]+)\)$", name) or re.search(r", in (.+)$", name)
+    noun = unit[1] if unit else re.sub(r"(,.*| \w)$", "", name)
+    return f"{text} {noun}" if unit or re.search(r"s\b", noun) else f"{noun} {text}"
+
+
+def _alt(slider: Slider, step: Step) -> str:
+    """What the chart shows, and the readings of this position."""
+    what = slider.alt or f"{slider.y_label or ', '.join(slider.labels)} against {slider.x_label}"
+    where = spoken(slider.name, step.text) + ("" if slider.x is None else f" and {slider.format_x(step.probe)}")
+    read = ", ".join(f"{label} {reading}" for label, reading in zip(slider.labels, step.readings, strict=True))
+    return f"{what}; at {where}: {read}"
+
+
 def _chart(slider: Slider, step: Step) -> str:
     x, y = slider.axes
     curves = dict(zip(slider.labels, step.curves, strict=True))
     known = looks([*slider.labels, *slider.marks])
-    alt = slider.alt or f"{slider.y_label or ', '.join(slider.labels)} against {slider.x_label}"
-    return chart.draw(x, y, slider.xs, curves, known, slider.marks, step.probe, step.at, alt)
+    return chart.draw(x, y, slider.xs, curves, known, slider.marks, step.probe, step.at, _alt(slider, step))
 
 
 def _readings(slider: Slider, step: Step) -> str:
@@ -97,5 +114,13 @@ def _data(slider: Slider, steps: list[Step]) -> dict[str, Any]:
         "x": {"scale": x.scale, "limits": [x.low, x.high], "from": x.start, "to": x.end},
         "y": {"scale": y.scale, "limits": [y.low, y.high], "from": y.start, "to": y.end},
         "xs": slider.xs,
-        "steps": [vars(step) | {"curves": step.curves if moving else None} for step in steps],
+        "steps": [
+            vars(step)
+            | {
+                "curves": step.curves if moving else None,
+                "spoken": spoken(slider.name, step.text),
+                "alt": _alt(slider, step),
+            }
+            for step in steps
+        ],
     }

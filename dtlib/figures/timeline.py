@@ -59,11 +59,45 @@ def timeline(rows: Any, *, unit: str | None = None, axes: Any = None, legend: bo
         _draw(axes, list(labelled), strips, scale, named if legend else [])
         axes.set_xlim(min(0.0, *(bar.start / scale for bar in bars)), last / scale)
         axes.set_xlabel(f"time ({name})")
+    axes.set_label(_in_words(labelled, last, name, scale))
     figure = axes.figure
     if not figure.get_label():
         kinds = ", ".join(_heads(bar.name for bar in bars))
         figure.set_label(f"timeline of {len(labelled)} rows over {last / scale:.3g} {name}: {kinds}")
     return figure
+
+
+def _in_words(rows: Mapping[str, Sequence[Bar]], last: float, unit: str, scale: float) -> str:
+    """How long each thing goes on in each row, what number stands on its boxes, and for which share nothing goes on."""
+    told: dict[str, list[str]] = {}
+    for label, bars in rows.items():
+        lasting: dict[str, float] = {}
+        for bar in filter(_is_work, bars):
+            head = bar.name.split(",")[0].strip()
+            lasting[head] = lasting.get(head, 0) + (bar.end - bar.start) / scale
+        parts = [f"{head} {lasting[head]:.3g}" for head in _heads(lasting)]
+        parts.append(f"idle {1 - _busy(bars) / last:.1%}" if last else "")
+        told.setdefault(", ".join(filter(None, parts)), []).append(label)
+    idle = 1 - sum(map(_busy, rows.values())) / last / len(rows) if last else 0
+    numbers = {int(text) for bars in rows.values() for bar in bars if (text := bar.text.rstrip("′″‴")).isdecimal()}
+    numbered = f", boxes {min(numbers)} to {max(numbers)}" if numbers else ""
+    each = "; ".join(f"{' and '.join(labels) if len(labels) < 3 else f'{labels[0]} to {labels[-1]}'}: {said}"
+                     for said, labels in told.items())  # fmt: skip
+    return f"{len(rows)} rows over {last / scale:.3g} {unit}{numbered}, idle {idle:.1%} in all; {each}"
+
+
+def _busy(bars: Sequence[Bar]) -> float:
+    """For how long something other than waiting goes on."""
+    total = until = 0.0
+    for bar in sorted(filter(_is_work, bars), key=lambda bar: bar.start):
+        if bar.end > until:
+            total += bar.end - max(bar.start, until)
+            until = bar.end
+    return total
+
+
+def _is_work(bar: Bar) -> bool:
+    return style.look(bar.name, spare=0) is not style.LOOKS["idle"]
 
 
 def _rows(rows: Any) -> dict[str, list[Bar]]:

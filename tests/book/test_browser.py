@@ -197,7 +197,7 @@ def test_keys_move_the_slider_and_it_shows_what_theory_says(visit, html):
         for key, n in [("ArrowRight", 16), ("ArrowRight", 32), ("End", 1024), ("ArrowLeft", 512), ("Home", 2)]:
             page.keyboard.press(key)
             assert shown(figure) == expected(n), key
-            assert control.get_attribute("aria-valuetext") == str(n)
+            assert control.get_attribute("aria-valuetext") == f"{n} ranks"
         assert tab.complaints == []
 
 
@@ -236,6 +236,9 @@ def test_every_slider_of_the_book_draws_its_numbers(visit, html, name):
                 step = data["steps"][index]
                 assert figure.locator("output").inner_text() == step["text"]
                 assert figure.locator("li b").all_inner_texts() == step["readings"]
+                assert control.get_attribute("aria-valuetext") == step["spoken"]
+                assert re.search(r"\d.*(%|[a-zA-Z]{2})|[a-z]{3}.*\d", step["spoken"]), "a number with its unit"
+                assert figure.locator("[role=img]").get_attribute("aria-label") == step["alt"]
                 _dots_are_at(figure, data, step)
         assert tab.complaints == []
 

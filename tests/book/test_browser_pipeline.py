@@ -41,6 +41,14 @@ def test_it_opens_on_one_f_one_b(played):
     assert readings(played) == simulated(pp.one_f_one_b(4, 8), 1, 1, 0)
 
 
+def test_who_hears_it_is_told_the_numbers(played):
+    choose(played, p=2, m=4, input=0.5)
+    bubble, span, *_ = readings(played)
+    said = played.locator("svg[role=img]").get_attribute("aria-label")
+    assert said == f"time grid of 1F1B: 2 ranks, 4 micro-batches, {span} forward passes, bubble {bubble}"
+    assert played.locator("[name=input]").get_attribute("aria-valuetext") == "0.50 forward passes"
+
+
 @pytest.mark.parametrize("name", ["1F1B", "GPipe", "sequential", "ZB-H1", "ZB-H2", "ZB-V", "DualPipeV", "interleaved"])
 def test_grid_bubble_and_memory_are_those_of_the_simulator(played, name):
     """For prices at which no two times are equal, with and without messages."""

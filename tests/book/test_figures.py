@@ -84,7 +84,9 @@ def test_each_figure_of_the_built_book_has_a_number_and_its_caption(html, stem):
     known = captions(Chapter.read(Path(ROOT / "chapters" / f"{stem}.ipynb")))
     figures = dict(re.findall(r'<figure [^>]*id="(fig-[^"]+)">(.*?)</figure>', page, flags=re.DOTALL))
     assert list(figures) == [figure["label"] for figure in known.values()]
-    for shown in figures.values():
+    for name, shown in figures.items():
+        for said in re.findall(r'aria-label="([^"]*)"', shown):
+            assert len(re.findall(r"\d[\d.,]*", said)) >= 2, f"{name}: its alternative text has no numbers: {said}"
         assert re.search(r'<svg class="[^"]*\bdtlib-figure\b', shown)
         assert re.search(r'class="caption-number">Figure [\d.]+ <', shown)
     assert "dtlib-figure" not in re.sub(r"<figure.*?</figure>|<style.*?</style>", "", page, flags=re.DOTALL)

@@ -11,6 +11,7 @@ from bs4 import BeautifulSoup
 
 from dtlib import figures
 from dtlib.figures import slider_view
+from dtlib.figures.slider_view import spoken
 
 SIZES = np.geomspace(1e3, 1e9, 13)
 
@@ -197,3 +198,23 @@ def _live_environment():
     import os
 
     return {name: value for name, value in os.environ.items() if name != "DTLIB_STATIC"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("ranks N", "8", "8 ranks"), ("cards", "1,024", "1,024 cards"), ("device memory (GB)", "80", "80 GB"),
+        ("batch, in noise scales", "0.5", "0.5 noise scales"), ("steps alone, H", "16", "16 steps alone"),
+        ("size", "4 MiB", "4 MiB"), ("numbers that are sent", "1%", "1%"), ("width", "4096", "width 4096"),
+    ],
+)  # fmt: skip
+def test_a_position_is_read_aloud_with_its_unit(name, text, said):
+    assert spoken(name, text) == said
+
+
+def test_the_picture_says_the_readings_of_the_position():
+    page, data = data_of(curves(format_y=lambda y: f"{y:.3e} s"))
+    ring, tree = data["steps"][1]["readings"]
+    assert page.find("svg", role="img")["aria-label"] == data["steps"][1]["alt"]
+    assert data["steps"][1]["alt"].endswith(f": ring {ring}, tree {tree}")
+    assert data["steps"][2]["spoken"] == "8 ranks"
