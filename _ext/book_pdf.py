@@ -17,7 +17,10 @@ from urllib.parse import unquote, urldefrag, urljoin
 
 from playwright.sync_api import Browser, sync_playwright
 from pypdf import PdfReader, PdfWriter
-from pypdf.generic import ArrayObject, DictionaryObject, NameObject, NullObject, NumberObject
+from pypdf.generic import ArrayObject, DictionaryObject, Fit, FloatObject, NameObject, NullObject
+
+Place = tuple[int, float | None]
+"""A page of the file, from 0, and how many points above its foot; None for its top."""
 
 PAPER: dict[str, Any] = {
     "format": "A4",
@@ -27,6 +30,11 @@ PAPER: dict[str, Any] = {
 NUMBERS = """<style>@page {{ size: A4; margin: 0 }} body {{ margin: 0; font: 9pt sans-serif; color: #444 }}
 p {{ height: 297mm; margin: 0; padding-top: 284mm; box-sizing: border-box; text-align: center; break-after: page }}
 p:last-child {{ break-after: auto }}</style>{}"""
+HEADINGS = """() => [...document.querySelectorAll("main :is(h1, h2, h3)")].map((each) => {
+  const copy = each.cloneNode(true);
+  copy.querySelectorAll(".headerlink, .katex-mathml").forEach((other) => other.remove());
+  return [+each.tagName[1], (each.closest("section") || each).id, copy.textContent.trim()];
+})"""
 AIM = """(ids) => ids.forEach((id) => {
   const link = document.createElement("a");
   link.href = "#" + id;
@@ -60,40 +68,48 @@ def aims(pages: Sequence[Path]) -> dict[str, set[str]]:
 def join(browser: Browser, pages: Sequence[Path]) -> PdfWriter:
     """All `pages` in one: the headings of each as bookmarks, links that stay inside, numbers at the foot."""
     wanted, writer = aims(pages), PdfWriter()
-    places: dict[str, ArrayObject] = {}
+    places: dict[str, Place] = {}
     owners: list[str] = []
     for page in pages:
-        where = page.as_uri()
-        tab = browser.new_page()
-        tab.goto(where, wait_until="load")
-        tab.evaluate("document.fonts.ready")
-        tab.evaluate(AIM, sorted(wanted[where]))
-        reader = PdfReader(io.BytesIO(tab.pdf(**PAPER, print_background=True, outline=True, tagged=True)))
-        tab.close()
-        first = len(writer.pages)
-        writer.append(reader)
+        where, first = page.as_uri(), len(writer.pages)
+        headings, reader = printed(browser, where, wanted[where])
+        writer.append(reader, import_outline=False)
         owners += [where] * len(reader.pages)
-        places[where] = _place(writer, first, 0)
-        for name, place in reader.named_destinations.items():
-            number = first + (reader.get_destination_page_number(place) or 0)
-            places[f"{where}#{unquote(name.lstrip('/'))}"] = _place(writer, number, float(place.top or 0))
+        places[where] = first, None
+        for name, at in reader.named_destinations.items():
+            number = reader.get_destination_page_number(at) or 0
+            places[f"{where}#{unquote(name.lstrip('/'))}"] = first + number, float(at.top)
+        above: list[Any] = []
+        for level, name, text in headings:
+            number, top = places[f"{where}#{name}"]
+            above = above[: level - 1]
+            above.append(writer.add_outline_item(
+                title=text, page_number=number, parent=above[-1] if above else None, fit=Fit.xyz(top=top),
+            ))  # fmt: skip
     for number, where in enumerate(owners):
         for annotation in writer.pages[number].get("/Annots", ()):
-            _keep_inside(annotation.get_object(), where, places)
+            _keep_inside(writer, annotation.get_object(), where, places)
     _number(browser, writer)
     writer.add_metadata({"/Title": "The mathematics of distributed training"})
+    for sheet in writer.pages:
+        sheet.compress_content_streams()
     writer.compress_identical_objects()
     return writer
 
 
-def _place(writer: PdfWriter, page: int, top: float) -> ArrayObject:
-    """A place in the file as links name it: the top of its page, or so many points above the foot."""
-    reference = writer.pages[page].indirect_reference
-    height = NumberObject(round(top)) if top else NullObject()
-    return ArrayObject([reference, NameObject("/XYZ"), NullObject(), height, NullObject()])
+def printed(browser: Browser, where: str, names: set[str]) -> tuple[list[tuple[int, str, str]], PdfReader]:
+    """Level, id and words of the headings of a page, and its PDF, which knows the places of `names` and of these."""
+    tab = browser.new_page()
+    tab.goto(where, wait_until="load")
+    tab.evaluate("document.fonts.ready")
+    headings = [(level, name, text) for level, name, text in tab.evaluate(HEADINGS) if name]
+    tab.evaluate(AIM, sorted(names.union(name for _, name, _ in headings)))
+    found = tab.pdf(**PAPER, print_background=True)
+    tab.close()
+    return headings, PdfReader(io.BytesIO(found))
 
 
-def _keep_inside(annotation: DictionaryObject, where: str, places: Mapping[str, ArrayObject]) -> None:
+def _keep_inside(writer: PdfWriter, annotation: DictionaryObject, where: str, places: Mapping[str, Place]) -> None:
     """Lead a link to a page of the book to its place in this file; other links stay, and links to other files go."""
     action = annotation.get("/A", {})
     target = str(action.get("/URI", ""))
@@ -102,11 +118,14 @@ def _keep_inside(annotation: DictionaryObject, where: str, places: Mapping[str, 
         target = f"{where}#{unquote(str(inside).lstrip('/'))}"
     if not target.startswith("file:"):
         return
-    page, _ = urldefrag(target)
     annotation.pop("/A", None)
-    place = places.get(unquote(target), places.get(target, places.get(page)))
+    annotation.pop("/Dest", None)
+    place = places.get(unquote(target), places.get(urldefrag(target)[0]))
     if place is not None:
-        annotation[NameObject("/Dest")] = place
+        number, top = place
+        height = NullObject() if top is None else FloatObject(top)
+        sheet = writer.pages[number].indirect_reference
+        annotation[NameObject("/Dest")] = ArrayObject([sheet, NameObject("/XYZ"), NullObject(), height, NullObject()])
 
 
 def _number(browser: Browser, writer: PdfWriter) -> None:
