@@ -30,8 +30,12 @@ SOURCE_MAP = re.compile(r"/[/*]# sourceMappingURL=\S+?(?:\s*\*/|$)", re.MULTILIN
 _SCRIPT = r'\s*<(?:script|link)\b[^>]*\b(?:src|href)="[^"]*{name}[^"]*"[^>]*>(?:</script>)?'
 ICONS = re.compile(_SCRIPT.format(name=r"scripts/fontawesome\.js"))
 TABS = re.compile(_SCRIPT.format(name=r"design-tabs\.js"))
-SAID_OTHERWISE = ' aria-label="Toggle hidden content"'
-"""MyST-NB's name of every fold: read aloud, it would replace what stands there, which says what the fold holds."""
+MISNAMED = re.compile(
+    r'(<summary) aria-label="Toggle hidden content"|(search-button-field[^>]*?) aria-label="Search"'
+    r'|(<div) role="list"(?= class="citation-list")|(<div class="citation" id="\w+") role="doc-biblioentry"'
+)
+"""Names and roles of the theme that hide what stands there from who hears the page: the words of a fold and a button,
+and the entries of the bibliography."""
 SEARCH = re.compile(_SCRIPT.format(name=r"(?:searchtools|language_data|searchindex)\.js"))
 CLASSES = re.compile(r'\bclass="([^"]*)"')
 BASE_COLOR = re.compile(r'html\[data-theme="(\w+)"\] \.highlight \{[^}]*\bcolor: (#\w+)')
@@ -55,7 +59,7 @@ def slim(app: Sphinx, exception: Exception | None) -> None:
     used: set[str] = set()
     for page in out.rglob("*.html"):
         html = page.read_text("utf-8")
-        lighter = share_styles(plain(ICONS.sub("", html).replace(SAID_OTHERWISE, ""), colored))
+        lighter = share_styles(plain(named(ICONS.sub("", html)), colored))
         if "sd-tab-set" not in html:
             lighter = TABS.sub("", lighter)
         if page != out / "search.html":
@@ -80,6 +84,11 @@ def token_colors(css: str) -> set[str]:
     if not usual:
         raise ExtensionError("pygments.css has no colours for the theme's light and dark modes")
     return {name for theme, name, rule in TOKEN_RULE.findall(css) if rule.strip() != f"color: {usual[theme]}"}
+
+
+def named(html: str) -> str:
+    """`html` without the names and roles that are wrong."""
+    return MISNAMED.sub(lambda found: found[found.lastindex or 0], html)
 
 
 def plain(html: str, colored: set[str]) -> str:

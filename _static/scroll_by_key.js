@@ -13,7 +13,7 @@
         }
       });
   }
-  addEventListener("load", mark);
+  addEventListener("load", () => document.fonts.ready.then(mark));  // formulas have their width then
   addEventListener("resize", mark);
   document.addEventListener("toggle", mark, true);  // a fold that opens has a width only then
 })();

@@ -51,6 +51,19 @@ def test_only_tokens_without_a_colour_lose_their_span():
     )
 
 
+def test_folds_buttons_and_entries_are_named_by_what_stands_there():
+    page = (
+        '<summary aria-label="Toggle hidden content"><p>Show</p></summary><summary aria-label="mine">'
+        '<button class="btn search-button-field" title="Search" aria-label="Search" x>'
+        '<div role="list" class="citation-list"><div class="citation" id="id3" role="doc-biblioentry"><ul role="list">'
+    )
+    assert extension("book_offline").named(page) == (
+        '<summary><p>Show</p></summary><summary aria-label="mine">'
+        '<button class="btn search-button-field" title="Search" x>'
+        '<div class="citation-list"><div class="citation" id="id3"><ul role="list">'
+    )
+
+
 def test_recurring_styles_are_written_once_and_weigh_as_much_as_before():
     style = "padding:.1rem .6rem;color:&quot;x&quot;"
     rows = "".join(f'<td{klass} style="{style}">{n}</td>' for n, klass in enumerate(["", ' class="a"'] * 3))
