@@ -52,9 +52,14 @@ def _bars(axes: Any) -> Iterator[str]:
 
 
 def _names(axis: Any) -> dict[int, str]:
-    """The words that stand at whole places of an axis of categories."""
-    ticks = zip(axis.get_ticklocs(), axis.get_ticklabels(), strict=False)
-    return {round(place): _plain(each.get_text()) for place, each in ticks if each.get_text() and place == round(place)}
+    """The words that stand at whole places of an axis, where they are more than the number of the place."""
+    words = [_plain(each.get_text()) for each in axis.get_ticklabels()]
+    ticks = zip(axis.get_ticklocs(), words, strict=False)
+    return {round(place): text for place, text in ticks if place == round(place) and text not in _numerals(place)}
+
+
+def _numerals(place: float) -> set[str]:
+    return {"", *(f"{place:.{digits}f}".replace("-", "−") for digits in range(4))}
 
 
 def _lines(axes: Any) -> Iterator[str]:
@@ -104,7 +109,10 @@ def _course(x: np.ndarray, y: np.ndarray, *, each: bool) -> str:
 
 def _listed(names: Sequence[str], sizes: Sequence[float]) -> str:
     if len(sizes) <= 2 * _MOST:
-        return ", ".join(f"{name} {_number(size)}" for name, size in zip(names, sizes, strict=True))
+        pairs = [(name, _number(size)) for name, size in zip(names, sizes, strict=True)]
+        return ", ".join(
+            f"{name} {size}" if re.search("[^-\\d.]", name) else f"{size} at {name}" for name, size in pairs
+        )
     return f"{len(sizes)} from {_span(np.asarray(sizes))}"
 
 

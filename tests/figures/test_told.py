@@ -28,6 +28,11 @@ def test_lying_bars_are_told_too(axes):
     assert alternative(axes.figure) == "bars ring 3, tree 4.25"
 
 
+def test_bars_at_numbers_are_told_by_their_places(axes):
+    axes.bar([0, 1.5], [256, 128])
+    assert alternative(axes.figure) == "bars 256 at 0, 128 at 1.5"
+
+
 def test_a_line_is_told_by_its_ends_and_what_lies_between(axes):
     axes.plot([1, 2, 3], [5.0, 1.5, 4.0], label=r"$\beta$")
     axes.set(xlabel="ranks", ylabel="time (s)")
