@@ -10,7 +10,7 @@ NBVAL  := --nbval-lax --nbval-cell-timeout=120 --nbval-kernel-name=python3 -p no
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup book test soak lint unit notebooks pages pdf lab serve chapter bench picture clean
+.PHONY: help setup book test soak lint unit notebooks pages pdf lab serve chapter bench picture dist links clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,6 +70,13 @@ bench: $(READY)  ## measure against the alternatives, each table in one run
 
 picture: $(READY)  ## draw the README's picture from a fresh measurement
 	@$(BIN)/python _ext/readme_picture.py _static/measured.svg
+
+dist: book  ## build what a release publishes: wheel, book and exercises as zips, checksums (in _build/dist)
+	@$(BIN)/python _ext/dist.py
+
+links: $(READY)  ## follow the links that lead out of the book (needs a network; no part of `make test`)
+	@mkdir -p _build && sed 's/execute_notebooks: force/execute_notebooks: "off"/' _config.yml > _build/links.yml
+	@$(BIN)/jupyter-book build . -q --config _build/links.yml --path-output _build/links --builder linkcheck
 
 clean:  ## remove what was built (not .venv)
 	@rm -rf _build .pytest_cache .mypy_cache .ruff_cache .hypothesis

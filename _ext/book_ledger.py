@@ -42,7 +42,7 @@ class total(nodes.General, nodes.Element):
 
 
 class Anchors(SphinxTransform):
-    """The first comparison of each formula on a page can be linked to."""
+    """The first comparison of each formula on a page can be linked to, and so can each formula in the ledger."""
 
     default_priority = 200
 
@@ -55,19 +55,29 @@ class Anchors(SphinxTransform):
                     found.add(name)
                     marked = f'id="{anchor(name)}" data-formula="{name}"'
                     raw[:] = [nodes.Text(raw.astext().replace(f'data-formula="{name}"', marked, 1))]
+        for table in self.document.findall(lambda node: isinstance(node, nodes.table) and "ledger" in node["classes"]):
+            for name in filter(lambda each: each.astext() in theory.formulas(), list(table.findall(nodes.literal))):
+                place = f"formula-{dashed(name.astext())}"
+                name.replace_self(nodes.reference("", "", name.deepcopy(), refid=place, ids=[place], internal=True))
         anchors = getattr(self.env, "book_ledger_anchors", {})
         self.env.book_ledger_anchors = anchors | {self.env.docname: found}
 
 
 def anchor(formula: str) -> str:
     """The id of a formula's first comparison on a page."""
-    return f"measured-{formula.replace('.', '-').replace('_', '-')}"
+    return f"measured-{dashed(formula)}"
+
+
+def dashed(formula: str) -> str:
+    """The name of a formula as ids have it. Addresses elsewhere rest on it."""
+    return formula.replace(".", "-").replace("_", "-")
 
 
 class LedgerDirective(SphinxDirective):
     """``{ledger}``: the sentence of totals; ``{ledger} chapters``: the formulas and the evidence of this build.
 
-    What the registry knows is written now; what was found is filled in when all notebooks have run.
+    The name of a formula in this table is its permanent address: ``chapters/ledger.html#formula-zero-…``. What the
+    registry knows is written now; what was found is filled in when all notebooks have run.
     """
 
     optional_arguments = 1

@@ -111,13 +111,16 @@ class Opening(SphinxTransform):
             yield reference("std", "doc", "/chapters/ledger", "ledger")
 
     def exercises(self, path: Path) -> Iterator[nodes.Node]:
-        """The notebook of the chapter's exercises, and their titles."""
+        """The notebook of the chapter's exercises, and their titles, each at an address of its own that stays."""
         notebook = path.parents[1] / "exercises" / f"{path.stem}.ipynb"
         if not notebook.is_file():
             return
         yield addnodes.download_reference("", "Exercises", reftarget=f"/exercises/{notebook.name}", refexplicit=True)
         text = "\n".join(cell["source"] for cell in nbformat.read(notebook, as_version=4)["cells"])
-        yield nodes.Text(": " + " · ".join(re.findall(r"^## \d+\. (.+)$", text, flags=re.MULTILINE)))
+        for first, (number, title) in enumerate(re.findall(r"^## (\d+)\. (.+)$", text, flags=re.MULTILINE)):
+            yield nodes.Text(" · " if first else ": ")
+            place = f"exercise-{path.stem}-{number}"
+            yield nodes.reference("", title, refid=place, ids=[place], internal=True)
 
 
 def title_of(theorem: nodes.Element) -> list[nodes.Node]:

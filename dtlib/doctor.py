@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import platform
 import re
@@ -12,14 +13,13 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from dtlib.processes import namespace
 from dtlib.theory import units
 
-# dtlib.lab and dtlib.grading are imported by the probes: what they need may be what this machine lacks.
+# The other rooms are imported by the probes: what they need may be what this machine lacks.
 
-INSTALL = "pip install '.[lab]' in the folder of the course"
 EXTRA = "extra lab"
 MIN_PYTHON, MIN_TORCH = (3, 11), (2, 11)
 _CHILD_SECONDS = 20.0
@@ -53,12 +53,14 @@ class Examination:
 
     @property
     def verdict(self) -> str:
-        """In a sentence, whether the course runs here; what is not installed is not this machine's fault."""
-        if self.healthy:
-            return "The course runs on this machine."
+        """In a sentence, whether what is installed works here, and what to install for the rest."""
+        if not self.healthy:
+            return "The course does not run here: see the lines with ✗."
         if any(finding.name == EXTRA for finding in self.findings):
-            return f"The {EXTRA} is not installed: {INSTALL}. Then ask again what this machine can measure."
-        return "The course does not run here: see the lines with ✗."
+            return f"What is installed works. For the rest, install the {EXTRA}, and ask again: {install()}"
+        if not all(finding.ok for finding in self.findings if finding.name == "ranks"):
+            return "What is installed works, and so does reading the built book; ranks do not."
+        return "The course runs on this machine."
 
     def __getitem__(self, name: str) -> Finding:
         """The finding called `name`; ``KeyError`` where there is none."""
@@ -75,31 +77,57 @@ class Examination:
 def examine() -> Examination:
     """Probe this machine: a few seconds, most of them to import torch. Nothing it probes can make it raise.
 
-    Where packages of the extra ``lab`` are missing, as after a plain ``pip install .``, that is all it finds.
+    Where packages of the extra ``lab`` are missing, as after a plain ``pip install .``, and on Windows, it tries what
+    works without them.
     """
-    if missing := _missing_packages():
-        note = f"without {', '.join(missing)}; theory, dtlib memory and dtlib plan work. For ranks and lab: {INSTALL}"
-        return Examination((*_python(), Finding(EXTRA, False, "not installed", note, required=True)))
-    probes: tuple[tuple[str, Callable[[], list[Finding]], bool], ...] = (
+    probes: list[tuple[str, Callable[[], list[Finding]], bool]] = [
         ("python", _python, True),
-        ("torch", _torch, True),
-        ("machine", _machine, False),
-        ("start method", _start_method, False),
-        ("ranks", _ranks, True),
-        ("private network", _private_network, False),
-        ("walls", _walls, False),
-        ("TCP counts", _tcp_counts, False),
-        ("shaped links", _shaped_links, False),
-        ("GPU", _gpu, False),
-        ("Chromium", _chromium, False),
-    )
+        ("theory", _theory, True),
+    ]
+    untried = _untried()
+    if not untried:
+        probes += [
+            ("torch", _torch, True),
+            ("machine", _machine, False),
+            ("start method", _start_method, False),
+            ("ranks", _ranks, True),
+            ("private network", _private_network, False),
+            ("walls", _walls, False),
+            ("TCP counts", _tcp_counts, False),
+            ("shaped links", _shaped_links, False),
+            ("GPU", _gpu, False),
+            ("Chromium", _chromium, False),
+        ]
     findings: list[Finding] = []
     for name, probe, required in probes:
         try:
             findings += probe()
         except Exception as error:  # a probe that breaks is a finding, not the end of the examination
             findings.append(Finding(name, False, "unknown", f"{type(error).__name__}: {error}", required))
-    return Examination(tuple(findings))
+    return Examination((*findings, *untried))
+
+
+def _untried() -> list[Finding]:
+    """Why ranks and lab are not tried here; nothing where they can be."""
+    if sys.platform == "win32":
+        return [
+            Finding("ranks", False, "not on Windows", "they need Linux (WSL is one), or macOS, where it is untested")
+        ]
+    if missing := _missing_packages():
+        note = f"ranks, lab, exercises and the book need it; without {', '.join(missing)}"
+        return [Finding(EXTRA, False, "not installed", note)]
+    return []
+
+
+def install() -> str:
+    """The command that adds the extra ``lab``, from where this course was installed."""
+    in_its_folder = (Path(__file__).parents[1] / "pyproject.toml").is_file()
+    told = None if in_its_folder else importlib.metadata.distribution("dtlib-course").read_text("direct_url.json")
+    origin = json.loads(told or "{}")
+    if in_its_folder or "dir_info" in origin:
+        return "pip install '.[lab]' in the folder of the course"
+    scheme = f"{origin['vcs_info']['vcs']}+" if "vcs_info" in origin else ""
+    return f"pip install 'dtlib-course[lab]{f' @ {scheme}' + origin['url'] if origin else ''}'"
 
 
 def _missing_packages() -> list[str]:
@@ -122,6 +150,18 @@ def _python() -> list[Finding]:
     ok = sys.version_info[:2] >= MIN_PYTHON
     note = "" if ok else f"the course needs Python {'.'.join(map(str, MIN_PYTHON))} or later"
     return [Finding("python", ok, platform.python_version(), note, required=True)]
+
+
+def _theory() -> list[Finding]:
+    """Evaluate a formula."""
+    import numpy as np
+
+    from dtlib import theory
+
+    if theory.collectives.ring_all_reduce_bytes(8.0, 4) != 12.0:
+        return [Finding("theory", False, "wrong", "a ring of 4 ranks sends 12 bytes of 8", required=True)]
+    told = f"{len(theory.formulas())} formulas on numpy {np.__version__}; dtlib memory, dtlib plan"
+    return [Finding("theory", True, told, required=True)]
 
 
 def _torch() -> list[Finding]:
@@ -149,7 +189,11 @@ def _start_method() -> list[Finding]:
     from dtlib.processes.starter import start_method
 
     fork = start_method() == "fork"
-    note = "" if fork else "forking a process that has loaded torch is unsafe here: each run takes seconds"
+    note = (
+        ""
+        if fork
+        else "forking a process that has loaded torch is unsafe here: each run takes seconds, untested outside Linux"
+    )
     return [Finding("start method", fork, "fork server" if fork else "spawn", note)]
 
 
@@ -277,6 +321,8 @@ _PROBE = "import runpy, sys; print(runpy.run_path(sys.argv[1])['enter_private_ne
 
 def _refused_network() -> str:
     """Enter a private network in a child; "" or why that is refused."""
+    from dtlib.processes import namespace
+
     command = [sys.executable, "-c", _PROBE, namespace.__file__]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_CHILD_SECONDS)

@@ -2,11 +2,12 @@ import contextlib
 import importlib.metadata
 import json
 import os
+import sys
 from typing import ClassVar
 
 import pytest
 
-from dtlib import doctor
+from dtlib import doctor, theory
 
 
 @pytest.fixture(scope="module")
@@ -49,12 +50,53 @@ def _no_torch(name):
 def test_an_extra_that_is_missing_is_named_and_is_not_the_machines_fault(monkeypatch):
     monkeypatch.setattr(importlib.metadata, "version", _no_torch)
     found = doctor.examine()
-    assert not found.healthy
-    assert [finding.name for finding in found.findings] == ["python", "extra lab"]
-    assert found["extra lab"].note.startswith(
-        "without cloudpickle, jinja2, markdown-it-py, matplotlib, platformdirs, torch;"
+    assert found.healthy
+    assert [finding.name for finding in found.findings] == ["python", "theory", "extra lab"]
+    assert found["theory"].value.startswith(f"{len(theory.formulas())} formulas on numpy ")
+    assert found["extra lab"].note.endswith(
+        "without cloudpickle, jinja2, markdown-it-py, matplotlib, platformdirs, torch"
     )
-    assert found.verdict.startswith("The extra lab is not installed: pip install '.[lab]'")
+    assert found.verdict.startswith("What is installed works.")
+    assert "install the extra lab" in found.verdict
+    assert found.verdict.endswith(doctor.install())
+
+
+@pytest.mark.usefixtures("_quick")
+def test_a_theory_that_is_broken_is_the_machines_fault(monkeypatch):
+    monkeypatch.setattr(importlib.metadata, "version", _no_torch)
+    monkeypatch.setattr(theory.collectives, "ring_all_reduce_bytes", lambda full_bytes, n: 0.0)
+    found = doctor.examine()
+    assert not found.healthy
+    assert found.verdict == "The course does not run here: see the lines with ✗."
+
+
+@pytest.mark.parametrize(
+    ("origin", "command"),
+    [
+        ({"url": "file:///x", "dir_info": {"editable": True}}, "pip install '.[lab]' in the folder of the course"),
+        ({"url": "file:///x.whl", "archive_info": {}}, "pip install 'dtlib-course[lab] @ file:///x.whl'"),
+        ({"url": "https://h/r", "vcs_info": {"vcs": "git"}}, "pip install 'dtlib-course[lab] @ git+https://h/r'"),
+        (None, "pip install 'dtlib-course[lab]'"),
+    ],
+)
+def test_an_extra_is_installed_from_where_the_rest_came(tmp_path, monkeypatch, origin, command):
+    class Installed:
+        def read_text(self, name):
+            return json.dumps(origin) if origin and name == "direct_url.json" else None
+
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda name: Installed())
+    assert doctor.install() == "pip install '.[lab]' in the folder of the course", "the tests run in the folder"
+    monkeypatch.setattr(doctor, "__file__", str(tmp_path / "dtlib" / "doctor.py"))
+    assert doctor.install() == command
+
+
+@pytest.mark.usefixtures("_quick")
+def test_windows_reads_and_computes_and_starts_no_ranks(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "win32")
+    found = doctor.examine()
+    assert [(each.name, each.ok) for each in found.findings] == [("python", True), ("theory", True), ("ranks", False)]
+    assert found.healthy
+    assert found.verdict.endswith("ranks do not.")
 
 
 @pytest.mark.usefixtures("_quick")

@@ -27,9 +27,11 @@ class _Commands(click.Group):
         except ModuleNotFoundError as error:
             if (error.name or "dtlib").startswith("dtlib"):
                 raise  # a fault of ours
-            from dtlib.doctor import INSTALL
+            from dtlib.doctor import install
 
-            raise click.ClickException(f"this command needs {error.name}, which is not installed: {INSTALL}") from error
+            raise click.ClickException(
+                f"this command needs {error.name}, which is not installed: {install()}"
+            ) from error
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def doctor(as_json: bool) -> None:
     """Say what this machine can measure, by trying it.
 
-    Exit code 0 if the course runs here, 1 if something that it requires is missing. Things that only some
-    measurements need (a private network, a GPU, Chromium) do not change it.
+    Exit code 0 if what is installed works here, 1 if something that it requires is missing. Extras that are not
+    installed, and things that only some measurements need (a private network, a GPU, Chromium), do not change it.
     """
     from rich.console import Console
 

@@ -7,6 +7,8 @@ import os
 import platform
 import sys
 import uuid
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +45,17 @@ def machine() -> str:
     return f"{platform.system()} {platform.machine()}, {count} core{'s' if count > 1 else ''}"
 
 
+@cache
+def _own_version() -> str:
+    try:
+        return metadata.version("dtlib-course")
+    except metadata.PackageNotFoundError:  # run from its folder
+        return "unknown"
+
+
 def versions() -> dict[str, str]:
-    """Versions of Python and of those libraries that are loaded and change what is measured."""
-    found = {"python": platform.python_version()}
+    """Versions of this course, of Python, and of those libraries that are loaded and change what is measured."""
+    found = {"dtlib": _own_version(), "python": platform.python_version()}
     for name in ("numpy", "torch"):
         module = sys.modules.get(name)
         if module is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -13,7 +14,10 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from bs4 import BeautifulSoup
 from nbformat import v4
+
+from dtlib import theory
 
 ROOT = Path(__file__).parents[2]
 
@@ -142,7 +146,7 @@ def small_book(tmp_path):
     return tmp_path
 
 
-def build(book: Path) -> subprocess.CompletedProcess[str]:
+def build(book: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     command = [
         sys.executable,
         "-c",
@@ -153,7 +157,7 @@ def build(book: Path) -> subprocess.CompletedProcess[str]:
         "--keep-going",
         "-q",
     ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
 
 
@@ -172,6 +176,8 @@ def test_a_build_measures_into_its_own_ledger_and_forgets_what_a_page_no_longer_
     assert "1 page" in measuring
     (target,) = re.findall(r'href="page\.html#(measured-[\w-]+)"', page)
     assert measuring.count(f'id="{target}"') == 1
+    for name in theory.formulas():
+        assert page.count(f'id="formula-{extension("book_ledger").dashed(name)}"') == 1, name
 
     # The page changes: its old line goes. The ledger's page is written again although it did not change.
     (small_book / "page.md").write_text(NOTEBOOK.replace("lab.check(", "0 and lab.check(") % 14)
@@ -223,7 +229,9 @@ CAPTION = {"caption": "Two *pictures*, and no table.", "label": "fig-two"}
 def lesson(tmp_path_factory):
     """The page of a small book with a lesson and its exercises, as HTML."""
     book = tmp_path_factory.mktemp("lesson")
-    (book / "_config.yml").write_text((CONFIG % (ROOT / "_ext")).replace("book_ledger", "book_lessons") + PROOFS)
+    (book / "_config.yml").write_text(
+        (CONFIG % (ROOT / "_ext")).replace("book_ledger:", f"book_site: {ROOT / '_ext'}, book_lessons:") + PROOFS
+    )
     (book / "_toc.yml").write_text("format: jb-book\nroot: chapters/page\n")
     (book / "references.bib").touch()
     drawn = v4.new_code_cell(CODE, metadata={"mystnb": {"figure": CAPTION}})
@@ -232,7 +240,7 @@ def lesson(tmp_path_factory):
     for folder, cells in pages.items():
         (book / folder).mkdir()
         nbformat.write(v4.new_notebook(cells=cells), book / folder / "page.ipynb")
-    done = build(book)
+    done = build(book, DTLIB_SITE_URL="https://example.org/course")
     assert done.returncode == 0, done.stderr
     return (book / "_build" / "html" / "chapters" / "page.html").read_text()
 
@@ -253,9 +261,40 @@ def test_an_opening_knows_how_long_the_page_is_and_what_is_on_it(lesson):
     assert "About 5 minutes" in box
     assert 'href="#equation-eq-one">(1)<' in box
     assert re.search(r'href="#thm-one">More than <.*?x.*?> of them</a>', box)
-    assert "One after another ★" in box
+    assert 'href="#exercise-page-1" id="exercise-page-1">One after another ★</a>' in box
     assert lesson.count("In short") == 1
     assert "<blockquote>\n<div><p>Another quotation" in lesson
+
+
+def told(page: str) -> dict[str, str]:
+    """What the head of a page says of it, by name."""
+    head = BeautifulSoup(page, "html.parser").head
+    said = {tag.get("name") or tag.get("property"): tag["content"] for tag in head.find_all("meta", content=True)}
+    return said | {tag["rel"][0]: tag["href"] for tag in head.find_all("link", rel="canonical")}
+
+
+def test_a_published_page_says_what_it_is_and_where(lesson):
+    head = told(lesson)
+    address = "https://example.org/course/chapters/page.html"
+    assert (head["canonical"], head["og:url"], head["og:title"]) == (address, address, "Page")
+    assert head["description"] == head["og:description"] == "Two sentences. And a number, 2D. About 5 minutes to read."
+    assert head["og:image"].startswith("https://example.org/course/_images/social_previews/")
+    assert head["og:image"].endswith(".png")
+    assert f"Version {importlib.metadata.version('dtlib-course')}" in lesson
+
+
+def test_a_book_that_nobody_publishes_names_no_address(small_book):
+    (small_book / "_config.yml").write_text((CONFIG % (ROOT / "_ext")).replace("book_ledger:", "book_site:"))
+    (small_book / "_toc.yml").write_text("format: jb-book\nroot: page\n")
+    (small_book / "page.md").write_text("# Page\n\n" + "Six bytes & more < all of $\\frac{N}{2}$ words. " * 20)
+    assert build(small_book, DTLIB_SITE_URL="").returncode == 0
+    page = (small_book / "_build" / "html" / "page.html").read_text()
+    head = told(page)
+    assert "canonical" not in head
+    assert not [name for name in head if name and name.startswith("og:")]
+    assert head["description"].startswith("Six bytes & more < all of N2 words. Six bytes")
+    assert head["description"].endswith(" …")
+    assert len(head["description"]) <= 202
 
 
 @pytest.mark.parametrize(

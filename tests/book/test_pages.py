@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
 from bs4 import BeautifulSoup
+
+from dtlib import theory
+from dtlib.grading import all_exercises
 
 from .conftest import ROOT, built_pages
 
@@ -115,6 +119,28 @@ def test_every_image_and_figure_says_what_it_shows(html, name):
 def test_ids_on_a_page_are_unique(html, name):
     ids = [tag["id"] for tag in soup(html / name).find_all(id=True)]
     assert sorted({each for each in ids if ids.count(each) > 1}) == []
+
+
+def test_each_exercise_and_formula_has_an_address_that_stays(html):
+    """Other people's links rest on these names: no number of a page or a section is in them."""
+    for name in all_exercises():
+        stem, number = name.split(".")
+        assert f"exercise-{stem}-{number}" in anchors(html / "chapters" / f"{stem}.html")
+    wanted = {f"formula-{name.replace('.', '-').replace('_', '-')}" for name in theory.formulas()}
+    assert wanted <= anchors(html / "chapters" / "ledger.html")
+
+
+def test_every_page_says_what_it_is_and_of_which_version(html):
+    titles, texts = [], []
+    for page in map(html.__truediv__, PAGES):
+        if page.name in ("index.html", "search.html", "genindex.html"):
+            continue
+        titles.append(soup(page).title.text)
+        texts.append(soup(page).find("meta", attrs={"name": "description"})["content"])
+        assert 40 <= len(texts[-1]) <= 202, page.name
+        assert f"Version {metadata.version('dtlib-course')}" in soup(page).footer.text, page.name
+    assert len(set(titles)) == len(titles)
+    assert len(set(texts)) == len(texts)
 
 
 def test_code_is_shown_in_colours(html):

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import re
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from urllib.parse import urlsplit
 
 import nbformat
 import pytest
+from click.testing import CliRunner
 
-from dtlib.grading.exercises import bank
+from dtlib.cli import main
+from dtlib.grading.exercises import bank, launch
 from dtlib.grading.exercises.catalogue import STEMS, all_exercises
 from dtlib.grading.exercises.release import COURSE, ReleaseError, banks, exercise_text, release, strip
 from dtlib.grading.sandbox import costs
@@ -211,3 +218,47 @@ class TestCommittedNotebooks:
 
     def test_every_exercise_has_the_cost_of_its_reference(self):
         assert set(costs.recorded()) == set(all_exercises())  # else: `python -m grading.record_costs STEM` in `tests`
+
+
+class TestLaunch:
+    """The notebooks of the branch that opens elsewhere."""
+
+    @pytest.mark.parametrize("stem", STEMS)
+    def test_each_begins_with_links_and_a_cell_that_installs(self, stem: str):
+        source = ROOT / "solutions" / f"{stem}.ipynb"
+        plain = nbformat.reads(exercise_text(source), 4)
+        made = nbformat.reads(exercise_text(source, "https://github.com/owner/course"), 4)
+        nbformat.validate(made)
+        assert [cell.id for cell in made.cells] == ["launch", "launch-install", *(cell.id for cell in plain.cells)]
+        addresses = re.findall(r"\]\((\S+)\)", made.cells[0].source)
+        assert [urlsplit(each).netloc for each in addresses] == [
+            "colab.research.google.com", "mybinder.org", "codespaces.new",
+        ]  # fmt: skip
+        assert [f"exercises/{stem}.ipynb" in each for each in addresses] == [True, True, False]
+        assert all("owner/course" in each and "launch" in each for each in addresses)
+
+    def test_the_cell_installs_only_where_the_course_is_not(self, monkeypatch, capsys):
+        (_, cell) = launch.cells("https://github.com/owner/course/", "zero", "v1.2.3")
+        code, ran = "".join(cell["source"]), []
+        monkeypatch.setattr(subprocess, "run", lambda words, **_: ran.append(words) or SimpleNamespace(stdout="works"))
+        exec(code, {})
+        assert ran == []
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+        exec(code, {})
+        assert [words[1:3] for words in ran] == [["-m", "pip"], ["-m", "dtlib.cli"]]
+        assert ran[0][-1] == "dtlib-course[lab] @ git+https://github.com/owner/course@v1.2.3"
+        assert capsys.readouterr().out == "works\n"
+
+    @pytest.mark.parametrize("address", ["https://example.org/owner/course", "https://github.com/owner", "REPOSITORY"])
+    def test_an_address_that_they_cannot_open_is_refused(self, address: str):
+        with pytest.raises(ValueError, match="repository must be https://github"):
+            launch.places(address, "zero")
+
+    def test_a_hand_in_that_begins_so_is_graded_as_any_other(self, tmp_path):
+        made = json.loads((ROOT / "solutions" / "memory.ipynb").read_text("utf-8"))
+        made["cells"] = [*launch.cells("https://github.com/owner/course", "memory"), *made["cells"]]
+        (tmp_path / "in").mkdir()
+        (tmp_path / "in" / "ada.ipynb").write_text(json.dumps(made), "utf-8")
+        words = ["grade", str(tmp_path / "in"), "--out", str(tmp_path / "out"), "--exercise", "memory.1", "--quiet"]
+        result = CliRunner().invoke(main, [*words, "--fail-under", "100"])
+        assert result.exit_code == 0, result.output

@@ -17,7 +17,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from . import bank, catalogue
+from . import bank, catalogue, launch
 
 BLANK_CODE = 'raise NotImplementedError("your turn")'
 BLANK_TEXT = "*Your answer here.*"
@@ -30,19 +30,22 @@ class ReleaseError(ValueError):
     """A solutions notebook cannot be released; the message names the notebook and the cell."""
 
 
-def release(solutions_dir: Path | str, exercises_dir: Path | str, check: bool = False) -> list[Path]:
+def release(
+    solutions_dir: Path | str, exercises_dir: Path | str, check: bool = False, *, repository: str = "", ref: str = ""
+) -> list[Path]:
     """Make ``exercises_dir/<stem>.ipynb`` from every ``solutions_dir/<stem>.ipynb``; return the paths written.
 
-    From the course's own solutions, what ships of the banks is made too. Files that are as they should be are left
-    alone. With `check` nothing is written: `ReleaseError` names what differs, what is missing, and what stands in
-    `exercises_dir` without a solution. The same for a notebook that cannot be read or whose markers do not pair, and
-    where `solutions_dir` has no notebook; then nothing is written.
+    Where a `repository` holds the course, each begins with links that open it at `ref` (see `launch`). From the
+    course's own solutions, what ships of the banks is made too. Files that are as they should be are left alone. With
+    `check` nothing is written: `ReleaseError` names what differs, what is missing, and what stands in `exercises_dir`
+    without a solution. The same for a notebook that cannot be read or whose markers do not pair, and where
+    `solutions_dir` has no notebook; then nothing is written.
     """
     solutions, exercises = Path(solutions_dir), Path(exercises_dir)
     sources = sorted(solutions.glob("*.ipynb"))
     if not sources:
         raise ReleaseError(f"{solutions} holds no notebook")
-    wanted = {exercises / source.name: exercise_text(source) for source in sources}
+    wanted = {exercises / source.name: exercise_text(source, repository, ref) for source in sources}
     orphans = sorted(set(exercises.glob("*.ipynb")) - set(wanted))
     if solutions.resolve() == COURSE:
         wanted[bank.SHIPPED] = banks(solutions)
@@ -57,14 +60,15 @@ def release(solutions_dir: Path | str, exercises_dir: Path | str, check: bool = 
     return changed
 
 
-def exercise_text(source: Path) -> str:
-    """The exercise notebook, as JSON text, that the solutions notebook at `source` gives."""
+def exercise_text(source: Path, repository: str = "", ref: str = "") -> str:
+    """The exercise notebook, as JSON text, that the solutions notebook at `source` gives; with links if it is told."""
     try:
         notebook = json.loads(source.read_text(encoding="utf-8"))
         cells = [_release_cell(cell, source.name, number) for number, cell in enumerate(notebook["cells"], 1)]
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise ReleaseError(f"{source} is no notebook: {type(error).__name__}: {error}") from error
-    notebook["cells"] = left = [cell for cell in cells if cell is not None]
+    head = launch.cells(repository, source.stem, ref or launch.BRANCH) if repository else []
+    notebook["cells"] = left = [*head, *(cell for cell in cells if cell is not None)]
     names = Counter(
         name for cell in left for name in {cell["id"], cell["metadata"].get("nbgrader", {}).get("grade_id")}
     )
