@@ -160,7 +160,7 @@ def _theory() -> list[Finding]:
 
     if theory.collectives.ring_all_reduce_bytes(8.0, 4) != 12.0:
         return [Finding("theory", False, "wrong", "a ring of 4 ranks sends 12 bytes of 8", required=True)]
-    told = f"{len(theory.formulas())} formulas on numpy {np.__version__}; dtlib memory, dtlib plan"
+    told = f"{len(theory.formulas())} formulas on numpy {np.__version__}; dtlib memory, plan, explain"
     return [Finding("theory", True, told, required=True)]
 
 

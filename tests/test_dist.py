@@ -157,6 +157,14 @@ def test_the_wheel_alone_computes(alone, tmp_path, command, told):
     assert told in done.stdout
 
 
+def test_the_wheel_alone_explains_a_plan(alone, tmp_path):
+    planned = subprocess.run([alone / "dtlib", "plan", "llama3-8b", "--gpus", "64", "--json"], capture_output=True)
+    (tmp_path / "plan.json").write_bytes(planned.stdout)
+    done = subprocess.run([alone / "dtlib", "explain", "plan.json"], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "memory.training_flops_per_token" in done.stdout
+
+
 def test_the_wheel_alone_says_which_extra_the_rest_needs(alone, tmp_path, made):
     wide = os.environ | {"COLUMNS": "300"}
     done = subprocess.run([alone / "dtlib", "doctor"], capture_output=True, text=True, cwd=tmp_path, env=wide)
