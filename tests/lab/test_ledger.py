@@ -1,4 +1,5 @@
 import importlib
+import importlib.metadata
 import json
 import math
 import multiprocessing
@@ -301,6 +302,7 @@ def test_the_line_holds_everything_and_comes_back():
     assert (line.by, line.rtol, line.passed, line.run) == ("values", 2.0, True, here.RUN_ID)
     assert line.where == "tests/lab/test_ledger.py::test_the_line_holds_everything_and_comes_back"
     assert line.versions["numpy"] == np.__version__
+    assert line.versions["dtlib"] == importlib.metadata.version("dtlib-course")
     assert line.machine == here.machine()
     assert line.time.endswith("+00:00")
     assert ledger.Line.from_json(line.to_json()) == line
