@@ -60,7 +60,7 @@ def grade(
     The results folder holds
       report.html, report.md, scores.csv, results.json, junit.xml   for the instructor
       learners/NAME.json    all that is known of a learner, hidden checks included
-      reports/NAME.md       for the learner
+      reports/NAME.md, feedback/NAME.html  for the learner
       gradescope/NAME.json  what Gradescope takes as its results.json
 
     \b
@@ -177,7 +177,8 @@ def exit_code(results: Record, fail_under: float | None, again: str = "Run the s
     """Print what went wrong, and the exit code for the worst; `again` is what to do about what is not known."""
     faults, unknown = results["faults"], [f"{each['learner']} {each['exercise']}" for each in results["not_known"]]
     least = fail_under or 0
-    under = [f"{each['learner']} ({each['percent']:g} %)" for each in results["learners"] if each["percent"] < least]
+    here = [each for each in results["learners"] if each["status"] != "absent"]
+    under = [f"{each['learner']} ({each['percent']:g} %)" for each in here if each["percent"] < least]
     if results["state"] == "interrupted":
         code, told = 130, _INTERRUPTED
     elif faults:

@@ -132,6 +132,7 @@ def test_a_file_is_whole_or_as_it_was_before(tmp_path):
         assert load(path)["points"] == 59
         assert sorted(each.name for each in place.path.iterdir()) == [
             folder.LOCK,
+            "feedback",
             "gradescope",
             "learners",
             "reports",
@@ -146,7 +147,7 @@ def test_every_file_is_synced_before_it_takes_its_name(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "replace", lambda self, to: (happened.append("replace"), rename(self, to))[1])
     with folder.Folder(tmp_path / "out", Key()) as place:
         report.write_learner(place, "anna", learner())
-    assert happened == ["sync", "replace"] * 3
+    assert happened == ["sync", "replace"] * 4
 
 
 def test_a_seal_covers_every_byte():

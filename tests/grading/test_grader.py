@@ -59,7 +59,7 @@ def test_a_class_is_graded_with_partial_credit_and_reasons(group, tmp_path):
     assert (statistics["collectives.2"]["attempted"], statistics["collectives.2"]["passed"]) == (4, 1)
     files = sorted(path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file())
     for name in ("anna", "bob", "cleo", "dan", "eve"):
-        for kind in (f"learners/{name}.json", f"reports/{name}.md", f"gradescope/{name}.json"):
+        for kind in (f"learners/{name}.json", f"reports/{name}.md", f"feedback/{name}.html", f"gradescope/{name}.json"):
             files.remove(kind)
     assert files == [".dtlib-grade.lock", "junit.xml", "report.html", "report.md", "results.json", "scores.csv"]
 

@@ -65,7 +65,9 @@ def test_nothing_of_a_learners_becomes_structure_in_the_report_of_the_class(evil
 
     (shown, soups), (harmless, _) = shapes(evil), shapes("x")
     assert shown == harmless
-    assert not any(soup.find_all(["a", "img", "script"]) for soup in soups)
+    assert not any(soup.find_all(["img", "script"]) for soup in soups)
+    assert not soups[0].find_all("a")
+    assert {link["href"] for link in soups[1].find_all("a")} == {"feedback/file.html"}
 
 
 @settings(max_examples=30)
@@ -191,7 +193,12 @@ def test_statistics_name_hung_and_died_and_count_what_is_partly_right(out):
     rows = {each["exercise"]: each for each in load(out / "results.json")["statistics"]}
     first, second = rows["collectives.1"], rows["collectives.2"]
     assert (first["attempted"], first["passed"], first["graded"]) == (6, 3, 7)
-    assert first["commonest_failure"] == {"check": "(whole exercise)", "mistake": "died", "count": 1}
+    assert first["commonest_failure"] == {
+        "check": "(whole exercise)",
+        "mistake": "died",
+        "count": 1,
+        "learners": ["Gus"],
+    }
     assert (second["attempted"], second["passed"], second["partly_right"], second["not_known"]) == (4, 1, 2, 1)
     assert second["distribution"] == [4, 0, 0, 2, 0, 1]
     assert second["commonest_failure"]["check"] == "seconds"
@@ -206,7 +213,8 @@ def test_the_class_is_one_page_that_needs_nothing_else(out):
     page = (out / "report.html").read_text()
     soup = BeautifulSoup(page, "html.parser")
     assert soup.title.get_text() == "Class report"
-    assert not re.search(r"(?:src|href)=|@import|url\(|https?:", page)
+    assert not re.search(r"src=|@import|url\(|https?:", page)
+    assert {link["href"].partition("/")[0] for link in soup.find_all("a")} == {"feedback"}
     assert not soup.find_all(["script", "link", "img", "iframe", "object"])
     assert "default-src 'none'" in soup.find("meta", {"http-equiv": True})["content"]
     assert "prefers-color-scheme" in page or "light dark" in page
@@ -264,7 +272,8 @@ def test_statistics_name_the_commonest_failure():
     last = definition.checks[-1]
     mean = definition.points - last.points
     assert (row["graded"], row["attempted"], row["partly_right"], row["mean_points"]) == (3, 3, 3, mean)
-    assert row["commonest_failure"] == {"check": last.name, "mistake": "one step short", "count": 2}
+    named = {"count": 2, "learners": ["x", "x"]}
+    assert row["commonest_failure"] == {"check": last.name, "mistake": "one step short", **named}
 
 
 # How files are written

@@ -308,7 +308,7 @@ def a_whole_class(group, base):
         (other_points, r"results-2 has no record of bob \(it is not as results.json says\)"),
         (half_a_file, "results-2 holds no results of dtlib grade --shard"),
         (nothing, "results-5 holds no results of dtlib grade --shard"),
-        (a_whole_class, r"results-5 holds no results of dtlib grade --shard \(it lacks 'shard'\)"),
+        (a_whole_class, "results-5 is shard 1/1, and results-1 shard 1/4"),
     ],
 )
 def test_what_is_no_class_is_told_and_nothing_is_written(four, group, tmp_path, change, told):

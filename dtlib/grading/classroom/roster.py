@@ -157,7 +157,8 @@ class Roster:
         alike = [f"there is also a learner {each}: {_ALIKE}" for each in others]
         try:
             entries, mark = [graded[each.id] for each in self.share[name]], self._fingerprint(submission, self.seed)
-            more = {"fingerprint": mark, "seed": self.seed, "walls": dict(self._walls)}
+            more: dict[str, Any] = {"fingerprint": mark, "seed": self.seed, "walls": dict(self._walls)}
+            more["handed_in"] = submission.handed_in
             self._enter(name, learner_record(name, entries, [*alike, *submission.notes], **more))
         except Exception as error:
             mine["status"] = "error"

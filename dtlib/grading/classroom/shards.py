@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,9 +20,11 @@ from dtlib.grading.exercises.exercise import Exercise
 from dtlib.grading.sandbox.costs import recorded
 
 from . import fingerprint, report
+from .gradebook import Gradebook
 from .intake import Submission
 from .intake.folders import Refused, content
 from .intake.names import file_name
+from .report.exports import canvas_rows, moodle_rows
 from .report.folder import LEARNERS, MOST_BYTES, RESULTS, Folder, refuse
 from .report.record import LEARNER_SCHEMA, RESULTS_SCHEMA, Record, class_record, learner_record, standing
 from .seals import Key
@@ -97,12 +99,14 @@ def held(out: Path) -> str | None:
         return None
 
 
-def join(parts: Collection[Path], out: Path) -> Record:
+def join(parts: Collection[Path], out: Path, book: Gradebook | None = None, title: str = "dtlib") -> Record:
     """Put the shares in the folders `parts` together and write the report of the class to the folder `out`.
 
     Every share of the class has to be there, once and complete, with one seed, of the same submissions, exercises and
-    limits, and graded by this very version. Their seals are by other machines' keys, so they are believed as they
-    stand. Returns the content of ``results.json``; raises `JoinError` before anything is written.
+    limits, and graded by this very version; a class that one machine graded is its only share. Their seals are by other
+    machines' keys, so they are believed as they stand. The `book` is laid over the class; with a roster, what Canvas
+    and Moodle import is written too, for an assignment of this `title`. Returns the content of ``results.json``; raises
+    `JoinError` before anything is written.
     """
     shares = sorted((_Share(each) for each in parts), key=lambda each: each.shard)
     _refuse_mixed(shares)
@@ -111,12 +115,27 @@ def join(parts: Collection[Path], out: Path) -> Record:
     exercises = [known[each["id"]] for each in group["exercises"]]
     not_kept = next((why for each in shares if (why := each.group["not_kept"])), "")
     names = sorted(set().union(*(each.learners for each in shares)))
-    for name in names:  # all of it is read once before anything is written, and nobody's is kept in memory
-        _joined(name, shares, exercises, not_kept)
+    book = book or Gradebook()
+
+    def records() -> Iterator[Record]:
+        """Everybody's, one at a time: nobody's is kept in memory."""
+        for name in names:
+            yield _told(book, _joined(name, shares, exercises, not_kept), ids.get(name))
+        for one in absent:
+            yield _told(book, one, one["learner"])
+
+    try:
+        ids, absent = book.of_class(names, exercises)
+        shown = sorted(each["learner"] for each in records())  # all of it is read before anything is written
+    except ValueError as error:
+        raise JoinError(str(error)) from error
     joined = class_record(group["seed"], exercises, [], group["limits"], group["grader"])
-    joined |= {"state": "complete", "alike": group["alike"], "not_kept": not_kept}
+    joined |= {"state": "complete", "alike": [] if book.pseudonyms else group["alike"], "not_kept": not_kept}
+    if book.roster is not None:
+        joined["unlisted"] = [_shown(book, name, None) for name in names if name not in ids]
     joined["walls"] = _stood([each.group["walls"] for each in shares])
-    joined["faults"] = sorted((one for each in shares for one in each.group["faults"]), key=lambda one: [*one.values()])
+    faults = [{**one, "learner": _shown(book, one["learner"], ids)} for each in shares for one in each.group["faults"]]
+    joined["faults"] = sorted(faults, key=lambda one: [*one.values()])
     measured = [each.group["measured"] for each in shares]
     joined["measured"] |= {
         "time": f"{datetime.now(UTC):%Y-%m-%dT%H:%MZ}",
@@ -127,15 +146,40 @@ def join(parts: Collection[Path], out: Path) -> Record:
         for each in shares:
             refuse(out, each.path, "a share")
         with Folder(out, Key(apart_from=(out, *parts))) as folder:
-            folder.remove_others({file_name(name) for name in names})
-            for name in names:
-                record = _joined(name, shares, exercises, not_kept)
-                report.write_learner(folder, file_name(name), record)
-                joined["learners"].append(standing(record, file_name(name)))
+            folder.remove_others(set(map(file_name, shown)))
+            comments: dict[str, str] = {}
+            for record in records():
+                report.write_learner(folder, file := file_name(record["learner"]), record)
+                joined["learners"].append(standing(record, file))
+                comments[record.get("id", "")] = _comments(record)
+            joined["learners"].sort(key=lambda each: each["learner"])
             report.write_class(folder, joined, exercises)
+            if book.pseudonyms:
+                book.pseudonyms.write({id: row["name"] for id, row in (book.roster or {}).items()})
+            elif book.roster is not None:
+                report.write_table(folder, "canvas.csv", canvas_rows(joined, book.roster, title))
+                report.write_table(folder, "moodle.csv", moodle_rows(joined, book.roster, title, comments))
     except ValueError as error:
         raise JoinError(str(error)) from error
     return joined
+
+
+def _told(book: Gradebook, record: Record, id: str | None) -> Record:
+    """A record as the report tells it."""
+    record = book.lay_over(record, id)
+    if book.pseudonyms:
+        return book.pseudonyms.hide(record, id)
+    return {**record, "id": id} if id else record
+
+
+def _shown(book: Gradebook, learner: str, ids: Mapping[str, str] | None) -> str:
+    return book.pseudonyms.of((ids or {}).get(learner, learner)) if book.pseudonyms and learner else learner
+
+
+def _comments(record: Record) -> str:
+    """All that was written to a learner by hand, in one line."""
+    told = ((each["id"], each.get("by_hand", {}).get("comment", "")) for each in record["exercises"])
+    return "; ".join(f"{name}: {comment}" for name, comment in told if comment)
 
 
 class _Share:
@@ -146,6 +190,8 @@ class _Share:
         try:
             self.group = _data(self.path / RESULTS, RESULTS_SCHEMA)
             self.learners = {each["learner"]: each for each in self.group["learners"]}
+            whole = {"number": 1, "of": 1, "class": ""}
+            self.group.setdefault("shard", whole)
             self.shard = Shard(self.group["shard"]["number"], self.group["shard"]["of"])
         except _DAMAGED as error:
             raise JoinError(f"{path} holds no results of dtlib grade --shard ({_why(error)})") from error
@@ -202,6 +248,7 @@ def _joined(learner: str, shares: Sequence[_Share], exercises: Sequence[Exercise
         parts[0]["notes"],
         fingerprint="" if not_kept else parts[0]["fingerprint"],
         seed=parts[0]["seed"],
+        handed_in=max(part["measured"].get("handed_in", "") for part in parts),
         walls=_stood([part["walls"] for part in parts]),
     )
 

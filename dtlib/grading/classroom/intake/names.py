@@ -51,16 +51,16 @@ def distinct(names: Collection[str]) -> tuple[dict[str, str], list[list[str]]]:
     first gets a number, so that no two that are shown look alike.
     """
     bases = {name: printable(name) or "unnamed" for name in sorted(names)}
-    taken = {_folded(base) for base in bases.values()}
+    taken = {folded(base) for base in bases.values()}
     groups: dict[str, list[str]] = {}
     shown: dict[str, str] = {}
     for name, base in bases.items():
-        group = groups.setdefault(_folded(base), [])
+        group = groups.setdefault(folded(base), [])
         number, shown[name] = 1, base
-        while group and _folded(shown[name]) in taken:
+        while group and folded(shown[name]) in taken:
             number += 1
             shown[name] = f"{printable(base, _MOST_SHOWN - 8)} ({number})"
-        taken.add(_folded(shown[name]))
+        taken.add(folded(shown[name]))
         group.append(shown[name])
     return shown, [group for group in groups.values() if len(group) > 1]
 
@@ -76,5 +76,6 @@ def file_name(learner: str) -> str:
     return f"{readable}-{hashlib.sha256(learner.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
 
 
-def _folded(name: str) -> str:
+def folded(name: str) -> str:
+    """What names have in common that differ in case or form alone."""
     return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())

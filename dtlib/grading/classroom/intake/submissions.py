@@ -13,11 +13,13 @@ Links are not followed. Hidden files, checkpoints and ``__MACOSX`` are passed ov
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 
@@ -44,8 +46,8 @@ class Submission:
     the one less deep in folders, the first by name.
 
     `notes` tell what was passed over or looked odd, `alike` the names of learners, this one among them, that differ in
-    case or form alone. `digest` (SHA-256) changes when, and only when, something that is graded changes. A `fault` is
-    the grader's own.
+    case or form alone. `digest` (SHA-256) changes when, and only when, something that is graded changes.
+    `handed_in` is when the newest notebook was written, in UTC. A `fault` is the grader's own.
     """
 
     learner: str
@@ -54,6 +56,7 @@ class Submission:
     notes: list[str] = field(default_factory=list)
     alike: Sequence[str] = ()
     digest: str = ""
+    handed_in: str = ""
     fault: Exception | None = None
     _places: dict[str, Place] = field(default_factory=dict)  # of the cells in the spool, by chapter
     _problems: dict[str, list[str]] = field(default_factory=dict)  # by chapter, "" where none is known
@@ -67,6 +70,7 @@ class Submission:
         found: dict[str, list[tuple[int, bool, int, str, Place]]] = {}
         problems: list[tuple[str, str]] = []
         left = MAX_LEARNER_BYTES
+        self.handed_in = _newest(self.paths)
         for path in self.paths:
             shown = printable("/".join(path.relative_to(self.folder).parts))
             told: list[str] = []
@@ -129,6 +133,14 @@ class Submission:
             return "; ".join(told[:3]) + (f"; and {len(told) - 3} more" if len(told) > 3 else ""), True
         why = f" ({self.notes[0]})" if self.notes and not self.stems else ""
         return f"no notebook {stem}.ipynb was handed in{why}", False
+
+
+def _newest(paths: Sequence[Path]) -> str:
+    times = []
+    for path in paths:
+        with contextlib.suppress(OSError, ValueError, OverflowError):
+            times.append(datetime.fromtimestamp(path.lstat().st_mtime, UTC))
+    return f"{max(times):%Y-%m-%dT%H:%M:%SZ}" if times else ""
 
 
 def find(submissions: Path, *, one_learner: bool = False) -> list[Submission]:

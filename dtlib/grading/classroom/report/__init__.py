@@ -7,23 +7,25 @@ one at a time, so that the memory of the grader does not grow with the class.
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from .exports import JUNIT, gradescope_results, score_row, suite
-from .folder import GRADESCOPE, LEARNERS, REPORTS, RESULTS, Folder
-from .pages import class_reports, learner_report
+from .exports import JUNIT, gradescope_results, score_columns, score_row, suite
+from .folder import FEEDBACK, GRADESCOPE, LEARNERS, REPORTS, RESULTS, Folder
+from .pages import class_reports, feedback_page, learner_report
 from .record import LEARNER_SCHEMA, Counts, Record, entry_of, learner_record, schema, standing, summarise
 
 if TYPE_CHECKING:
     from dtlib.grading.exercises.exercise import Exercise
 
-__all__ = ["schema", "write_class", "write_learner", "write_results", "write_share"]
+__all__ = ["schema", "write_class", "write_learner", "write_results", "write_share", "write_table"]
 
 
 def write_learner(folder: Folder, file: str, record: Record) -> None:
     """The files of one learner. The record comes last: where it stands, the others do."""
-    folder.write(folder.of(REPORTS, file), learner_report(record))
+    said = learner_report(record)
+    folder.write(folder.of(REPORTS, file), said)
+    folder.write(folder.of(FEEDBACK, file), feedback_page(said))
     folder.write_json(folder.of(GRADESCOPE, file), gradescope_results(record))
     folder.write_sealed(folder.of(LEARNERS, file), record)
 
@@ -49,10 +51,10 @@ def write_class(folder: Folder, group: Record, exercises: Sequence[Exercise]) ->
     counts = Counts()
     with folder.writing(folder.path / "scores.csv") as file, folder.writing(folder.path / "junit.xml") as suites:
         scores = csv.writer(file)
-        scores.writerow(["learner", "status", "points", "max_points", "percent", *(each.id for each in exercises)])
+        scores.writerow([*score_columns(group), *(each.id for each in exercises)])
         suites.write(JUNIT[0])
         for each, record in _records(folder, group, exercises):
-            scores.writerow(score_row(each))
+            scores.writerow(score_row(each, group))
             suites.write(suite(record))
             counts.add(record)
         suites.write(JUNIT[1])
@@ -62,6 +64,12 @@ def write_class(folder: Folder, group: Record, exercises: Sequence[Exercise]) ->
     write_results(folder, group)
     for name, text in class_reports(group, exercises, counts.odd).items():
         folder.write(folder.path / name, text)
+
+
+def write_table(folder: Folder, name: str, rows: Iterable[Sequence[object]]) -> None:
+    """A CSV file of the class."""
+    with folder.writing(folder.path / name) as file:
+        csv.writer(file).writerows(rows)
 
 
 def _records(folder: Folder, group: Record, exercises: Sequence[Exercise]) -> Iterator[tuple[Record, Record]]:

@@ -2,21 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 from xml.etree import ElementTree
 
 from .pages import reason_of, told
-from .record import RESULTS_SCHEMA, WAITING, Record
+from .record import ABSENT, RESULTS_SCHEMA, WAITING, Record, has_late
 from .text import cell
 
 JUNIT = '<?xml version="1.0" encoding="UTF-8"?>\n<testsuites name="dtlib grade">\n', "</testsuites>\n"
 
 
-def score_row(standing: Record) -> list[Any]:
+def score_columns(group: Record) -> list[str]:
+    """The columns of ``scores.csv`` before those of the exercises; more of them where there is a deadline."""
+    late = ["days_late", "deducted"] if has_late(group) else []
+    return ["learner", "status", "points", "max_points", "percent", *late]
+
+
+def score_row(standing: Record, group: Record) -> list[Any]:
     """The row of a learner in ``scores.csv``, behind the name and the like a column for each exercise."""
     row = [cell(standing["learner"]), *(standing[name] for name in ("status", "points", "max_points"))]
-    return [*row, f"{standing['percent']:.1f}", *(each["points"] for each in standing["exercises"].values())]
+    late = [standing.get("late", {}).get(name, "") for name in ("days", "deducted")] if has_late(group) else []
+    return [*row, f"{standing['percent']:.1f}", *late, *(each["points"] for each in standing["exercises"].values())]
+
+
+def canvas_rows(group: Record, roster: Mapping[str, Mapping[str, str]], title: str) -> Iterator[list[Any]]:
+    """What Canvas imports into its gradebook: its own columns, and one assignment, named `title` or ``title (id)``.
+
+    Where there is no verdict the cell is empty, which leaves alone what Canvas has.
+    """
+    yield ["Student", "ID", "SIS User ID", "SIS Login ID", "Section", cell(title)]
+    yield ["    Points Possible", "", "", "", "", group["max_points"]]
+    for each, row in _listed(group, roster):
+        ids = [row["canvas_id"], row["sis_user_id"], row["sis_login_id"] or row["id"], row["section"]]
+        yield [*map(cell, [row["name"] or row["id"], *ids]), _points(each)]
+
+
+def moodle_rows(
+    group: Record, roster: Mapping[str, Mapping[str, str]], title: str, comments: Mapping[str, str]
+) -> Iterator[list[Any]]:
+    """What Moodle's grade import maps: ``ID number`` or ``Email address`` to the user, points and feedback to the item.
+
+    Both of these have to be mapped, or Moodle forgets the one that is not.
+    """
+    yield ["ID number", "Email address", "Full name", cell(title), cell(f"{title} feedback")]
+    for each, row in _listed(group, roster):
+        yield [*map(cell, (row["id"], row["email"], row["name"])), _points(each), cell(comments.get(row["id"], ""))]
+
+
+def _listed(group: Record, roster: Mapping[str, Mapping[str, str]]) -> Iterator[tuple[Record, Mapping[str, str]]]:
+    for each in group["learners"]:
+        if row := roster.get(each.get("id", "")):
+            yield each, row
+
+
+def _points(standing: Record) -> int | str:
+    return standing["points"] if standing["status"] == "graded" else ""
 
 
 def suite(record: Record) -> str:
@@ -41,7 +82,7 @@ def _outcome(entry: Record, check: Record) -> Iterator[ElementTree.Element]:
     status = entry["status"]
     if status in ("error", "not known"):
         yield ElementTree.Element("error", message=entry["reason"], type="grader" if status == "error" else status)
-    elif status in ("not attempted", WAITING):
+    elif status in ("not attempted", WAITING, ABSENT):
         yield ElementTree.Element("skipped", message=entry["reason"] or status)
     elif check["verdict"] == "fail" or (entry["reason"] and check["max_points"]):
         kind = check["mistake"] or check["trouble"] or entry["trouble"] or "wrong"

@@ -15,15 +15,16 @@ from dtlib.grading.classroom.intake import folders
 from dtlib.grading.classroom.seals import Key
 
 RESULTS = "results.json"
-LEARNERS, REPORTS, GRADESCOPE = "learners", "reports", "gradescope"
+LEARNERS, REPORTS, FEEDBACK, GRADESCOPE = "learners", "reports", "feedback", "gradescope"
 LOCK = ".dtlib-grade.lock"
-#: The endings of a learner's three files, and how they begin, whichever version of dtlib wrote them.
+#: The endings of a learner's four files, and how they begin, whichever version of dtlib wrote them.
 MARKS = {
     LEARNERS: (".json", b'{\n "schema": "dtlib-grade-learner/'),
     REPORTS: (".md", b"<!-- dtlib-grade-report/"),
+    FEEDBACK: (".html", b"<!doctype html>\n<!-- dtlib-grade-report/"),
     GRADESCOPE: (".json", b'{\n "extra_data": {\n  "schema": "dtlib-grade/'),
 }
-_TOP = (RESULTS, "report.md", "report.html", "scores.csv", "junit.xml")
+_TOP = (RESULTS, "report.md", "report.html", "scores.csv", "canvas.csv", "moodle.csv", "junit.xml")
 _TEMPORARY = ".dtlib-grade-"
 MOST_BYTES = 256 * 2**20  # of a file that is read again
 

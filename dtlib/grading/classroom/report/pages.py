@@ -7,15 +7,17 @@ no structure in it, unless it is `Markdown` already.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from dtlib.grading.exercises.result import SIGNS, is_told_of, once
 from dtlib.grading.sandbox.walls import MEANING
 
-from .record import WAITING, WHOLE, Record, digest_of
-from .text import Markdown, bar, duration, fenced, markdown, percent, prose
+from .folder import FEEDBACK
+from .record import ABSENT, WAITING, WHOLE, Record, digest_of, has_late
+from .text import MAX_NAME, Markdown, bar, duration, fenced, markdown, one_line, percent, prose
 
 if TYPE_CHECKING:
     from dtlib.grading.exercises.exercise import Exercise
@@ -27,7 +29,7 @@ _MOST_LISTED = 30
 _MOST_SEEDS = 5
 _MAX_COLUMNS = 14  # exercises; above that, a column is a chapter
 _SLOW_SECONDS = 10  # that all ranks waited for a processor, if it is longer than they computed
-_SHOWN_SIGNS = {**SIGNS, "error": "⚠", WAITING: "…"}
+_SHOWN_SIGNS = {**SIGNS, "error": "⚠", WAITING: "…", ABSENT: "–"}
 _OUR_FAULT = "The grader itself failed here, which is not your fault. Your instructor has been told."
 
 
@@ -36,16 +38,35 @@ def learner_report(record: Record) -> str:
     return _filled("learner.md", record=record, told=told, reason_of=reason_of, digest=digest_of(record["seed"]))
 
 
+def feedback_page(said: str) -> str:
+    """A learner's report, as `learner_report` makes it, as a page that needs nothing else."""
+    return _filled("class.html", title="Feedback", body=Markdown(_renderer().render(said)))
+
+
 def class_reports(group: Record, exercises: Sequence[Exercise], odd: Sequence[Record] = ()) -> dict[str, str]:
     """The report of the class by file: in Markdown, at most `MAX_BYTES` long in UTF-8, and as a page that needs nothing
-    else, with the distribution of each exercise's points. `odd` lists what is worth a look.
+    else, with the distribution of each exercise's points, and names that are links to their feedback. `odd` lists what
+    is worth a look.
     """
+    files = {each["learner"]: each["file"] for each in group["learners"]}
+    page = _class(group, exercises, odd, _distribution, partial(_linked, files))
+    said = _class(group, exercises, odd, lambda row: bar(row["mean_percent"] / 100), markdown)
+    body = Markdown(_renderer().render(page))
+    return {"report.md": said, "report.html": _filled("class.html", title="Class report", body=body)}
+
+
+@cache
+def _renderer() -> Any:
     from markdown_it import MarkdownIt
 
-    renderer = MarkdownIt("commonmark", {"html": True}).enable("table")
-    page = Markdown(renderer.render(_class(group, exercises, odd, _distribution)))
-    said = _class(group, exercises, odd, lambda row: bar(row["mean_percent"] / 100))
-    return {"report.md": said, "report.html": _filled("class.html", body=page)}
+    return MarkdownIt("commonmark", {"html": True}).enable("table")
+
+
+def _linked(files: Mapping[str, str], learner: str) -> Markdown:
+    """A learner's name as a link to the learner's feedback."""
+    file = files.get(one_line(learner, MAX_NAME))
+    said = markdown(learner)
+    return Markdown(f'<a href="{FEEDBACK}/{quote(file)}.html">{said}</a>') if file else said
 
 
 def told(entry: Record) -> list[tuple[Record, str]]:
@@ -74,7 +95,7 @@ def summary_lines(group: Record, limit: int = 10) -> list[str]:
 
 def _seeds(group: Record) -> list[str]:
     """The seeds of the learners' cases, that of most learners first; of many the first few."""
-    counts = Counter(each["seed"] for each in group["learners"] if each["status"] != WAITING)
+    counts = Counter(each["seed"] for each in group["learners"] if each["status"] not in (WAITING, ABSENT))
     seeds = [str(seed) for seed, _ in counts.most_common()] or [str(group["seed"])]
     return seeds[:_MOST_SEEDS] + (["…"] if len(seeds) > _MOST_SEEDS else [])
 
@@ -86,7 +107,13 @@ def _distribution(row: Record) -> Markdown:
     return Markdown(_filled("distribution.svg", counts=counts, most_learners=max(1, *counts), said=said or "nobody"))
 
 
-def _class(group: Record, exercises: Sequence[Exercise], odd: Sequence[Record], draw: Callable[[Record], str]) -> str:
+def _class(
+    group: Record,
+    exercises: Sequence[Exercise],
+    odd: Sequence[Record],
+    draw: Callable[[Record], str],
+    who: Callable[[str], Markdown],
+) -> str:
     worth = {each.id: each.points for each in exercises}
     columns = list(worth)
     if len(columns) > _MAX_COLUMNS:
@@ -94,7 +121,7 @@ def _class(group: Record, exercises: Sequence[Exercise], odd: Sequence[Record], 
     computed, waited = (group["measured"].get(name, 0.0) for name in ("cpu_seconds", "starved_seconds"))
     return _filled(
         "class.md",
-        **group,
+        **{"unlisted": [], **group},
         of_all=group["class"],
         seeds=_seeds(group),
         columns=columns,
@@ -103,6 +130,9 @@ def _class(group: Record, exercises: Sequence[Exercise], odd: Sequence[Record], 
         is_slow=waited > max(computed, _SLOW_SECONDS),
         waited=f"the learners' processes computed {duration(computed)} and waited {duration(waited)} for a processor",
         draw=draw,
+        who=who,
+        absent=[each["learner"] for each in group["learners"] if each["status"] == ABSENT],
+        has_late=has_late(group),
     )
 
 

@@ -25,14 +25,16 @@ if TYPE_CHECKING:
 RESULTS_SCHEMA = "dtlib-grade/2"
 LEARNER_SCHEMA = "dtlib-grade-learner/2"
 WAITING = "not graded yet"
+ABSENT = "absent"  # in the roster, and handed in nothing
 #: The statuses that are no verdict, the worst first: they are left out of every mean, and graded again.
-NO_VERDICT = ("error", "not known", WAITING)
+NO_VERDICT = ("error", "not known", WAITING, ABSENT)
 TIMES = ("seconds", "cpu_seconds", "starved_seconds", "grader_seconds")
 WHOLE = "(whole exercise)"
 UNKNOWN = "no known mistake"
 CARRIED = "carried error"  # the checks' name for what is right but for an earlier mistake
 _ODD = ("tampered", "limit")  # kinds of trouble that an instructor may want to ask about
 _MOST_NOTES = 20
+_MOST_NAMED = 5  # of those with the commonest failure
 
 Record = dict[str, Any]
 
@@ -85,8 +87,10 @@ def entry_of(
     }
 
 
-def learner_record(learner: str, entries: Sequence[Record], notes: Sequence[str] = (), **more: Any) -> Record:
-    """The record of a learner, with what there is `more` to say."""
+def learner_record(
+    learner: str, entries: Sequence[Record], notes: Sequence[str] = (), handed_in: str = "", **more: Any
+) -> Record:
+    """The record of a learner, with what there is `more` to say; `handed_in` is when, as the files have it."""
     reached = {each["status"] for each in entries}
     measured = [each["measured"] for each in entries]
     return {
@@ -104,6 +108,7 @@ def learner_record(learner: str, entries: Sequence[Record], notes: Sequence[str]
         "measured": {
             **{name: round(sum(each[name] for each in measured), 3) for name in TIMES},
             "peak_bytes": max((each["peak_bytes"] for each in measured), default=0),
+            "handed_in": handed_in,
         },
     }
 
@@ -120,6 +125,7 @@ def standing(record: Record, file: str) -> Record:
         "file": file,
         "percent": percent(record["points"], record["max_points"]),
         "exercises": {each["id"]: {"points": each["points"], "status": each["status"]} for each in record["exercises"]},
+        **{name: record[name] for name in ("id", "name", "late") if name in record},
     }
 
 
@@ -154,7 +160,7 @@ def told(learner: str, exercise: str, text: str) -> Record:
 
 def summarise(group: Record) -> None:
     """Say in `group` how the class stands. What has no verdict yet counts as zero."""
-    points = [each["points"] for each in group["learners"] if each["status"] != WAITING]
+    points = [each["points"] for each in group["learners"] if each["status"] not in (WAITING, ABSENT)]
     group["class"] = {
         "learners": len(group["learners"]),
         "graded": len(points),
@@ -163,13 +169,19 @@ def summarise(group: Record) -> None:
     }
 
 
+def has_late(group: Record) -> bool:
+    """Whether there was a deadline for anybody."""
+    return any("late" in each for each in group["learners"])
+
+
 class Counts:
-    """Counts how each exercise went, record by record; it keeps numbers and a few reasons alone."""
+    """Counts how each exercise went, record by record; it keeps numbers, a few reasons and a few names alone."""
 
     def __init__(self) -> None:
         self._statuses: Counter[tuple[str, str]] = Counter()
         self._points: defaultdict[str, Counter[int]] = defaultdict(Counter)
         self._failures: defaultdict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
+        self._who: defaultdict[tuple[str, tuple[str, str]], list[str]] = defaultdict(list)
         self.measured: dict[str, Any] = {**dict.fromkeys(TIMES[1:], 0.0), "exercise_seconds": Counter()}
         self.odd: list[Record] = []  # what went beyond the rules
         self.not_known: list[Record] = []
@@ -185,7 +197,10 @@ class Counts:
             if status not in NO_VERDICT:
                 self._points[name][entry["points"]] += 1
             if status in ("fail", "partly right"):
-                self._failures[name].update(set(_failures(entry)))
+                self._failures[name].update(failed := set(_failures(entry)))
+                for each_failed in failed:
+                    if len(who := self._who[name, each_failed]) < _MOST_NAMED:
+                        who.append(record["learner"])
             for is_one, listed in ((status == "not known", self.not_known), (entry["trouble"] in _ODD, self.odd)):
                 if is_one:
                     listed.append(told(record["learner"], name, entry["reason"][:300]))
@@ -212,7 +227,13 @@ class Counts:
             "mean_points": round(mean, 3),
             "mean_percent": percent(mean, exercise.points),
             "distribution": [points[each] for each in range(exercise.points + 1)],
-            "commonest_failure": worst and {"check": worst[0], "mistake": worst[1], "count": failures[worst]},
+            "commonest_failure": worst
+            and {
+                "check": worst[0],
+                "mistake": worst[1],
+                "count": failures[worst],
+                "learners": self._who[exercise.id, worst],
+            },
         }
 
 
