@@ -71,7 +71,7 @@ bench: $(READY)  ## measure against the alternatives, each table in one run
 picture: $(READY)  ## draw the README's picture from a fresh measurement
 	@$(BIN)/python _ext/readme_picture.py _static/measured.svg
 
-dist: book  ## build what a release publishes: wheel, book and exercises as zips, checksums (in _build/dist)
+dist: book pdf  ## build what a release publishes, in _build/dist: the wheel, book and exercises as zips, the PDF, checksums
 	@$(BIN)/python _ext/dist.py
 
 links: $(READY)  ## follow the links that lead out of the book (needs a network; no part of `make test`)

@@ -18,6 +18,7 @@ from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.config import Config
 
+CARD_MARK = "_static/mark.png"  #: the favicon; the pictures for previews take no SVG
 MOST = 200  #: characters of a description
 _NO_SENTENCE = (nodes.raw, nodes.footnote_reference)
 
@@ -34,6 +35,8 @@ def configure(app: Sphinx, config: Config) -> None:
     config.html_theme_options |= {"extra_footer": f"<p>Version {escape(config.release)}</p>"}
     if url := address():
         config.html_baseurl = config.ogp_site_url = url
+        config.ogp_site_name = config.html_title
+        config.ogp_social_cards = {"image_mini": CARD_MARK, "line_color": "#2a66ad"}
 
 
 def description(document: nodes.document) -> str:
@@ -58,7 +61,8 @@ def describe(app: Sphinx, pagename: str, templatename: str, context: dict[str, A
     if doctree is None or not (said := description(doctree)):
         return
     context["metatags"] += f'\n<meta name="description" content="{escape(said)}">\n'
-    context["meta"] = {**(context["meta"] or {}), "og:description": escape(said)}
+    own = {"og:description": escape(said), "ogp_description_length": "0"}  # what the extension finds is no sentence
+    context["meta"] = {**(context["meta"] or {}), **own}
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -65,7 +65,7 @@ def build(root: Path, out: Path) -> None:
 
 
 def make(book: Path, out: Path, root: Path = ROOT) -> list[Path]:
-    """Fill `out`: wheel and source, the book, the exercises, each PDF beside the book, checksums; return the files."""
+    """Fill `out`: wheel and source, the book, also as the PDF beside it, the exercises, checksums; return the files."""
     if not (book / "index.html").is_file():
         raise SystemExit(f"there is no book in {book}: run `make book` first")
     here = version(root)
@@ -76,8 +76,7 @@ def make(book: Path, out: Path, root: Path = ROOT) -> list[Path]:
     beside = tuple(root / name for name in BESIDE)
     pack(book, out / f"dtlib-book-{here}.zip", beside)
     pack(root / "exercises", out / f"dtlib-exercises-{here}.zip", (*beside, root / "requirements.txt"))
-    for pdf in sorted(book.parent.glob("*.pdf")):
-        shutil.copy(pdf, out / f"{pdf.stem}-{here}.pdf")
+    shutil.copy(book.parent / "book.pdf", out / f"dtlib-book-{here}.pdf")
     (out / "SHA256SUMS").write_text(checksums(out), "utf-8")
     return sorted(out.iterdir())
 

@@ -56,7 +56,7 @@ def test_a_release_is_the_wheel_the_book_the_exercises_and_their_checksums(dist,
     here = dist.version()
     assert set(made) == {
         f"dtlib_course-{here}-py3-none-any.whl", f"dtlib_course-{here}.tar.gz", f"dtlib-book-{here}.zip",
-        f"dtlib-exercises-{here}.zip", f"book-{here}.pdf", "SHA256SUMS",
+        f"dtlib-exercises-{here}.zip", f"dtlib-book-{here}.pdf", "SHA256SUMS",
     }  # fmt: skip
     sums = dict(reversed(line.split()) for line in made["SHA256SUMS"].read_text().splitlines())
     assert sums == {

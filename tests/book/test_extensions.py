@@ -235,6 +235,8 @@ def lesson(tmp_path_factory):
     (book / "_toc.yml").write_text("format: jb-book\nroot: chapters/page\n")
     (book / "references.bib").touch()
     drawn = v4.new_code_cell(CODE, metadata={"mystnb": {"figure": CAPTION}})
+    (book / "_static").mkdir()
+    shutil.copy(ROOT / "_static" / "mark.png", book / "_static")
     pages = {"chapters": [v4.new_markdown_cell(TEXT), drawn]}
     pages["exercises"] = [v4.new_markdown_cell("# Page\n## 1. One after another ★")]
     for folder, cells in pages.items():
@@ -280,6 +282,7 @@ def test_a_published_page_says_what_it_is_and_where(lesson):
     assert head["description"] == head["og:description"] == "Two sentences. And a number, 2D. About 5 minutes to read."
     assert head["og:image"].startswith("https://example.org/course/_images/social_previews/")
     assert head["og:image"].endswith(".png")
+    assert head["og:site_name"] == "small"
     assert f"Version {importlib.metadata.version('dtlib-course')}" in lesson
 
 
