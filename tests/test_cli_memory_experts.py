@@ -27,18 +27,18 @@ def told(*arguments):
 
 def test_671_billion_parameters_on_2048_cards():
     data = told(*V3, "--card", "H100", "--recompute", "full", "--imbalance", 1.5)
-    setup = Setup(dp=128, pp=16, ep=64, zero=1, seq=4096, recompute="full", imbalance=1.5)
+    setup = Setup(dp=128, pp=16, ep=64, zero=1, seq=4096, recompute="full", imbalance=1.5, recipe="18-byte")
     found = footprint.rank_memory("deepseek-v3", setup)
     assert data["bytes"] == found.parts
     assert data["total_bytes"] == found.total
     assert (data["num_params"], data["active_params"]) == (671_026_404_352, 37_552_282_624)
     assert (data["world_size"], data["setup"]["ep"], data["setup"]["imbalance"]) == (2048, 64, 1.5)
     assert data["planned"]["total_bytes"] == planner.plan_memory("deepseek-v3", planner.Plan(
-        dp=128, pp=16, ep=64, zero=1, seq=4096, recompute="full", imbalance=1.5, micro_batches=16, recipe="16-byte"
+        dp=128, pp=16, ep=64, zero=1, seq=4096, recompute="full", imbalance=1.5, micro_batches=16
     )).total  # fmt: skip
     assert "experts" in data["planned"]["fit"]["outside"]
-    assert data["device"]["verdict"] == "yes"
-    assert data["device"]["largest_micro_batch"] >= 1
+    assert data["device"]["verdict"] == "unknown"
+    assert data["device"]["largest_micro_batch"] == 0
 
 
 def test_the_table_says_what_is_active_what_is_assumed_and_what_is_not_counted():
@@ -46,11 +46,12 @@ def test_the_table_says_what_is_active_what_is_assumed_and_what_is_not_counted()
     assert (
         "deepseek-v3: 671,026,404,352 parameters, 37,552,282,624 active (with both embeddings), on 2,048 ranks" in said
     )
-    assert "(dp 128 × tp 1 × pp 16, experts over ep 64 of dp), ZeRO stage 1, 1 × 4,096 tokens in a micro-batch" in said
-    assert "The busiest rank of ep is taken to get as many tokens as each other one: --imbalance 1. No token is" in said
     assert (
-        "This one has a pipeline, another recipe of states, more than 512 ranks, experts, latent attention and" in said
+        "(dp 128 × tp 1 × pp 16, experts over ep 64 of dp), ZeRO stage 1, 1 × 4,096 tokens in a micro-batch, 18-byte"
+        in said
     )
+    assert "The busiest rank of ep is taken to get as many tokens as each other one: --imbalance 1. No token is" in said
+    assert "This one has more than 512 ranks, experts, latent attention and a model of another size: its error" in said
     assert "all to all " in said
     assert "taken to get 2.5 times the mean of tokens: --imbalance 2.5." in invoke(*V3, "--imbalance", 2.5).output
     alone = invoke("mixtral-8x7b").output
@@ -99,7 +100,7 @@ def test_modules_of_further_tokens_are_counted_where_asked_for(tmp_path):
     plain, more = told(*V3), told(*V3, "--mtp", 1, "--pipeline-stage", 15)
     assert more["num_params"] - plain["num_params"] == more["parameters"]["mtp"] == 11_610_067_968
     model = dataclasses.replace(models.model("deepseek-v3"), mtp_modules=1)
-    setup = Setup(dp=128, pp=16, ep=64, zero=1, seq=4096)
+    setup = Setup(dp=128, pp=16, ep=64, zero=1, seq=4096, recipe="18-byte")
     assert more["bytes"] == footprint.rank_memory(model, setup, 15).parts
     assert (
         "parameters, 11,610,067,968 of them in modules that predict further tokens, 38,"

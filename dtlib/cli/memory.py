@@ -60,6 +60,7 @@ def _list_models(context: click.Context, _: click.Parameter, wanted: bool) -> No
 @click.option("--zero", type=int, default=0, show_default=True, help="Stage of ZeRO, 0 to 3, over these ranks.")
 @click.option("--tp", type=int, default=1, show_default=True, help="Ranks that split each matrix.")
 @click.option("--sequence-parallel", is_flag=True, help="Split what lies between the matrices, too.")
+@click.option("--keep-gathered", is_flag=True, help="Keep the inputs that it gathers.  [default: gather them again]")
 @click.option("--pp", type=int, default=1, show_default=True, help="Stages of the pipeline (1F1B).")
 @click.option("--chunks", type=int, default=1, show_default=True, help="Interleaved pieces of a stage.")
 @click.option("--cp", type=int, default=1, show_default=True, help="Ranks that share each sequence.")
@@ -72,7 +73,7 @@ def _list_models(context: click.Context, _: click.Parameter, wanted: bool) -> No
     help="Tokens of the busiest rank of ep: so many times the mean.",
 )
 @click.option("--mtp", type=int, help="Modules that predict further tokens.  [default: none]")
-@recipe_option("16-byte")
+@recipe_option("18-byte")
 @click.option("--micro-batch", type=int, default=1, show_default=True, help="Sequences of one micro-batch.")
 @click.option("--micro-batches", type=int, help="Micro-batches of a rank in a step.  [default: one a stage]")
 @click.option("--seq", type=int, help="Tokens of a sequence.  [default: the model's]")
@@ -83,30 +84,19 @@ def _list_models(context: click.Context, _: click.Parameter, wanted: bool) -> No
 @click.option("--card", help=f"Say whether it fits: {', '.join(CARDS)}.")
 @click.option("--gpu", help="The same as --card.")
 @card_memory_option
-@click.option(
-    "--margin",
-    type=float,
-    default=10,
-    show_default=True,
-    metavar="PERCENT",
-    help="What of the card is kept free: for its runtime, communication, gaps.",
-)
 @click.option("--json", "as_json", is_flag=True, help="Print the breakdown as JSON, in bytes.")
 @click.option(
     "--list", is_flag=True, is_eager=True, expose_value=False, callback=_list_models, help="List the models and exit."
 )
 @size_options
-def memory(
-    name: str | None, model: str | None, pipeline_stage: int | None, margin: float, as_json: bool, **given: Any
-) -> None:
+def memory(name: str | None, model: str | None, pipeline_stage: int | None, as_json: bool, **given: Any) -> None:
     """Say what one rank of a job keeps in memory, part by part.
 
     MODEL is a published model (--list) or a file of hyperparameters as model hubs publish it (config.json). Told are
-    model states, activations, and what is whole for a moment: an upper bound, on the fullest rank. Buffers of the
-    communication library, gaps of the allocator and the runtime's own memory come on top: --margin is for them. The
-    planner (dtlib plan) counts them instead, with constants that were fitted to published runs: its number has the
-    error of those runs as its margin, and what none of them had makes the verdict unknown. --card-memory changes the
-    card, an H100 where none is named.
+    model states, activations, and what is whole for a moment, on the fullest rank. Buffers of the communication
+    library, gaps of the allocator and the runtime's own memory come on top. With them, and with constants that were
+    fitted to published runs, the number is the one of dtlib plan: the error of those runs is its margin, and what none
+    of them had makes the verdict unknown. --card-memory changes the card, an H100 where none is named.
 
     Of a model with experts, each rank of ep holds as many of them, tp splits each as other matrices, and ZeRO shards
     these over the dp · cp/ep ranks that hold the same ones. No token is dropped.
@@ -124,19 +114,16 @@ def memory(
         for one, other, words in ((name, model, "MODEL or --model"), (card, gpu, "--card or --gpu")):
             if one is not None and other is not None and one != other:
                 raise ValueError(f"{words} must be given, not both: {one!r} and {other!r}")
-        if not 0 <= margin < 100:
-            raise ValueError(f"margin must be from 0 to below 100, not {margin:g}")
         architecture = chosen_model(str(name or model), given)
         plan = _plan(given)
         device = _device(gpu if card is None else card, given)
         stages = memory_by_stage(architecture, plan)
         if pipeline_stage is not None and not 0 <= pipeline_stage < plan.pp:
             raise ValueError(f"pipeline_stage must be from 0 to {plan.pp - 1}, not {pipeline_stage}")
-        planned = plan_memory(architecture, plan)
+        job = Job(architecture, plan, stages, pipeline_stage, device, plan_memory(architecture, plan))
     except ValueError as error:
         named = "card" if gpu is None else "gpu", "MODEL" if model is None else "--model"
         raise click.UsageError(with_flags(str(error), memory, card=named[0], model=named[1])) from error
-    job = Job(architecture, plan, stages, pipeline_stage, device, margin, planned)
     if as_json:
         click.echo(json.dumps(_as_dict(job), indent=2, ensure_ascii=False))
     else:
@@ -164,7 +151,7 @@ def _device(card: str | None, given: dict[str, Any]) -> Accelerator | None:
 def _as_dict(job: Job) -> dict[str, Any]:
     from dtlib.theory.footprint import Setup
     from dtlib.theory.models import active_parameters, model_parameters
-    from dtlib.theory.planner import FITTED
+    from dtlib.theory.planner import margin_of
 
     model, device, planned = job.model, job.device, job.planned
     setup = {name: value for name, value in asdict(job.plan).items() if name in {each.name for each in fields(Setup)}}
@@ -184,21 +171,19 @@ def _as_dict(job: Job) -> dict[str, Any]:
         "planned": {
             "bytes": planned.parts,
             "total_bytes": planned.total,
-            "margin_bytes": FITTED.margin * planned.total,
+            "margin_bytes": margin_of(job.plan) * planned.total,
         },
     }
     if device is not None:
         told["device"] = {
             "name": device.name,
             "memory_bytes": device.memory_bytes,
-            "usable_bytes": job.usable_bytes(device),
             "fullest_stage": job.fullest,
             "fullest_bytes": job.most_bytes,
-            "fits": job.most_bytes <= job.usable_bytes(device),
-            "verdict": job.verdict(device),
+            "verdict": job.fit(device).verdict,
             "largest_micro_batch": job.largest_micro_batch(device),
         }
-        told["planned"]["fit"] = job.fit(planned, device).as_dict()
+        told["planned"]["fit"] = job.fit(device).as_dict()
     return told
 
 
@@ -206,6 +191,7 @@ def _print(job: Job) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from dtlib.theory.memory import recipe as as_recipe
     from dtlib.theory.planner import told
     from dtlib.theory.units import GB, format_bytes
 
@@ -216,6 +202,8 @@ def _print(job: Job) -> None:
     degrees += f", experts over ep {plan.ep} of dp" if plan.ep > 1 else ""
     ranks = f"{plan.world_size:,} {'rank' if plan.world_size == 1 else 'ranks'} ({degrees}), ZeRO stage {plan.zero}"
     tokens = f"{plan.micro_batch:,} × {plan.seq_of(job.model):,} tokens in a micro-batch"
+    tokens += "" if plan.seq else " (the model's own length)"
+    tokens += f", {as_recipe(plan.recipe).name} recipe"
     console.print(f"{job.model.name}: {_counted(job.model)} on {ranks}, {tokens}", soft_wrap=True)
     whose = f"on a rank of pipeline stage {job.stage}" if plan.pp > 1 else "on each rank"
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -228,12 +216,13 @@ def _print(job: Job) -> None:
     console.print(table)
     if plan.recompute == "selective" and plan.attention == "flash":
         console.print("--recompute selective changes nothing here: flash attention keeps no matrix.", soft_wrap=True)
-    if job.device is not None:
-        console.print(_verdict(job, job.device), soft_wrap=True)
     for assumed in _of_experts(job):
         console.print(assumed, soft_wrap=True)
-    fit = None if job.device is None else job.fit(job.planned, job.device)
+    fit = None if job.device is None else job.fit(job.device)
     console.print(told.margin(job.planned, job.plan, job.model, fit), soft_wrap=True)
+    if job.device is not None and (most := job.largest_micro_batch(job.device)):
+        sequences = f"{most:,} sequence{'s' if most > 1 else ''}"
+        console.print(f"The largest micro-batch that fits {job.device.name} with the margin has {sequences}.")
 
 
 def _counted(model: Architecture) -> str:
@@ -264,18 +253,3 @@ def _of_experts(job: Job) -> list[str]:
     if plan.tp > 1:
         said.append(f"Each expert is split over tp {plan.tp}, as other matrices: none is whole on a rank.")
     return said
-
-
-def _verdict(job: Job, device: Accelerator) -> str:
-    from dtlib.theory.units import format_bytes
-
-    usable, largest = job.usable_bytes(device), job.largest_micro_batch(device)
-    answer = job.verdict(device)
-    verdict = {"yes": "It [green]fits[/]", "no": "It [red]does not fit[/]", "unsure": "It may not fit"}[answer]
-    needs = "may need" if answer == "unsure" else "needs"
-    whose = f"the fullest stage, {job.fullest}," if job.plan.pp > 1 else "a rank"
-    kept = f"{job.margin:g} % of its {format_bytes(device.memory_bytes, digits=3)} kept free"
-    room = f"{device.name} has {format_bytes(usable, digits=3)}, with {kept}"
-    sequences = f"{largest:,} sequence{'s' if largest > 1 else ''}"
-    most = f"The largest micro-batch that surely does has {sequences}." if largest else "No micro-batch surely does."
-    return f"{verdict}: {whose} {needs} {format_bytes(job.most_bytes, digits=3)}, {room}. {most}"

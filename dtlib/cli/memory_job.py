@@ -21,7 +21,6 @@ class Job:
     stages: list[RankMemory]
     asked: int | None
     device: Accelerator | None
-    margin: float
     planned: PlanMemory
 
     @property
@@ -44,24 +43,22 @@ class Job:
         """What the fullest stage keeps."""
         return self.stages[self.fullest].total
 
-    def usable_bytes(self, device: Accelerator) -> float:
-        """What the margin leaves of a device."""
-        return device.memory_bytes * (1 - self.margin / 100)
-
-    def verdict(self, device: Accelerator) -> str:
-        """Of an upper bound: ``"yes"`` below what is usable, ``"no"`` where states alone are above the card."""
-        if self.most_bytes <= self.usable_bytes(device):
-            return "yes"
-        return "no" if max(stage.states for stage in self.stages) > device.memory_bytes else "unsure"
-
-    def fit(self, planned: PlanMemory, device: Accelerator) -> Fit:
+    def fit(self, device: Accelerator) -> Fit:
         """What the planner needs, against a device."""
-        from dtlib.theory.planner import Machine, fit
-
-        return fit(planned, Machine(accelerator=device, gpus=1), plan=self.plan, model=self.model)
+        return self._fit(self.plan, self.planned, device)
 
     def largest_micro_batch(self, device: Accelerator) -> int:
-        """The largest that fits."""
-        from dtlib.theory.footprint import largest_micro_batch
+        """The largest that the planner says fits; 0 if not even one does, or if it does not know."""
+        from dtlib.theory.footprint import largest_that
+        from dtlib.theory.planner import plan_memory
 
-        return largest_micro_batch(self.model, self.plan, self.usable_bytes(device))
+        def fits(b: int) -> bool:
+            plan = self.plan.changed(micro_batch=b)
+            return self._fit(plan, plan_memory(self.model, plan), device).verdict == "yes"
+
+        return largest_that(fits)
+
+    def _fit(self, plan: Plan, planned: PlanMemory, device: Accelerator) -> Fit:
+        from dtlib.theory.planner import Machine, fit
+
+        return fit(planned, Machine(accelerator=device, gpus=1), plan=plan, model=self.model)

@@ -301,3 +301,38 @@ def test_stages_out_of_range_are_refused():
         footprint.stage_layers(2, 3)
     with pytest.raises(ValueError, match="stage must be from 0 to 1, not 2"):
         footprint.stage_parameters(models.model("tiny"), 1, 2, 2)
+
+
+def test_stages_that_are_cut_by_their_cost():
+    """A model whose head weighs as much as several layers: a stage is full with its last layer, and not before."""
+    model = models.llama("by-cost", num_layers=16, hidden=64, num_heads=4, vocab=12 * 64 * 4, seq=32, ffn_hidden=170)
+    layer = 4 * 64**2 + 3 * 170 * 64
+    assert footprint.cost_layers(model, 1) == [16]
+    for p in range(1, 17):
+        cut, whole = footprint.cost_layers(model, p), 16 * layer + model.vocab * 64
+        assert sum(cut) == 16
+        for stage, layers in enumerate(cut[:-1]):
+            placed = sum(cut[: stage + 1])
+            assert p * placed * layer >= (stage + 1) * whole or placed == 16
+            assert layers == 0 or p * (placed - 1) * layer < (stage + 1) * whole
+    by_cost = Setup(pp=4, balance="cost", recipe="18-byte", micro_batches=8)
+    stages = footprint.memory_by_stage(model, by_cost)
+    cut = footprint.cost_layers(model, 4)
+    assert by_cost.pieces(model) == [[layers] for layers in cut]
+    assert cut[0] > 4 > cut[3]
+    even = footprint.memory_by_stage(model, dataclasses.replace(by_cost, balance="layers"))
+    assert stages[0].layer_activations / even[0].layer_activations == pytest.approx(cut[0] / 4)
+    norms = 2 * 64 * 2  # two norms a layer, two bytes a weight
+    assert stages[0].weights - even[0].weights == (cut[0] - 4) * (2 * layer + norms)
+    assert sum(each.weights for each in stages) == sum(each.weights for each in even)
+    many = dataclasses.replace(by_cost, pp=16, zero=2, dp=2)
+    assert footprint.memory_by_stage(model, many)[14].layer_activations == 0  # the head alone is left for the last
+
+
+def test_what_cannot_be_cut_by_cost_is_refused():
+    with pytest.raises(ValueError, match="balance must be one of layers, cost, not 'time'"):
+        Setup(balance="time")
+    with pytest.raises(ValueError, match="balance must be 'layers' where chunks=2 are interleaved, not 'cost'"):
+        Setup(pp=2, chunks=2, balance="cost")
+    with pytest.raises(ValueError, match="balance of mixtral-8x7b must be 'layers', since it has experts, not 'cost'"):
+        Setup(pp=2, balance="cost").check(models.model("mixtral-8x7b"))

@@ -35,7 +35,19 @@ def test_memory_is_the_footprints_with_what_the_library_adds():
     found = planner.plan_memory("llama3-8b", plan)
     counted = footprint.rank_memory(models.model("llama3-8b"), plan, 0)
     assert found.states == counted.states
-    assert found.activations == pytest.approx(FITTED.activation_factor * counted.layer_activations)
+    assert found.activations == pytest.approx(FITTED.staged_activation_factor * counted.layer_activations)
+    # whole for a moment: some inputs of b s h entries in two bytes, and with late sums two bytes a parameter
+    inputs = FITTED.whole_inputs * 2 * 2 * 8192 * 4096
+    assert found.gathered == pytest.approx(inputs)
+    late = planner.plan_memory("llama3-8b", plan.changed(sums_late=True))
+    assert late.gathered - inputs == pytest.approx(counted.weights)
+    assert planner.plan_memory("llama3-8b", plan.changed(sums_late=True, zero=2)).gathered < late.gathered
+    one = plan.changed(dp=1, pp=1, zero=0)  # the logits of the one stage are larger, and gone by then
+    assert planner.plan_memory("llama3-8b", one).gathered == 0
+    alone = planner.plan_memory("llama3-8b", one.changed(tp=1, sequence_parallel=False))
+    counted = footprint.rank_memory(models.model("llama3-8b"), one.changed(tp=1, sequence_parallel=False))
+    layers = counted.activations - counted.logits
+    assert alone.activations == pytest.approx(FITTED.activation_factor * layers)
     # a group that shares each sequence has half of the tokens on a rank, and shares the states as well
     shared = planner.plan_memory("llama3-8b", plan.changed(dp=2, cp=2))
     assert shared.states == found.states
@@ -51,11 +63,12 @@ def test_to_keep_what_is_gathered_costs_its_bytes_and_saves_two_of_ten_phases():
             memory.append(planner.plan_memory("llama3-8b", each).activations)
             seconds.append(planner.step_time("llama3-8b", each, eight(gpus=32)).tensor_parallel)
         # two inputs of two bytes, of which a rank has a part of 1/t anyway; eight layers, four micro-batches
-        more = FITTED.activation_factor * 4 * (1 - 1 / t) * entries * 8 * 4
+        more = 4 * (1 - 1 / t) * entries * 8 * 4 * FITTED.staged_kept_share
         assert memory[1] - memory[0] == pytest.approx(more)
         assert seconds[1] / seconds[0] == pytest.approx(8 / 10)
     full = [planner.plan_memory("llama3-8b", each.changed(recompute="full")) for each in (again, keeps)]
-    assert full[1].activations - full[0].activations == pytest.approx(more / 8 / 4)  # the layer of now
+    now = more / 8 / 4 / FITTED.staged_kept_share  # those of the layer of now are all there
+    assert full[1].activations - full[0].activations == pytest.approx(FITTED.staged_activation_factor * now)
     timed = planner.every_plan("llama3-8b", eight(gpus=8), sequences=8, seq=4096, degrees={"tp": 4})
     offered = {
         (p.sequence_parallel, p.keep_gathered) for each in timed for p in map(each.plan, range(len(each.seconds)))

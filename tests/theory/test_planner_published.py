@@ -88,33 +88,103 @@ def test_the_memory_of_the_sweep():
 
 
 KEPT_BACK = {table: published.runs(table, rows(table)) for table in published.KEPT_BACK}
-REGIMES = {  # of the two halves of the sweep: which runs, the share within the margin from below and above
-    "seen": (lambda plan: plan.pp == 1 and plan.tp <= 8, 0.96, 0.99),
-    "tp over nodes": (lambda plan: plan.pp == 1 and plan.tp > 8, 0.74, 0.80),
-    "a pipeline": (lambda plan: plan.pp > 1, 0.40, 0.50),
-    "pp 16": (lambda plan: plan.pp == 16, 0.18, 0.26),
-}
+MEMORY = {  # each run once: the half of the sweep has rows of the small one
+    (run.model.name, run.plans[0], run.memory_bytes): run for run in (*SWEEP, *KEPT_BACK["ultrascale_half"])
+}.values()
 
 
-@pytest.mark.parametrize("name", REGIMES)
-def test_the_margin_holds_where_it_is_said_to_and_not_beyond(name):
-    """Nine of ten within it in what was seen, on the rows that were kept back as well; elsewhere far fewer."""
-    has, least, most = REGIMES[name]
-    runs = [run for run in (*SWEEP, *KEPT_BACK["ultrascale_half"]) if has(run.plans[0])]
-    needed = np.array([planner.plan_memory(run.model, run.plans[0]).total for run in runs])
-    error = (needed - FITTED.runtime_bytes) / [run.memory_bytes for run in runs] - 1
-    assert least <= np.mean(np.abs(error) <= FITTED.margin) <= most
-    if name == "seen":  # what is told as seen is what these rows have, no more and no less
-        assert {regime.outside(run.plans[0], run.model, run.machine.accelerator) for run in runs} == {()}
-        assert {run.machine.accelerator.name for run in runs} == {regime.CARD}
-        sizes = [models.model_parameters(run.model).total for run in runs]
-        assert (min(sizes), max(sizes)) == regime.NUM_PARAMS
-        assert {run.plans[0].seq_of(run.model) for run in runs} == {regime.SEQ}
-        assert {run.plans[0].recipe for run in runs} == {regime.RECIPE}
-        assert all(run.plans[0].keep_gathered for run in runs if run.plans[0].tp > 1)
-        assert max(run.plans[0].micro_batch for run in runs) == regime.MICRO_BATCH
-        assert max(run.machine.gpus for run in runs) == regime.RANKS
-        assert "of models of 1.3 to 8.9 billion parameters and sequences of 4,096 tokens" in regime.SEEN
+def error_of(run, constants=FITTED, **changes):
+    """The planned bytes over the printed ones, less one: what the allocator had, without the runtime's own."""
+    needed = planner.plan_memory(run.model, run.plans[0].changed(**changes), constants).total
+    return (needed - constants.runtime_bytes) / run.memory_bytes - 1
+
+
+def errors_of(runs, **changes):
+    return [(run.model.name, error_of(run, **changes)) for run in runs]
+
+
+def within(errors, margin):
+    return np.mean([1 / (1 + margin) <= 1 + error <= 1 + margin for _, error in errors])
+
+
+@pytest.mark.parametrize("key", regime.REGIMES)
+def test_each_regime_has_the_margin_and_the_rows_that_its_runs_have(key):
+    told = regime.REGIMES[key]
+    runs = [run for run in MEMORY if regime.regime(run.plans[0]) == told]
+    errors = errors_of(runs)
+    assert (len(runs), max(FITTED.margin, regime.margin(errors))) == (told.rows, told.margin)
+    for name in {run.model.name for run in runs}:
+        assert within([each for each in errors if each[0] == name], told.margin) >= 0.9, name
+        # a model that is left out stays within what the others show, or within the least that is told
+        others = max(FITTED.margin, regime.margin(each for each in errors if each[0] != name))
+        assert within([each for each in errors if each[0] == name], others) >= LEFT_OUT.get((key, name), 0.9), name
+    draw, held = np.random.default_rng(len(runs)), []
+    for _ in range(40):  # of a random half, the runs within the margin that the other half shows
+        order = draw.permutation(len(errors))
+        one, other = ([errors[each] for each in part] for part in (order[::2], order[1::2]))
+        held.append(within(other, max(FITTED.margin, regime.margin(one))))
+    assert np.mean(held) >= 0.93
+
+
+LEFT_OUT = {((False, True), "ultrascale-3.57b"): 0.87, ((True, True), "ultrascale-1.34b"): 0.86}
+"""Models of which fewer than nine of ten stay within the margin that the others show."""
+
+
+def test_the_regimes_are_those_of_the_rows():
+    plans = [run.plans[0] for run in MEMORY]
+    assert {regime.outside(run.plans[0], run.model, run.machine.accelerator) for run in MEMORY} == {()}
+    assert {run.machine.accelerator.name for run in MEMORY} == {regime.CARD}
+    sizes = [models.model_parameters(run.model).total for run in MEMORY]
+    assert (min(sizes), max(sizes)) == regime.NUM_PARAMS
+    assert {plan.seq_of(run.model) for plan, run in zip(plans, MEMORY, strict=True)} == {regime.SEQ}
+    assert {plan.recipe for plan in plans} == {regime.RECIPE}
+    for most, values in (
+        (regime.MICRO_BATCH, [plan.micro_batch for plan in plans]), (regime.STAGES, [plan.pp for plan in plans]),
+        (regime.RANKS, [run.machine.gpus for run in MEMORY]),
+    ):  # fmt: skip
+        assert max(values) == most
+    assert "of models of 1.3 to 8.9 billion parameters and sequences of 4,096 tokens" in regime.SEEN
+
+
+def test_each_part_of_what_a_pipeline_holds_is_missed_without_it():
+    """Cut by layers, with sums that are early, without whole inputs, or all read as keeping: worse in the median."""
+    runs = [run for run in MEMORY if run.plans[0].pp > 1]
+
+    def median(constants=FITTED, only=lambda plan: True, **changes):
+        return np.median([abs(np.log1p(error_of(run, constants, **changes))) for run in runs if only(run.plans[0])])
+
+    assert median() < 0.06
+    for change in ({"balance": "layers"}, {"sums_late": False}):
+        assert median(**change) > 1.3 * median(), change
+
+    def over_nodes(plan):
+        return plan.tp > 8
+
+    assert median(replace(FITTED, whole_inputs=1e-9), over_nodes) > 1.3 * median(only=over_nodes)
+    assert median(only=over_nodes, keep_gathered=True) > 3 * median(only=over_nodes)
+    # where there is none, the margin holds whether gradients are added late or early
+    inside = [run for run in MEMORY if regime.regime(run.plans[0]) == regime.REGIMES[False, False]]
+    assert within(errors_of(inside, sums_late=False), FITTED.margin) >= 0.9
+
+
+def test_a_margin_is_that_of_the_worst_model():
+    alike = [("a", error) for error in np.linspace(-0.1, 0.1, 101)]
+    assert regime.margin(alike) == 0.10
+    assert regime.margin([*alike, *(("b", 1.0) for _ in range(3))]) == regime.margin([("b", -0.5)]) == 1.0
+    with pytest.raises(ValueError, match="errors must not be empty"):
+        regime.margin([])
+
+
+def test_verdicts_come_true():
+    """Of what surely fits nine of ten ran, of what surely does not none did."""
+    told = planner.verdicts(rows("ultrascale_half"))
+    assert set(told) == {"yes", "unsure", "no", "unknown"}
+    ran, crashed = told["yes"]
+    assert ran / (ran + crashed) > 0.92
+    ran, crashed = told["no"]
+    assert ran == 0
+    assert crashed > 150
+    assert sum(ran for ran, _ in told.values()) == len(KEPT_BACK["ultrascale_half"])
 
 
 def test_no_run_that_ran_is_told_that_it_does_not_fit():
@@ -141,7 +211,7 @@ def test_no_table_without_memory_is_told_that_it_fits(table):
 
 TOLD = {  # the median of planned over published time, less one, of runs that no constant was fitted on
     "llmfoundry_mpt_half": (75, -0.10), "torchtitan_half": (4, -0.22), "sc21_table2": (4, -0.04),
-    "ultrascale_half": (824, -0.54), "bloom_prequel_half": (45, -0.12),
+    "ultrascale_half": (824, -0.53), "bloom_prequel_half": (45, -0.12),
 }  # fmt: skip
 
 
@@ -155,7 +225,7 @@ def test_tables_that_were_kept_back_have_the_errors_that_are_told(table):
         plans = [run.plans[0] for run in KEPT_BACK[table]]
         inside, cut = ([plan.pp == 1 and plan.tp <= 8 for plan in plans], [plan.pp > 1 for plan in plans])
         assert [float(np.median(1 / (1 + errors[which]))) for which in (inside, cut)] == pytest.approx(
-            [1.2, 3.2], abs=0.05
+            [1.2, 3.1], abs=0.05
         )
 
 
@@ -163,14 +233,19 @@ def test_each_rule_of_the_regime_names_what_it_is_about():
     seen = Plan(dp=4, tp=8, zero=1, micro_batches=4, seq=4096, sequence_parallel=True, keep_gathered=True)
     small, card = models.model("llama2-7b"), hardware.accelerator("H100")
     assert regime.outside(seen, small, card) == regime.outside(seen, small) == ()
+    for change in ({"pp": 2}, {"tp": 16}, {"keep_gathered": False}, {"sums_late": True}, {"balance": "cost"}):
+        assert regime.outside(seen.changed(**change), small, card) == ()
+    assert regime.regime(seen.changed(pp=2)).name == "with a pipeline, tp up to 8"
+    assert regime.regime(seen.changed(tp=16)).name == "without a pipeline, tp over 8"
+    staged = seen.changed(pp=2, schedule="ZB-H1")
+    assert regime.outside(staged, small, card) == ("another schedule than 1F1B",)
     changes = {
-        "a pipeline": {"pp": 2}, "context parallelism": {"cp": 2}, "ZeRO 2 or 3": {"zero": 2},
+        "context parallelism": {"cp": 2}, "ZeRO 2 or 3": {"zero": 2},
         "dropout": {"dropout": True}, "another recipe of states": {"recipe": "16-byte"},
-        "gathered inputs that are not kept": {"keep_gathered": False},
-        "tensor parallelism over more than 8 ranks": {"tp": 16}, "recompute": {"recompute": "full"},
+        "recompute": {"recompute": "full"},
         "attention as a matrix": {"attention": "matrix"}, "more than 512 ranks": {"dp": 128},
         "tensor parallelism alone": {"sequence_parallel": False},
-        "micro-batches of more than 16 sequences": {"micro_batch": 17},
+        "micro-batches of more than 128 sequences": {"micro_batch": 129},
         "sequences of another length": {"seq": 32768},
     }  # fmt: skip
     for name, change in changes.items():

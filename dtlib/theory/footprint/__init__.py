@@ -5,21 +5,32 @@
 Arguments out of range raise ``ValueError``, which names the argument, its value and the rule.
 """
 
-from .budget import fits, largest_micro_batch
+from .budget import fits, largest_micro_batch, largest_that
 from .rank import RankMemory, memory_by_stage, rank_memory, rank_states
-from .setup import AXES, Setup, checked_pp
-from .stages import chunks_in_flight, embeddings_in_flight, expert_layers, piece_layers, stage_layers, stage_parameters
+from .setup import AXES, BALANCES, Setup, checked_pp
+from .stages import (
+    chunks_in_flight,
+    cost_layers,
+    embeddings_in_flight,
+    expert_layers,
+    piece_layers,
+    stage_layers,
+    stage_parameters,
+)
 
 __all__ = [
     "AXES",
+    "BALANCES",
     "RankMemory",
     "Setup",
     "checked_pp",
     "chunks_in_flight",
+    "cost_layers",
     "embeddings_in_flight",
     "expert_layers",
     "fits",
     "largest_micro_batch",
+    "largest_that",
     "memory_by_stage",
     "piece_layers",
     "rank_memory",

@@ -25,10 +25,10 @@ def largest_micro_batch(model: Architecture | str, setup: Setup, memory_bytes: f
 
     The micro-batch of `setup` itself does not matter. ``ValueError`` as `rank_memory`.
     """
-    return _largest(lambda b: fits(model, replace(setup, micro_batch=b), memory_bytes))
+    return largest_that(lambda b: fits(model, replace(setup, micro_batch=b), memory_bytes))
 
 
-def _largest(works: Callable[[int], bool]) -> int:
+def largest_that(works: Callable[[int], bool]) -> int:
     """The largest number from 1 for which `works`, which holds up to some number and not beyond; 0 if for none."""
     high = 1
     while high < _NO_END and works(high):

@@ -10,6 +10,7 @@ from dtlib.theory.memory import ModelStates, recipe
 from dtlib.theory.models import (
     Architecture,
     LayerParameters,
+    ModelParameters,
     checked_model,
     last_has_experts,
     layer_of_rank,
@@ -19,7 +20,7 @@ from dtlib.theory.models import (
 from dtlib.theory.zero import states
 
 from .setup import Setup
-from .stages import chunks_in_flight, embeddings_in_flight, expert_layers, piece_layers, stage_parameters
+from .stages import chunks_in_flight, embeddings_in_flight, expert_layers, stage_parameters
 
 
 @dataclass(frozen=True)
@@ -95,12 +96,18 @@ def memory_by_stage(model: Architecture | str, setup: Setup) -> list[RankMemory]
 def rank_states(model: Architecture, setup: Setup, stage: int) -> ModelStates:
     """Bytes of the states on a rank of `stage`, which ZeRO shards: over dp · cp ranks, but over dp · cp/ep those of
     experts."""
-    whole = stage_parameters(model, setup.tp, setup.pp, stage, setup.chunks, setup.ep)
+    whole = _held(model, setup, stage)
     experts = whole.experts
     if model.mtp_modules and stage == setup.pp - 1:
         experts += model.mtp_modules * mtp_parameters(model, setup.tp, setup.ep).experts
     kept = states(whole.total - experts, setup.size("dp", "cp"), setup.zero, setup.recipe)
     return kept + states(experts, setup.expert_copies, setup.zero, setup.recipe) if experts else kept
+
+
+def _held(model: Architecture, setup: Setup, stage: int) -> ModelParameters:
+    """Parameters on a rank of `stage`."""
+    pieces = setup.pieces(model)
+    return stage_parameters(model, setup.tp, setup.pp, stage, setup.chunks, setup.ep, pieces=pieces)
 
 
 def _activations(model: Architecture, setup: Setup, stage: int) -> dict[str, float]:
@@ -122,8 +129,9 @@ def _activations(model: Architecture, setup: Setup, stage: int) -> dict[str, flo
     first, last = stage == 0, stage == p - 1
     outside = setup.tp if setup.sequence_parallel else 1
     entries = over(setup.micro_batch * setup.tokens_of(model) * model.hidden, outside)
-    pieces = zip(piece_layers(model.num_layers, p, v)[stage], expert_layers(model, p, stage, v), strict=True)
-    counts = [(layers - sparse, sparse) for layers, sparse in pieces]
+    pieces = setup.pieces(model)[stage]
+    of_experts = [0] * len(pieces) if model.experts is None else expert_layers(model, p, stage, v)
+    counts = [(layers - sparse, sparse) for layers, sparse in zip(pieces, of_experts, strict=True)]
     if last and n:
         dense, sparse = counts.pop()
         counts.append((dense, sparse + n) if last_has_experts(model) else (dense + n, sparse))
@@ -169,8 +177,7 @@ def _module_sizes(model: Architecture, setup: Setup, stage: int) -> list[int]:
     def shared(found: LayerParameters) -> int:
         return found.total - (found.experts if setup.expert_copies == 1 else 0)
 
-    parameters = stage_parameters(model, setup.tp, setup.pp, stage, setup.chunks, setup.ep)
-    num_layers = sum(piece_layers(model.num_layers, setup.pp, setup.chunks)[stage])
+    parameters, num_layers = _held(model, setup, stage), sum(setup.pieces(model)[stage])
     sparse = sum(expert_layers(model, setup.pp, stage, setup.chunks))
     first, last = stage == 0, stage == setup.pp - 1
     sizes = (
@@ -181,4 +188,4 @@ def _module_sizes(model: Architecture, setup: Setup, stage: int) -> list[int]:
             sizes += [shared(layer_of_rank(model, setup.tp, setup.ep, with_experts=kind))] * count
     before = parameters.embedding + parameters.positions + first * model.embedding_norm * norm_parameters(model)
     behind = parameters.head + last * norm_parameters(model)
-    return sorted([*sizes, *(end for end in (before, behind) if end)], reverse=True)
+    return sorted([*sizes, *(end for end in (before, behind) if end)], reverse=True) or [0]

@@ -12,7 +12,10 @@ from dtlib.theory.models import Architecture, checked_ep, checked_model, checked
 from dtlib.theory.valid import amount, flag, whole
 from dtlib.theory.zero import checked_stage
 
-from .stages import piece_layers
+from .stages import cost_layers, piece_layers
+
+BALANCES = ("layers", "cost")
+"""How stages are cut: as many layers as each other, or as many entries of matrices, the head's among them."""
 
 AXES = ("pp", "dp", "cp", "tp")
 """The axes of a mesh of ranks, the outermost first: those of a tensor group lie side by side."""
@@ -28,7 +31,8 @@ class Setup:
     rank works on `micro_batches` micro-batches of `micro_batch` sequences between two updates (default: as many as
     there are stages), `seq` tokens each (default: the model's). `recipe` names the bytes of a parameter,
     `recompute` what is computed again, `attention` how attention is stored (``"flash"`` or ``"matrix"``);
-    `prefetched` modules are gathered ahead at stage 3.
+    `prefetched` modules are gathered ahead at stage 3. Stages are cut by their number of layers, or with `balance`
+    ``"cost"`` by their share of all matrices (`cost_layers`, without chunks).
 
     `ep` of the dp ranks share the experts of a layer: each holds as many, and dp · cp/ep ranks hold the same ones, over
     which ZeRO shards them; `tp` splits each, as other matrices. The busiest rank is sent `imbalance` times as many
@@ -54,6 +58,7 @@ class Setup:
     dropout: bool = False
     prefetched: int = 1
     imbalance: float = 1
+    balance: str = "layers"
 
     def __post_init__(self) -> None:
         for name in (*AXES, "ep", "micro_batch", "chunks"):
@@ -68,6 +73,10 @@ class Setup:
         recipe(self.recipe)
         checked_recompute(self.recompute)
         checked_attention(self.attention)
+        if self.balance not in BALANCES:
+            raise ValueError(f"balance must be one of {', '.join(BALANCES)}, not {self.balance!r}")
+        if self.balance == "cost" and self.chunks > 1:
+            raise ValueError(f"balance must be 'layers' where chunks={self.chunks} are interleaved, not 'cost'")
         if self.dp % self.ep:
             raise ValueError(f"ep must divide dp={self.dp}, whose ranks share the experts; {self.ep} does not")
         if not 1 <= amount("imbalance", self.imbalance) <= self.ep:
@@ -109,12 +118,18 @@ class Setup:
         """Tokens of a sequence that a rank sees: all, or where `cp` ranks share each, its part."""
         return self.seq_of(model) // self.cp
 
+    def pieces(self, model: Architecture) -> list[list[int]]:
+        """Layers of each piece of each stage."""
+        if self.balance == "cost":
+            return [[layers] for layers in cost_layers(model, self.pp)]
+        return piece_layers(model.num_layers, self.pp, self.chunks)
+
     def check(self, model: Architecture) -> None:
         """``ValueError`` that says what is possible where `model` cannot be cut like this."""
         checked_tp(model, self.tp)
         checked_ep(model, self.ep)
         checked_pp(model, self.pp)
-        piece_layers(model.num_layers, self.pp, self.chunks)
+        self.pieces(model)
         seq, parts = self.seq_of(model), self.cp * self.tp
         if self.cp > 1 and seq % (2 * self.cp):
             raise ValueError(f"seq must be a multiple of 2·cp={2 * self.cp} (zig-zag), not {seq}")

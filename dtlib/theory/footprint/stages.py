@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate
 
-from dtlib.theory.models import Architecture, ModelParameters, checked_model, layers_of_rank
+from dtlib.theory.models import Architecture, ModelParameters, checked_model, layer_parameters, layers_of_rank
 from dtlib.theory.valid import whole
 
 
@@ -39,6 +40,26 @@ def piece_layers(num_layers: int, stages: int, chunks: int = 1) -> list[list[int
     return [pieces[stage::p] for stage in range(p)]
 
 
+def cost_layers(model: Architecture | str, stages: int) -> list[int]:
+    """Layers of each of p stages that are cut by the entries of their matrices, the head's V h among them.
+
+    Stage i takes layers until the stages so far have (i + 1)/p of all entries: the early ones have more layers, and the
+    last ones may have none. So nanotron cuts (what a product multiplies is what it costs). ``ValueError`` for a model
+    with experts, of whose entries a token meets a part, and for counts below 1 or more stages than layers.
+    """
+    model = checked_model(model)
+    if model.experts is not None:
+        raise ValueError(f"balance of {model.name} must be 'layers', since it has experts, not 'cost'")
+    l, p = model.num_layers, len(stage_layers(model.num_layers, stages))
+    one = layer_parameters(model)
+    layer = one.total - one.norms
+    total, layers, done = l * layer + model.vocab * model.hidden, [0] * p, 0
+    for _ in range(l):
+        layers[min(done, p - 1)] += 1
+        done += p * sum(layers) * layer >= (done + 1) * total
+    return layers
+
+
 def _even(l: int, pieces: int) -> list[int]:
     """l layers in pieces as even as possible, the shorter ones at the ends."""
     layers = [-(-l // pieces)] * pieces
@@ -48,10 +69,17 @@ def _even(l: int, pieces: int) -> list[int]:
 
 
 def stage_parameters(
-    model: Architecture | str, tp: int, pp: int, stage: int, chunks: int = 1, ep: int = 1
+    model: Architecture | str,
+    tp: int,
+    pp: int,
+    stage: int,
+    chunks: int = 1,
+    ep: int = 1,
+    *,
+    pieces: Sequence[Sequence[int]] | None = None,
 ) -> ModelParameters:
     """Parameters on one rank of stage `stage` (0 to pp−1), of `chunks` pieces, when `tp` ranks split each matrix and
-    `ep` share the experts.
+    `ep` share the experts; `pieces` are the layers of each piece of each stage (default: `piece_layers`).
 
     The matrices of a layer are split as `layer_of_rank` says, and the rows of embedding and head (⌈V/t⌉ each); norms
     and positions are on every rank. The first stage holds embedding and positions, the last one the norm behind the
@@ -59,8 +87,9 @@ def stage_parameters(
     and p > 1. ``ValueError`` for degrees that `model` does not divide by.
     """
     model = checked_model(model)
-    pieces = piece_layers(model.num_layers, pp, chunks)
-    stage, sparse = _checked_stage(stage, len(pieces)), expert_layers(model, pp, stage, chunks)
+    pieces = piece_layers(model.num_layers, pp, chunks) if pieces is None else pieces
+    stage = _checked_stage(stage, len(pieces))
+    sparse = [0] if model.experts is None else expert_layers(model, pp, stage, chunks)
     return layers_of_rank(
         model, tp, ep, sum(sparse), sum(pieces[stage]) - sum(sparse), first=stage == 0, last=stage == len(pieces) - 1
     )

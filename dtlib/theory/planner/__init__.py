@@ -27,8 +27,9 @@ from .answer import Answer, Found
 from .cost import Training, training
 from .errors import Interval, interval
 from .goal import Goal, toward_goal
+from .hits import verdicts
 from .keeping import Keeping, keeping
-from .memory import Fit, PlanMemory, fit, least_cards, plan_memory
+from .memory import Fit, PlanMemory, fit, least_cards, margin_of, plan_memory
 from .search import Timed, default_sequences, every_plan, search
 from .space import Space
 
@@ -36,6 +37,6 @@ __all__ = [
     "FITTED", "MEANING", "PROFILES", "SCHEDULES", "Answer", "Constants", "Fit", "Found", "Goal", "Interval",
     "Keeping", "Machine", "Plan", "PlanMemory", "Space", "StepTime", "Timed", "Training", "cuts_for",
     "default_sequences", "errors", "every_plan", "fit", "fitting", "interval", "keeping", "laws", "least_cards",
-    "measured", "plan_memory", "product_share", "profile", "published", "regime", "search", "step_time", "told",
-    "toward_goal", "training",
+    "margin_of", "measured", "plan_memory", "product_share", "profile", "published", "regime", "search", "step_time",
+    "told", "toward_goal", "training", "verdicts",
 ]  # fmt: skip

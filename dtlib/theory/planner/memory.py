@@ -8,7 +8,7 @@ from typing import Any
 
 from dtlib.theory import pp, sp
 from dtlib.theory.breakdown import Breakdown
-from dtlib.theory.footprint import RankMemory, chunks_in_flight, expert_layers, piece_layers, rank_memory
+from dtlib.theory.footprint import RankMemory, chunks_in_flight, expert_layers, rank_memory
 from dtlib.theory.formula import formula
 from dtlib.theory.hardware import Accelerator
 from dtlib.theory.memory import Recipe
@@ -17,15 +17,18 @@ from dtlib.theory.models import Architecture, checked_model, model_parameters
 from dtlib.theory.timing import FITTED, Constants, Machine, Plan
 from dtlib.theory.units import format_bytes
 
-from .regime import outside
+from .regime import outside, regime
 
 
 @dataclass(frozen=True)
 class PlanMemory(Breakdown):
-    """Bytes of the fullest rank: model `states`, `activations`, `logits` with their gradient, the `gathered` units,
-    `pipeline_buffers` (a micro-batch's input and gradient, each received while another is worked on), what the
-    runtime, the communication library and the allocator take (`fixed`), and the copies of tokens that one exchange
-    between experts sends and receives (`all_to_all`)."""
+    """Bytes of the fullest rank: model `states`, `activations`, and `logits` with their gradient.
+
+    `gathered` is what is whole for a moment: units of ZeRO, a layer's inputs where tokens are split (less the logits,
+    gone by then), gradients that a library adds late. `pipeline_buffers` are a micro-batch's input and gradient, each
+    received while another is worked on, `fixed` what the runtime, the communication library and the allocator take, and
+    `all_to_all` the copies of tokens that one exchange between experts sends and receives.
+    """
 
     states: float
     activations: float
@@ -93,12 +96,12 @@ def plan_memory(model: Architecture | str, plan: Plan, constants: Constants = FI
     model = checked_model(model)
     plan.check(model)
     stages = {0, min(1, plan.pp - 1), plan.pp - 1}  # the first, one without ends, the last
-    if model.experts is not None:  # of those that have as many layers of each kind the earliest has most in flight
-        pieces = piece_layers(model.num_layers, plan.pp, plan.chunks)
-        kinds = {
-            (*pieces[each], *expert_layers(model, plan.pp, each, plan.chunks)): each
-            for each in range(plan.pp - 2, 0, -1)
-        }
+    if model.experts is not None or plan.balance == "cost":  # of those with as many layers the earliest has most
+        pieces = plan.pieces(model)
+        sparse = [[0]] * plan.pp
+        if model.experts is not None:
+            sparse = [expert_layers(model, plan.pp, each, plan.chunks) for each in range(plan.pp)]
+        kinds = {(*pieces[each], *sparse[each]): each for each in range(plan.pp - 2, 0, -1)}
         stages |= set(kinds.values())
     by_stage = [_of_stage(model, plan, rank_memory(model, plan, stage), stage, constants) for stage in sorted(stages)]
     return max(by_stage, key=lambda memory: memory.total)
@@ -112,19 +115,24 @@ def fit(
     plan: Plan | None = None,
     model: Architecture | str | None = None,
 ) -> Fit:
-    """`memory` against a card of `machine`, with the constants' margin for the error of the estimate.
+    """`memory` against a card of `machine`, with a margin for the error of the estimate.
 
-    The margin is what runs showed that `regime.SEEN` names. With `plan` and `model` the verdict is ``"unknown"`` for
-    what none of them had, or another card; without, the margin is taken at its word. ``ValueError`` for one without the
-    other.
+    With `plan` and `model` the margin is that of the plan's `regime`, at least the constants' own, and the verdict is
+    ``"unknown"`` for what none of the runs of `regime.SEEN` had, or another card; without, it is the constants', and
+    taken at its word. ``ValueError`` for one without the other.
     """
     if (plan is None) != (model is None):
         raise ValueError("plan and model must be given together: what was seen depends on both")
     unseen: tuple[str, ...] = ()
     if plan is not None and model is not None:
         unseen = outside(plan, checked_model(model), machine.accelerator)
-    margin = constants.margin * memory.total
+    margin = memory.total * (constants.margin if plan is None else margin_of(plan, constants))
     return Fit(memory.total, machine.accelerator.memory_bytes, margin, memory.states, unseen)
+
+
+def margin_of(plan: Plan, constants: Constants = FITTED) -> float:
+    """The margin of a plan's memory: its regime's, at least the constants' own."""
+    return max(constants.margin, regime(plan).margin)
 
 
 @formula(
@@ -152,19 +160,25 @@ def least_cards(
 
 def _of_stage(model: Architecture, plan: Plan, found: RankMemory, stage: int, constants: Constants) -> PlanMemory:
     again, kept = _kept_gathered(model, plan, stage)
-    layers = found.layer_activations + kept
+    factor = constants.activation_factor if plan.pp == 1 else constants.staged_activation_factor
+    layers = factor * found.layer_activations
+    layers += kept * (factor if plan.pp == 1 else constants.staged_kept_share)
     if plan.schedule == "ZB-H1":  # a late stage keeps as much as the first
         held = [pp.most_in_flight(each, plan.pp, plan.micro_batches, stage) for each in ("ZB-H1", "1F1B")]
         layers *= held[0] / held[1]
-    layers += again
-    logits = found.logits + found.logits_gradient
-    boundary = plan.micro_batch * plan.tokens_of(model) * model.hidden / (plan.tp if plan.sequence_parallel else 1)
+    logits = constants.logit_factor * (found.logits + found.logits_gradient)
+    others = found.activations - found.logits - found.layer_activations
+    entries = plan.micro_batch * plan.tokens_of(model) * model.hidden
+    split = plan.sequence_parallel and plan.tp > 1
+    whole = max(0, 2 * constants.whole_inputs * entries - logits) if split else 0  # when logits are gone
+    if plan.sums_late and plan.zero < 2:
+        whole += 2 * found.weights / as_recipe(plan.recipe).per_param.weights
     return PlanMemory(
         states=found.states,
-        activations=constants.activation_factor * (found.activations - found.logits - found.layer_activations + layers),
-        logits=constants.logit_factor * logits,
-        gathered=found.gathered_weights + found.unsharded_gradients,
-        pipeline_buffers=2 * 2 * 2 * boundary if plan.pp > 1 else 0,
+        activations=layers + factor * (others + again),
+        logits=logits,
+        gathered=found.gathered_weights + found.unsharded_gradients + whole,
+        pipeline_buffers=2 * 2 * 2 * entries / (plan.tp if split else 1) if plan.pp > 1 else 0,
         fixed=constants.runtime_bytes,
         all_to_all=found.all_to_all,
     )
@@ -179,5 +193,5 @@ def _kept_gathered(model: Architecture, plan: Plan, stage: int) -> tuple[float, 
     more = sp.kept_bytes(*sizes, "keep", core=False) - sp.kept_bytes(*sizes, "again", core=False)
     if plan.recompute == "full":
         return more, 0
-    layers = max(piece_layers(model.num_layers, plan.pp, plan.chunks)[stage])
+    layers = max(plan.pieces(model)[stage])
     return 0, more * layers * chunks_in_flight(plan.pp, stage, plan.micro_batches, plan.chunks)

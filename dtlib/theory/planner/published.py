@@ -158,16 +158,36 @@ def _mpt(row: Row) -> list[Run]:
 
 
 def ultrascale(row: Row) -> Run:
-    """A run of the sweep, with its memory: nanotron's tensor parallelism splits tokens as well."""
+    """A run of the sweep, with its memory.
+
+    nanotron splits tokens as well, cuts stages by their cost, and adds the gradients of a micro-batch late.
+    """
     name, tied = f"ultrascale-{row['model'].lower()}", row["tied"] == "1"
     model = models.llama(name, **_sizes(row), ffn_hidden=int(row["ffn"]), tied=tied)
     gpus, tp = int(row["gpus"]), int(row["tp"])
     plan = Plan(
         **_counts(row, "dp", "tp", "pp", "zero"), micro_batch=int(row["mbs"]), micro_batches=int(row["grad_acc"]),
-        sequence_parallel=tp > 1, keep_gathered=True, seq=int(row["seq"]),
+        sequence_parallel=tp > 1, seq=int(row["seq"]), sums_late=True, balance="cost",
     )  # fmt: skip
+    plan = plan.changed(keep_gathered=tp > 1 and _kept(model, plan))
     seconds = plan.sequences * int(row["seq"]) / gpus / float(row["tok_s_gpu"])
     return Run(model, (plan,), _machine("H100", gpus), seconds, float(row["mem_GiB"]) * GiB, "nanotron")
+
+
+def _kept(model: Architecture, plan: Plan) -> bool:
+    """Whether a run of the sweep kept its gathered inputs: an earlier version did, a later one gathers them again.
+
+    Which of the two ran is not printed. The memory of the rows says: the later one with two stages, over 32 tensor
+    ranks with stages, on 512 cards with stages or with 8 or 16 tensor ranks, and where keeping needs more than the card
+    has, or, without stages over nodes on two or four replicas, more than half of it.
+    """
+    if plan.pp == 2 or (plan.pp > 1 and plan.tp == 32):
+        return False
+    if plan.world_size >= 512 and (plan.pp > 1 or plan.tp in (8, 16)):
+        return False
+    half = plan.pp == 1 and plan.tp > 8 and plan.dp in (2, 4)
+    room = hardware.accelerator("H100").memory_bytes / (2 if half else 1)
+    return plan_memory(model, plan.changed(keep_gathered=True)).total <= room
 
 
 def _sc21_table2(row: Row) -> list[Run]:

@@ -17,7 +17,7 @@ from dtlib.theory.units import format_bytes
 from dtlib.theory.valid import amount, whole
 
 from .answer import Answer, Found, what_buys
-from .memory import PlanMemory, fit, least_cards, plan_memory
+from .memory import PlanMemory, fit, least_cards, margin_of, plan_memory
 from .space import EVERYTHING, Space, choices, meshes
 
 
@@ -163,7 +163,10 @@ def _timed(
 def _fastest(
     model: Architecture, timed: list[Timed], machine: Machine, usable: float, keep: int, k: Constants
 ) -> tuple[list[Found], Found | None]:
-    """The best plans that fit `usable` bytes, and the fastest before them that a tenth more would let in."""
+    """The best plans that fit with their margin, and the fastest before them that a tenth more would let in.
+
+    Plans that surely need a tenth more than `usable` bytes are not looked at.
+    """
     rows = [np.flatnonzero(each.least_bytes <= _MORE * usable) for each in timed]
     which = np.repeat(np.arange(len(timed)), [len(each) for each in rows])
     inside = np.concatenate(rows)
@@ -177,8 +180,9 @@ def _fastest(
             continue
         plan = timed[mesh].plan(int(inside[index]))
         memory = plan_memory(model, plan, k)
-        if memory.total > usable:
-            if too_large is None and not found and memory.total <= _MORE * usable:
+        needed, room = memory.total * (1 + margin_of(plan, k)), machine.accelerator.memory_bytes
+        if needed > room:
+            if too_large is None and not found and needed <= _MORE * room:
                 too_large = _found(model, plan, memory, machine, k)
             continue
         seen.add(mesh)
@@ -207,12 +211,12 @@ def _nothing(
     Where degrees are `fixed`, others may do on the same cards, and where `space` leaves something out, that.
     """
     plan, needed = _least(model, timed, k)
-    needed *= 1 + k.margin
+    needed *= 1 + margin_of(plan, k)
     has, name = format_bytes(machine.accelerator.memory_bytes, digits=3), machine.accelerator.name
     said = (
         f"no plan of {model.name} fits on gpus={machine.gpus} ({name}, {has} each): the least is "
-        f"{format_bytes(needed, digits=3)} with a margin of {k.margin:.0%} (dp {plan.dp}, tp {plan.tp}, pp {plan.pp}, "
-        f"cp {plan.cp}, {_ep(plan)}ZeRO {plan.zero}, recompute {plan.recompute})"
+        f"{format_bytes(needed, digits=3)} with a margin of {margin_of(plan, k):.0%} (dp {plan.dp}, tp {plan.tp}, "
+        f"pp {plan.pp}, cp {plan.cp}, {_ep(plan)}ZeRO {plan.zero}, recompute {plan.recompute})"
     )
     fewest, usable = (
         least_cards(model, machine.accelerator, plan.recipe, k),

@@ -14,8 +14,8 @@ from .answer import Answer, Found
 from .goal import Goal
 from .keeping import Keeping
 from .measured import FEWEST, Refit
-from .memory import Fit, PlanMemory
-from .regime import SEEN, outside
+from .memory import Fit, PlanMemory, margin_of
+from .regime import SEEN, outside, regime
 
 TIE = 0.02
 """Plans whose times differ by less are a tie: no table's times are known so well."""
@@ -84,7 +84,7 @@ def sentences(answer: Answer) -> list[str]:
     best = answer.best
     said = [
         in_words(answer),
-        f"It needs {_need(best.memory, best.fit)}. {_seen(best.fit.outside, 'This plan')}",
+        f"It needs {_need(best.plan, best.memory, best.fit)}. {_seen(best.plan, best.fit.outside, 'This plan')}",
         _after_matmuls(best),
     ]
     if answer.model.experts is not None:
@@ -193,23 +193,28 @@ def margin(
     if fitted is not None and fitted.verdict == "no" and fitted.states_bytes > fitted.usable_bytes:
         verdict = ": its states alone are larger than the card"
     return (
-        f"With what the runtime and libraries take, the planner expects {_need(memory, fitted, constants)}{verdict}. "
-        f"{_seen(outside(plan, model) if fitted is None else fitted.outside, 'This one', constants)}"
+        f"With what the runtime and libraries take, the planner expects "
+        f"{_need(plan, memory, fitted, constants)}{verdict}. "
+        f"{_seen(plan, outside(plan, model) if fitted is None else fitted.outside, 'This one', constants)}"
     )
 
 
-def _seen(unseen: tuple[str, ...], what: str, constants: Constants = FITTED) -> str:
+def _seen(plan: Plan, unseen: tuple[str, ...], what: str, constants: Constants = FITTED) -> str:
     """What the margin was seen on, and what of a plan none of these runs had."""
-    said = f"The margin, {constants.margin:.0%}, is the error that nine of ten stay within of {SEEN}"
+    like = regime(plan)
+    said = (
+        f"The margin, {margin_of(plan, constants):.0%}, is the error that nine of ten stay within of {like.rows} "
+        f"{SEEN}, {like.name}"
+    )
     if not unseen:
         return f"{said}."
     *most, last = unseen
     return f"{said}. {what} has {' and '.join([', '.join(most), last] if most else [last])}: its error is unknown."
 
 
-def _need(memory: PlanMemory, fitted: Fit | None, constants: Constants = FITTED) -> str:
+def _need(plan: Plan, memory: PlanMemory, fitted: Fit | None, constants: Constants = FITTED) -> str:
     """The bytes with their margin, and those of a card."""
-    off = constants.margin * memory.total if fitted is None else fitted.margin_bytes
+    off = margin_of(plan, constants) * memory.total if fitted is None else fitted.margin_bytes
     said = f"{format_bytes(memory.total, digits=3)} ± {format_bytes(off, digits=3)}"
     return said if fitted is None else f"{said} of {format_bytes(fitted.usable_bytes, digits=3)}"
 

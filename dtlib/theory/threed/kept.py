@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dtlib.theory import pp, sp
 from dtlib.theory.activations import PAPER, Widths, layer_activations
-from dtlib.theory.footprint import Setup, piece_layers
+from dtlib.theory.footprint import Setup
 from dtlib.theory.formula import formula
 from dtlib.theory.models import Architecture, checked_dense
 from dtlib.theory.valid import whole
@@ -48,6 +48,6 @@ def activation_bytes(
         a_layer += (sp.kept_bytes(*sizes, "keep") - sp.kept_bytes(*sizes, "again")) * widths.element / 2
     if whole("stage", stage, 0) >= setup.pp:
         raise ValueError(f"stage must be from 0 to {setup.pp - 1}, not {stage}")
-    layers = sum(piece_layers(model.num_layers, setup.pp, setup.chunks)[stage])
+    layers = sum(setup.pieces(model)[stage])
     name = "interleaved" if setup.chunks > 1 else schedule
     return pp.most_in_flight(name, setup.pp, setup.num_micro_batches, stage, setup.chunks) * layers * a_layer

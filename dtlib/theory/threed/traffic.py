@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from dtlib.theory import ep, sp, tp, zero
 from dtlib.theory.breakdown import Breakdown
 from dtlib.theory.cp import ring_elements
-from dtlib.theory.footprint import Setup, expert_layers, piece_layers, stage_parameters
+from dtlib.theory.footprint import Setup, expert_layers, stage_parameters
 from dtlib.theory.formula import formula
 from dtlib.theory.models import Architecture, checked_dense, kv_width_of_rank
 from dtlib.theory.valid import amount, flag
@@ -77,8 +77,9 @@ def sent_bytes(
     w, c = amount("element_bytes", element_bytes, positive=True), setup.cp
     b, s, h, t, p, m = setup.micro_batch, setup.seq_of(model), model.hidden, setup.tp, setup.pp, setup.num_micro_batches
     first, last, v = stage == 0, stage == p - 1, setup.chunks
-    mine = stage_parameters(model, t, p, stage, v, setup.ep)
-    l = sum(piece_layers(model.num_layers, p, v)[stage])
+    pieces = setup.pieces(model)
+    mine = stage_parameters(model, t, p, stage, v, setup.ep, pieces=pieces)
+    l = sum(pieces[stage])
 
     outside = tp.outside_elements(b, s // c, h)
     again = flag("gather_again", gather_again) and setup.sequence_parallel

@@ -11,6 +11,7 @@ from dtlib.theory.valid import amount
 
 _FIVE, _SWEEP = "the five tables of step times", "ultrascale_small"
 _PROFILES = "a framework's habit: see `profiles`"
+_PIPES = "the pipelines of ultrascale_half"
 
 MEANING: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
@@ -38,6 +39,9 @@ MEANING: Mapping[str, tuple[str, str]] = MappingProxyType(
         "staged_rank_host_seconds": ("the same where there is a pipeline", _PROFILES),
         "head_balance": ("1 where stages are filled by their time, the head among it, 0 by layers", _PROFILES),
         "selective_products": ("share of products that selective recompute repeats, in place of attention", _PROFILES),
+        "staged_activation_factor": ("`activation_factor` where there is a pipeline", _PIPES),
+        "staged_kept_share": ("part of its kept gathered inputs that a stage of a pipeline holds", _PIPES),
+        "whole_inputs": ("inputs of a layer that are whole on each tensor rank for a moment", _PIPES),
         "runtime_bytes": ("what the runtime and the communication library take", "measured: bekman_taken_GiB"),
         "margin": ("the error of the memory, above and below, that nine of ten runs stay within", _SWEEP),
     }
@@ -76,6 +80,9 @@ class Constants:
     staged_rank_host_seconds: float = 0
     head_balance: float = 0
     selective_products: float = 0
+    staged_activation_factor: float = 1.2
+    staged_kept_share: float = 0.6
+    whole_inputs: float = 4
 
     def __post_init__(self) -> None:
         for each in fields(self):

@@ -75,10 +75,11 @@ class Machine:
 class Plan(Setup):
     """One way to train, and a pipeline's schedule.
 
-    Three habits of libraries: with `keep_gathered` sequence parallelism keeps the inputs that it gathered, with
-    `tp_overlap` tensor parallelism's messages travel behind the products in pieces, and with `early_stop` a full
-    recompute leaves out a layer's last product, which no gradient needs. ``ValueError`` for what `Setup` refuses, or an
-    unknown schedule.
+    Four habits of libraries: with `keep_gathered` sequence parallelism keeps the inputs that it gathered, with
+    `tp_overlap` tensor parallelism's messages travel behind the products in pieces, with `early_stop` a full recompute
+    leaves out a layer's last product, which no gradient needs, and with `sums_late` all gradients of a micro-batch
+    stand in 16 bits before they are added to those in fp32 (without ZeRO 2 and 3). ``ValueError`` for what `Setup`
+    refuses, or an unknown schedule.
     """
 
     micro_batches: int = 1
@@ -86,6 +87,7 @@ class Plan(Setup):
     keep_gathered: bool = False
     tp_overlap: bool = False
     early_stop: bool = False
+    sums_late: bool = False
     recipe: str | Recipe = "18-byte"
 
     def __post_init__(self) -> None:
