@@ -79,7 +79,7 @@ def test_the_table_has_the_best_plans_and_fits_80_columns():
     found = answer(sequences=64)
     lines = result.output.splitlines()
     assert max(len(line) for line in lines) <= 80
-    for each in found.plans:
+    for each in found.shown:
         row = f"{each.plan.micro_batch}×{each.plan.micro_batches}"
         assert any(row in line and format_seconds(each.time.total) in line for line in lines)
     for term in found.best.time.table():
@@ -94,7 +94,7 @@ def test_the_table_has_the_best_plans_and_fits_80_columns():
     assert "another card: its error is unknown." in other
     cut = " ".join(invoke("llama3-8b", "--gpus", 16, "--batch", 64, "--pp", 2).output.split())
     has = answer(sequences=64, degrees={"pp": 2}).best.fit.outside
-    assert has[0] == "a pipeline"
+    assert len(has) > 1
     assert f"This plan has {', '.join(has[:-1])} and {has[-1]}: its error is unknown." in cut
     assert f"days at an MFU of {found.mfu(found.best):.1%}" in " ".join(result.output.split())
     assert "MWh" in result.output
@@ -106,6 +106,7 @@ def test_help_lists_the_cards_and_the_recipes_that_there_are(command):
     assert ", ".join(hardware.ACCELERATORS) in said
     assert ", ".join(list(RECIPES)[:-1]) + f" or {list(RECIPES)[-1]}" in said
     if command == "plan":
+        assert f"counted with: {', '.join(planner.PROFILES)}." in said
         kinds = {name for name in hardware.LINKS if name.startswith(("InfiniBand", "Ethernet"))}
         assert kinds == {f"InfiniBand {each}" for each in ("EDR", "HDR", "NDR", "XDR")} | {
             f"Ethernet {each}G" for each in (1, 10, 25, 100, 200, 400, 800)
@@ -139,7 +140,7 @@ def test_a_critical_batch_is_told_beside_an_answer_that_it_leaves_alone():
     assert goals == [vars(planner.toward_goal(found, each, 2e6, 1e12)) for each in found.plans]
     before, after = invoke(*asked), invoke(*asked, *goal)
     assert after.output.startswith(before.output)
-    words = planner.told.of_goal(found, [planner.toward_goal(found, each, 2e6, 1e12) for each in found.plans])
+    words = planner.told.of_goal(found, [planner.toward_goal(found, each, 2e6, 1e12) for each in found.shown])
     assert " ".join(after.output[len(before.output) :].split()) == " ".join(words)
     assert told(*asked, "--critical-batch", 2e6)["goals"][0]["seconds"] is None
 
@@ -199,6 +200,24 @@ def test_a_card_and_a_network_of_ones_own():
     assert own["plans"][0]["seconds"]["total"] > base["plans"][0]["seconds"]["total"]
 
 
+def test_a_framework_has_its_constants_and_its_intervals():
+    asked = ["llama3-8b", "--gpus", 16, "--batch", 64, "--seq", 4096, "--pp", 1]
+    found = told(*asked, "--framework", "nanotron")
+    same = answer(sequences=64, seq=4096, degrees={"pp": 1}, framework="nanotron")
+    first = same.best
+    assert found["framework"] == "nanotron"
+    assert found["constants"] == vars(planner.PROFILES["nanotron"])
+    assert found["plans"][0]["seconds"]["total"] == first.time.total
+    assert found["plans"][0]["interval"]["high"] == first.interval.high > first.time.total > first.interval.low
+    assert [each["ties"] for each in found["plans"]] == [same.best.ties(each) for each in same.plans]
+    assert (found["simpler"] is None) == (same.simpler is None)
+    said = " ".join(invoke(*asked, "--framework", "nanotron").output.split())
+    assert planner.told.of_interval(same.best) in said
+    assert "80% would lie between" in said
+    unlike = " ".join(invoke("llama3-8b", "--gpus", 16, "--batch", 64, "--cp", 2, "--card", "A100").output.split())
+    assert "Its time is not held to anything like this: " in unlike
+
+
 def test_a_card_whose_power_nobody_published_has_no_energy():
     asked = ["llama3-8b", "--gpus", 64, "--node", 64, "--seq", 4096, "--batch", 512, "--card", "TPU v5p"]
     own = told(*asked, "--tokens", 1e12, "--price", 4)
@@ -230,6 +249,7 @@ def test_a_file_that_cannot_be_counted_is_named(tmp_path):
         (["llama3-8b", "--gpus", 8, "--network", "string"], "--network 'string' is unknown"),
         (["llama3-8b", "--gpus", 8, "--recipe", "13"], "--recipe '13' is unknown"),
         (["llama3-8b", "--gpus", 8, "--zero", "1,4"], "--zero '4' is unknown; there are 0, 1, 2, 3"),
+        (["llama3-8b", "--gpus", 8, "--framework", "jax"], "--framework must be one of megatron, nanotron, fsdp,"),
         (["llama3-8b", "--gpus", 8, "--zero", ""], "--zero '' is unknown"),
         (["llama3-8b", "--gpus", 8, "--schedule", "GPipe"], "--schedule 'GPipe' is unknown; there are 1F1B"),
         (["llama3-8b", "--gpus", 8, "--recompute", "ful"], "--recompute 'ful' is unknown; did you mean full?"),

@@ -13,6 +13,7 @@ import click
 
 from .options import (
     CARDS,
+    FRAMEWORKS,
     LINKS,
     card_memory_option,
     chosen_card,
@@ -43,7 +44,7 @@ def _degrees(command: Any) -> Any:
 
 
 _CHOICES = {
-    "zero": "Look only at these stages of ZeRO: 0, 1, 2, 3.",
+    "zero": "Look only at these stages of ZeRO (FSDP is 3, or 2 where it keeps what it gathered): 0, 1, 2, 3.",
     "schedule": "Look only at pipelines of these schedules: 1F1B, interleaved, ZB-H1.",
     "recompute": "Look only at plans that compute again: none, full.",
     "sequence_parallel": "Look only at tensor parallelism that splits tokens like this: none, again, keep.",
@@ -81,7 +82,13 @@ def _choices(command: Any) -> Any:
     help="Tokens that the busiest rank of experts gets, over the mean.",
 )
 @click.option("--mtp", type=int, help="Modules that predict further tokens.  [default: the model's]")
-@click.option("--keep", type=int, default=5, show_default=True, help="Plans to show.")
+@click.option(
+    "--framework",
+    default="megatron",
+    show_default=True,
+    help=f"Whose constants times are counted with: {', '.join(FRAMEWORKS)}.",
+)
+@click.option("--keep", type=int, default=5, show_default=True, help="Plans to show, and a simpler one that ties.")
 @click.option("--tokens", type=float, help="Tokens of the whole run: days, energy and cost are told.")
 @click.option(
     "--critical-batch",
@@ -134,9 +141,9 @@ def plan(
     (+sp) and with one that keeps what it gathers (+sp*). The fastest that fit are shown, each with the margin of its
     memory, and with what it has that none of the runs had from which the margin is. Of a model with experts, ep of the
     dp ranks share them, and what their exchange takes is an estimate that no run was held to.
-    Times come from formulas and a few constants that were fitted to published runs, mostly of Megatron-LM. Of runs that
-    no constant was fitted on, LLM Foundry's took a tenth longer in the median, torchtitan's a third, and those of a
-    sweep of small models with nanotron a fifth without pipelines inside a node and three times as long with them.
+    Times come from formulas and the constants of --framework, which were fitted to published runs of it. By what runs
+    of one regime were off, each left out of the fit, is the interval of a time; what no run was like is told. Plans
+    that tie with the fastest are marked ≈, the simplest of them first: the fewest axes, the commonest schedule.
     With --critical-batch B* a step of B tokens is taken to need 1 + B*/B times the least steps of a goal, and so 1 +
     B/B* times its least tokens: cards that double the batch save a quarter of the steps at B*, and less beyond, for
     half as many tokens more, and more beyond. B* is measured by runs to one goal, and grows during a run. Measured as
@@ -148,7 +155,8 @@ def plan(
     its), tp, pp, cp, ep and chunks (else 1), zero (else 0), recompute and sequence_parallel (else none). A constant
     that the rows do not decide stays, and is named.
 
-    Training alone is planned: no inference, no offload to the host.
+    Training of all weights in 16 bits is planned: no inference, no adapters, no fp8, nothing on the host, no shards
+    within nodes alone.
 
     Exit code 0, or 2 for what is not possible.
     """
@@ -181,11 +189,13 @@ def plan(
             degrees={name: given[name] for name in _DEGREES if given[name] is not None},
             imbalance=given["imbalance"],
             space=_space(given),
-            constants=planner.FITTED if refit is None else refit.constants,
+            constants=None if refit is None else refit.constants,
+            framework=given["framework"],
         )
         goals = None
         if critical_batch is not None:
-            goals = [planner.toward_goal(answer, each, critical_batch, min_tokens) for each in answer.plans]
+            of = answer.plans if as_json else answer.shown
+            goals = [planner.toward_goal(answer, each, critical_batch, min_tokens) for each in of]
         kept = None
         if mtbf is not None and storage is not None:
             kept = planner.keeping(answer, 3600 * in_unit("mtbf", mtbf), GB * in_unit("storage", storage))
@@ -215,7 +225,7 @@ def _space(given: dict[str, Any]) -> Space:
 
 def _refit(file: Path, model: Architecture, machine: Machine, given: dict[str, Any]) -> Refit:
     """The constants that runs of one's own decide; ``ValueError`` for a file that has none."""
-    from dtlib.theory.planner import measured
+    from dtlib.theory.planner import fitting, measured, profile
 
     try:
         with file.open(encoding="utf-8-sig", newline="") as lines:
@@ -223,7 +233,9 @@ def _refit(file: Path, model: Architecture, machine: Machine, given: dict[str, A
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"measured {file} cannot be read: {error}") from error
     try:
-        return measured.refitted(measured.read(rows, model, machine, given["recipe"], node=given["node"]))
+        runs = measured.read(rows, model, machine, given["recipe"], node=given["node"])
+        names = fitting.HABITS.get(given["framework"], (None, fitting.TIME_CONSTANTS))[1]
+        return measured.refitted(runs, profile(given["framework"]), names)
     except ValueError as error:
         raise ValueError(f"measured {file}: {error}") from error
 
@@ -237,6 +249,8 @@ def _as_dict(
             "seconds": {**each.time.parts, "total": each.time.total},
             "bytes": {**each.memory.parts, "total": each.memory.total},
             "fit": each.fit.as_dict(),
+            "interval": asdict(each.interval),
+            "ties": answer.best.ties(each),
             "mfu": answer.mfu(each),
             "bottleneck": each.bottleneck,
         }
@@ -250,6 +264,8 @@ def _as_dict(
         "tokens_per_step": answer.tokens,
         "looked_at": answer.looked_at,
         "plans": [found(each) for each in answer.plans],
+        "simpler": found(answer.simpler) if answer.simpler else None,
+        "framework": answer.framework,
         "second_lost_seconds": answer.lost_to(second) if second else None,
         "too_large": found(answer.too_large) if answer.too_large else None,
         "buys_seconds": answer.buys,
@@ -278,10 +294,10 @@ def _print(
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in told.columns(answer):
         table.add_column(column, justify="left" if column in ("schedule", "again") else "right", no_wrap=True)
-    for each in answer.plans:
+    for each in answer.shown:
         table.add_row(*told.row(answer, each))
     console.print(table)
-    console.print("\n[bold]the first plan[/]")
+    console.print("\n[bold]the fastest plan[/]")
     terms = Table(box=None, pad_edge=False, show_header=False)
     for justify in ("left", "right", "right", "left", "right"):
         terms.add_column(justify=justify)  # type: ignore[arg-type]

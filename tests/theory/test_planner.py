@@ -103,20 +103,12 @@ def test_utilisation_counts_the_heads_that_there_are_and_the_scores_that_a_windo
     assert seconds[0] / seconds[1] == pytest.approx(4.27, abs=0.01)
 
 
-def test_plans_that_no_clock_could_tell_apart_are_called_a_tie():
-    near, far = (
-        planner.search("llama3-70b", eight(gpus=128), sequences=512),
-        planner.search("llama3-405b", eight(gpus=1024)),
-    )
-    for answer, tied in ((near, True), (far, False)):
-        second, best = answer.plans[1].time.total, answer.best.time
-        assert (second / best.total < 1.02) == tied
-        assert any("a tie, since" in each for each in planner.told.sentences(answer)) == tied
-        name = answer.best.bottleneck
-        share = best.parts[name] / (best.total - best.matmuls)
-        assert any(
-            f"is {name.replace('_', ' ')}, {share:.0%} of the rest" in each for each in planner.told.sentences(answer)
-        )
+def test_what_takes_the_most_beside_the_products_is_named():
+    answer = planner.search("llama3-70b", eight(gpus=128), sequences=512)
+    best, name = answer.best.time, answer.best.bottleneck
+    share = best.parts[name] / (best.total - best.matmuls)
+    said = f"is {name.replace('_', ' ')}, {share:.0%} of the rest"
+    assert any(said in each for each in planner.told.sentences(answer))
 
 
 def test_more_of_a_resource_takes_no_longer():

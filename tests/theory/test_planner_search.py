@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dtlib.theory import hardware, planner
-from dtlib.theory.planner import Machine, Space
+from dtlib.theory.planner import Machine, Plan, Space
 from dtlib.theory.units import GiB
 
 ASKED = {"sequences": 64, "seq": 4096}
@@ -84,6 +84,74 @@ def test_what_does_not_fit_since_a_choice_is_held_is_told_with_that():
     alone = {"degrees": {"tp": 1, "cp": 1}, "sequences": 128, "seq": 2**17}
     with pytest.raises(ValueError, match=r"ZeRO \d, recompute full\); other degrees do \(dp"):
         planner.search("llama3-70b", eight(128), **alone, space=Space(recompute=("full",)))
+
+
+def test_plans_that_nothing_tells_apart_tie_and_the_simplest_stands_first():
+    """Without an interval times within 2 % tie, with one those whose intervals overlap; `plans` stay by time."""
+    found = planner.search("llama3-70b", eight(128), sequences=512)
+    a, b = found.plans[:2]
+    known, none = a.interval, replace(a.interval, low=None, high=None)
+    for off, ratio, tie in (
+        ((None, None), 1.019, True), ((None, None), 1.021, False), ((0.9, 1.1), 1.2, True), ((0.9, 1.1), 1.23, False),
+    ):  # fmt: skip
+
+        def like(each, seconds, off=off):
+            low, high = (None if share is None else share * seconds for share in off)
+            time = replace(each.time, **dict.fromkeys(each.time.parts, 0) | {"matmuls": seconds})
+            return replace(each, time=time, interval=replace(known, low=low, high=high))
+
+        assert like(a, 10.0).ties(like(b, 10.0 * ratio)) == tie, (off, ratio)
+    one_axis = replace(b, plan=Plan(dp=128, zero=3), interval=none)
+    staged = replace(b, plan=Plan(dp=64, pp=2), interval=none)
+    rarer = replace(staged, plan=Plan(dp=64, pp=2, schedule="ZB-H1", micro_batches=2))
+    far = replace(one_axis, time=replace(b.time, matmuls=2 * b.time.matmuls))
+    plans = (replace(rarer, time=a.time), staged, one_axis, far)
+    answer = replace(found, plans=plans, simpler=None)
+    assert b.time.total < 1.02 * a.time.total
+    assert answer.best is plans[0]
+    assert answer.shown == (one_axis, staged, plans[0], far)
+    assert answer.tied == answer.shown[:3]
+    marks = [planner.told.row(answer, each)[-1] for each in answer.shown]
+    assert marks == ["≈", "≈", "≈", ""]
+    said = " ".join(planner.told.sentences(answer))
+    assert "The first 3 are a tie (≈), since no time is known to 2%; the simplest of them stands first: dp 128" in said
+    alone = replace(found, plans=(a, far), simpler=None)
+    assert [planner.told.row(alone, each)[-1] for each in alone.shown] == ["", ""]
+    assert "a tie" not in " ".join(planner.told.sentences(alone))
+
+
+@pytest.mark.parametrize("name", ["llama3-70b", "llama3-8b"])
+def test_the_simplest_that_ties_is_found_among_all_plans(name):
+    """Every plan within 2 % of the fastest, one by one: none that fits is simpler than the first that is shown."""
+    machine, asked = eight(128), {"sequences": 512, "seq": 4096}
+    found = planner.search(name, machine, **asked, keep=3)
+    usable = machine.accelerator.memory_bytes / (1 + found.constants.margin)
+    near = {
+        planner.answer.effort(plan, plan.schedule): plan
+        for each in planner.every_plan(name, machine, **asked, most_bytes=usable)
+        for plan in map(each.plan, np.flatnonzero(each.seconds < 1.02 * found.best.time.total))
+        if planner.fit(planner.plan_memory(name, plan), machine, plan=plan, model=name).has_room
+    }
+    first = found.shown[0]
+    assert planner.answer.effort(first.plan, first.plan.schedule) == min(near)
+    assert found.best.time.total <= first.time.total < 1.02 * found.best.time.total
+    assert (found.simpler is None) or found.simpler == first
+
+
+def test_intervals_are_those_of_the_frameworks_runs_scaled_by_other_constants():
+    asked = {**ASKED, "degrees": {"pp": 1, "cp": 1}, "keep": 1}
+    free = planner.search("llama3-8b", eight(), framework="nanotron", **asked).best
+    off = planner.interval(free.plan, "llama3-8b", eight(), "nanotron")
+    assert free.interval == off
+    slower = replace(planner.profile("nanotron"), matmul_share=0.5, kept_passes=3)
+    same = {"dp": free.plan.dp, "tp": free.plan.tp, "pp": 1, "cp": 1}
+    other = planner.search(
+        "llama3-8b", eight(), framework="nanotron", constants=slower, **asked | {"degrees": same}
+    ).best
+    assert other.interval.high / other.time.total == pytest.approx(off.high / free.time.total)
+    unlike = planner.search("llama3-8b", eight(), **ASKED, degrees={"cp": 2}, keep=1).best
+    assert unlike.interval.high is None
+    assert "not held to anything like this: " in planner.told.of_interval(unlike)
 
 
 @pytest.mark.parametrize(

@@ -9,23 +9,46 @@ from dtlib.theory.memory import training_flops_per_token
 from dtlib.theory.models import Architecture, active_parameters
 from dtlib.theory.timing import FITTED, Constants, Machine, Plan, StepTime, step_time
 
+from .errors import Interval
 from .memory import Fit, PlanMemory
+
+TIE = 0.02
+"""Plans whose times differ by less are a tie, where no runs say how far off these are: no time is known so well."""
+
+_COMMON = ("1F1B", "interleaved", "ZB-H1")
+
+
+def effort(mesh: Plan, schedule: str) -> tuple[int, int]:
+    """What makes a plan the less simple: its axes, then how rare its schedule is."""
+    axes = sum(mesh.size(axis) > 1 for axis in ("dp", "tp", "pp", "cp")) + (mesh.ep > 1)
+    return axes, _COMMON.index(schedule)
 
 
 @dataclass(frozen=True)
 class Found:
-    """A plan with its seconds and bytes, term by term."""
+    """A plan with its seconds and bytes, term by term, whether it fits, and how far its time is to be believed."""
 
     plan: Plan
     time: StepTime
     memory: PlanMemory
     fit: Fit
+    interval: Interval
 
     @property
     def bottleneck(self) -> str:
         """What takes the most time, apart from the products of matrices, which the model needs."""
         parts = {name: value for name, value in self.time.parts.items() if name != "matmuls"}
         return max(parts, key=lambda name: parts[name])
+
+    def ties(self, other: Found) -> bool:
+        """Whether a slower plan may be as fast: their intervals overlap, or without such their times are within `TIE`.
+
+        An interval is that of a regime: its runs are off by as much each, not all by the same.
+        """
+        low, high = other.interval.low, self.interval.high
+        if low is not None and high is not None:
+            return low <= high
+        return other.time.total < (1 + TIE) * self.time.total
 
 
 @dataclass(frozen=True)
@@ -35,7 +58,9 @@ class Answer:
     `plans` are the best of each mesh, the fastest first. `looked_at` counts all plans, those too that surely do not
     fit. `too_large` is the fastest that a tenth more memory would let in, or None. `buys` has for a tenth more of each
     resource (memory, the card's rate, its memory's rate, both links) and for twice the cards the seconds that the best
-    plan then takes; for memory those of `too_large`. `constants` are those that all was counted with.
+    plan then takes; for memory those of `too_large`. `constants` are those that all was counted with, of
+    `framework` or moved from them. `simpler` is a plan within `TIE` of the best, if there is one that is simpler than
+    all those of `plans` that tie.
     """
 
     model: Architecture
@@ -46,11 +71,24 @@ class Answer:
     too_large: Found | None
     buys: dict[str, float]
     constants: Constants = FITTED
+    framework: str = "megatron"
+    simpler: Found | None = None
 
     @property
     def best(self) -> Found:
         """The fastest plan that fits."""
         return self.plans[0]
+
+    @property
+    def tied(self) -> tuple[Found, ...]:
+        """The fastest plan and those that tie with it, the simplest first."""
+        found = [each for each in (*self.plans, self.simpler) if each is not None and self.best.ties(each)]
+        return tuple(sorted(found, key=lambda each: (effort(each.plan, each.plan.schedule), each.time.total)))
+
+    @property
+    def shown(self) -> tuple[Found, ...]:
+        """All plans, those that tie with the fastest first, of them the simplest."""
+        return (*self.tied, *(each for each in self.plans if not self.best.ties(each)))
 
     @property
     def tokens(self) -> int:

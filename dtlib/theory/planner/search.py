@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 
 from dtlib.theory.footprint import AXES
 from dtlib.theory.models import Architecture, checked_model
-from dtlib.theory.timing import FITTED, Constants, Machine, Plan, step_terms, step_time
+from dtlib.theory.timing import FITTED, Constants, Machine, Plan, profile, step_terms, step_time
 from dtlib.theory.units import format_bytes
 from dtlib.theory.valid import amount, whole
 
-from .answer import Answer, Found, what_buys
+from .answer import TIE, Answer, Found, effort, what_buys
+from .errors import interval
 from .memory import PlanMemory, fit, least_cards, margin_of, plan_memory
-from .space import EVERYTHING, Space, choices, meshes
+from .space import EVERYTHING, MOST_CARDS, Space, choices, larger, meshes
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,6 @@ class Timed:
     def plan(self, index: int) -> Plan:
         """The plan in row `index`."""
         return self.mesh.changed(**{name: column[index].item() for name, column in self.choices.items()})
-
-
-MOST_CARDS = 10**6
-"""Machines with more cards are not looked at where a model fits on none that was asked for."""
 
 
 def default_sequences(gpus: int, seq: int) -> int:
@@ -62,8 +59,9 @@ def search(
     keep: int = 5,
     degrees: Mapping[str, int] | None = None,
     imbalance: float = 1,
-    constants: Constants = FITTED,
+    constants: Constants | None = None,
     space: Space = EVERYTHING,
+    framework: str = "megatron",
 ) -> Answer:
     """The fastest plans of `model` on all cards of `machine`, of `sequences` sequences of `seq` tokens a step.
 
@@ -71,11 +69,13 @@ def search(
     keeps them), micro-batch, schedule, number of equal chunks and recompute is timed; flash attention, no dropout.
     `degrees` holds some of dp, tp, pp, cp and ep fixed; of the other choices `space` says what is looked at. Of experts
     the busiest rank gets `imbalance` times as many tokens as the mean, or, on fewer ranks, as many as there are. A plan
-    is taken where its memory fits with the margin added: ``fit.has_room``. ``ValueError`` for arguments out of range
-    and where nothing fits: it says what is missing, and the nearest plan that fits, with other degrees, without what
+    is taken where its memory fits with the margin added: ``fit.has_room``. Constants are those of `framework` where no
+    others are given; what its runs were off by is the interval of a time. ``ValueError`` for arguments out of range and
+    where nothing fits: it says what is missing, and the nearest plan that fits, with other degrees, without what
     `space` holds fixed, or on more cards.
     """
-    model = checked_model(model)
+    model, like = checked_model(model), profile(framework)
+    constants = like if constants is None else constants
     seq = model.seq if seq is None else whole("seq", seq, 1)
     number = default_sequences(machine.gpus, seq)
     sequences = number if sequences is None else whole("sequences", sequences, 1)
@@ -85,13 +85,14 @@ def search(
         model, machine, sequences=sequences, seq=seq, recipe=recipe, degrees=degrees, imbalance=imbalance,
         constants=constants, space=space, most_bytes=_MORE * usable,
     )  # fmt: skip
-    plans, too_large = _fastest(model, timed, machine, usable, keep, constants)
+    plans, too_large = _fastest(model, timed, machine, usable, keep, constants, framework)
     if not plans:
         raise ValueError(_nothing(model, timed, machine, sequences, imbalance, bool(degrees), space, constants))
     buys = what_buys(model, plans[0], machine, constants)
     buys["memory"] = (too_large or plans[0]).time.total
+    simpler = _simpler(model, timed, machine, usable, plans, constants, framework) if keep > 1 else None
     looked_at = sum(len(each.seconds) for each in timed)
-    return Answer(model, machine, sequences, tuple(plans), looked_at, too_large, buys, constants)
+    return Answer(model, machine, sequences, tuple(plans), looked_at, too_large, buys, constants, framework, simpler)
 
 
 def every_plan(
@@ -161,7 +162,13 @@ def _timed(
 
 
 def _fastest(
-    model: Architecture, timed: list[Timed], machine: Machine, usable: float, keep: int, k: Constants
+    model: Architecture,
+    timed: list[Timed],
+    machine: Machine,
+    usable: float,
+    keep: int,
+    k: Constants,
+    framework: str = "megatron",
 ) -> tuple[list[Found], Found | None]:
     """The best plans that fit with their margin, and the fastest before them that a tenth more would let in.
 
@@ -183,17 +190,52 @@ def _fastest(
         needed, room = memory.total * (1 + margin_of(plan, k)), machine.accelerator.memory_bytes
         if needed > room:
             if too_large is None and not found and needed <= _MORE * room:
-                too_large = _found(model, plan, memory, machine, k)
+                too_large = _found(model, plan, memory, machine, k, framework)
             continue
         seen.add(mesh)
-        found.append(_found(model, plan, memory, machine, k))
+        found.append(_found(model, plan, memory, machine, k, framework))
         if len(found) == keep:
             break
     return found, too_large
 
 
-def _found(model: Architecture, plan: Plan, memory: PlanMemory, machine: Machine, k: Constants) -> Found:
-    return Found(plan, step_time(model, plan, machine, k), memory, fit(memory, machine, k, plan=plan, model=model))
+_TRIES = 50
+"""So many plans are looked at for one that is simpler and fits."""
+
+
+def _simpler(
+    model: Architecture,
+    timed: list[Timed],
+    machine: Machine,
+    usable: float,
+    plans: Sequence[Found],
+    k: Constants,
+    framework: str,
+) -> Found | None:
+    """The simplest plan that fits within `TIE` of the fastest, if it is simpler than all of `plans` that tie."""
+    best = plans[0]
+    least = min(effort(each.plan, each.plan.schedule) for each in plans if best.ties(each))
+    rows = [
+        (*effort(each.mesh, str(each.choices["schedule"][row])), each.seconds[row], mesh, row)
+        for mesh, each in enumerate(timed)
+        for row in np.flatnonzero((each.seconds < (1 + TIE) * best.time.total) & (each.least_bytes <= usable))
+    ]
+    for *_, mesh, row in sorted(each for each in rows if each[:2] < least)[:_TRIES]:
+        plan = timed[mesh].plan(int(row))
+        memory = plan_memory(model, plan, k)
+        if memory.total * (1 + margin_of(plan, k)) <= machine.accelerator.memory_bytes:
+            return _found(model, plan, memory, machine, k, framework)
+    return None
+
+
+def _found(
+    model: Architecture, plan: Plan, memory: PlanMemory, machine: Machine, k: Constants, framework: str
+) -> Found:
+    time, off = step_time(model, plan, machine, k), interval(plan, model, machine, framework)
+    if off.low is not None and off.high is not None:  # it is told of the framework's own constants
+        more = time.total / step_time(model, plan, machine, profile(framework)).total
+        off = replace(off, low=off.low * more, high=off.high * more)
+    return Found(plan, time, memory, fit(memory, machine, k, plan=plan, model=model), off)
 
 
 def _nothing(
@@ -227,7 +269,7 @@ def _nothing(
     like, asked = Plan(seq=plan.seq, recipe=plan.recipe), [each.mesh for each in timed]
     others = f"without {' and '.join(space.narrowed)} held fixed others"
     tried = [(others, machine, EVERYTHING)] * bool(space.narrowed) + [("other degrees", machine, space)] * fixed
-    for which, more, of in tried + [(str(more.gpus), more, space) for more in _larger(machine, fewest)]:
+    for which, more, of in tried + [(str(more.gpus), more, space) for more in larger(machine, fewest)]:
         possible = asked if which == others else meshes(model, more, sequences, like, imbalance)
         maybe = (mesh for mesh in possible if choices(model, mesh, sequences, k, of)[1].min(initial=math.inf) <= usable)
         wider = [_timed(model, mesh, sequences, more, k, of, usable) for mesh in maybe]
@@ -254,13 +296,3 @@ def _least(model: Architecture, timed: list[Timed], k: Constants) -> tuple[Plan,
         if total < needed:
             best, needed = plan, total
     return best, needed
-
-
-def _larger(machine: Machine, least: int) -> list[Machine]:
-    """Machines with more cards, at least `least` of them, each about a tenth larger than the one before."""
-    node, gpus, found = max(machine.node, 8) if machine.gpus <= machine.node else machine.node, machine.gpus, []
-    while gpus < min(100 * max(machine.gpus, least), MOST_CARDS):
-        gpus = max(gpus + 1, least, round(1.1 * gpus))
-        gpus = gpus if gpus <= node else -(-gpus // node) * node
-        found.append(replace(machine, gpus=gpus, node=node))
-    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import Field, dataclass, fields
+from dataclasses import Field, dataclass, fields, replace
 from functools import lru_cache
 from itertools import product
 from types import SimpleNamespace
@@ -23,6 +23,9 @@ LEAST_TOKENS = 512
 
 MOST_TOKENS = 2**23
 """More tokens of a micro-batch on a rank are not looked at, but for a single sequence: no card has room for them."""
+
+MOST_CARDS = 10**6
+"""Machines with more cards are not looked at where a model fits on none that was asked for."""
 
 SPLITS = {"none": (False, False), "again": (True, False), "keep": (True, True)}
 """Words for sequence parallelism: whether it splits tokens, and whether it keeps what it gathered."""
@@ -75,6 +78,16 @@ def meshes(model: Architecture, machine: Machine, sequences: int, like: Plan, im
                 if sequences % dp == 0 and (cp == 1 or (cp <= seq // LEAST_TOKENS and seq % (2 * cp) == 0)):
                     for ep in divisors(math.gcd(dp, experts)):
                         yield like.changed(dp=dp, tp=tp, pp=pp, cp=cp, ep=ep, imbalance=min(imbalance, ep))
+
+
+def larger(machine: Machine, least: int) -> list[Machine]:
+    """Machines with more cards, at least `least` of them, each about a tenth larger than the one before."""
+    node, gpus, found = max(machine.node, 8) if machine.gpus <= machine.node else machine.node, machine.gpus, []
+    while gpus < min(100 * max(machine.gpus, least), MOST_CARDS):
+        gpus = max(gpus + 1, least, round(1.1 * gpus))
+        gpus = gpus if gpus <= node else -(-gpus // node) * node
+        found.append(replace(machine, gpus=gpus, node=node))
+    return found
 
 
 @lru_cache(maxsize=4096)

@@ -10,21 +10,19 @@ from dtlib.theory.models import Architecture
 from dtlib.theory.timing import FITTED, Constants, Plan
 from dtlib.theory.units import GiB, format_bytes, format_seconds
 
-from .answer import Answer, Found
+from .answer import TIE, Answer, Found
+from .errors import INSIDE
 from .goal import Goal
 from .keeping import Keeping
 from .measured import FEWEST, Refit
 from .memory import Fit, PlanMemory, margin_of
 from .regime import SEEN, outside, regime
 
-TIE = 0.02
-"""Plans whose times differ by less are a tie: no table's times are known so well."""
-
-_COLUMNS = ("dp", "tp", "pp", "cp", "ep", "ZeRO", "batch", "schedule", "again", "GiB", "step", "MFU")
+_COLUMNS = ("dp", "tp", "pp", "cp", "ep", "ZeRO", "batch", "schedule", "again", "GiB", "step", "MFU", "tie")
 
 
 def columns(answer: Answer) -> tuple[str, ...]:
-    """What `row` tells of a plan: its ep where the model has experts."""
+    """What `row` tells of a plan: whether it ties with the fastest, and its ep where the model has experts."""
     return tuple(name for name in _COLUMNS if name != "ep" or answer.model.experts is not None)
 
 
@@ -34,11 +32,12 @@ def row(answer: Answer, found: Found) -> tuple[str, ...]:
     p = found.plan
     split = ("+sp*" if p.keep_gathered else "+sp") if p.sequence_parallel else ""
     of_experts = () if answer.model.experts is None else (str(p.ep),)
+    tie = "≈" if len(answer.tied) > 1 and found in answer.tied else ""
     return (
         str(p.dp), f"{p.tp}{split}", str(p.pp), str(p.cp), *of_experts, str(p.zero),
         f"{p.micro_batch}×{p.micro_batches}", _schedule(p), p.recompute,
         f"{found.memory.total / GiB:.0f}±{found.fit.margin_bytes / GiB:.0f}", format_seconds(found.time.total),
-        f"{answer.mfu(found):.1%}",
+        f"{answer.mfu(found):.1%}", tie,
     )  # fmt: skip
 
 
@@ -74,9 +73,8 @@ def in_words(answer: Answer) -> str:
         f"{_number(p.micro_batches, 'micro-batch', 'es')} of {_number(p.micro_batch, 'sequence', 's')} a rank",
         {"none": "nothing computed again", "full": "each layer computed again"}[p.recompute],
     )
-    return (
-        f"The first takes {format_seconds(best.time.total)} at an MFU of {answer.mfu(best):.1%}: {', '.join(degrees)}."
-    )
+    seconds, mfu = format_seconds(best.time.total), answer.mfu(best)
+    return f"The fastest takes {seconds} at an MFU of {mfu:.1%}: {', '.join(degrees)}."
 
 
 def sentences(answer: Answer) -> list[str]:
@@ -85,16 +83,17 @@ def sentences(answer: Answer) -> list[str]:
     said = [
         in_words(answer),
         f"It needs {_need(best.plan, best.memory, best.fit)}. {_seen(best.plan, best.fit.outside, 'This plan')}",
+        of_interval(best),
         _after_matmuls(best),
     ]
+    if len(answer.tied) > 1:
+        said.append(_of_ties(answer))
     if answer.model.experts is not None:
         said.append(_of_experts(answer))
     if len(answer.plans) > 1:
         worse = [(name, more) for name, more in answer.lost_to(answer.plans[1]).items() if more > 0][:2]
         lost = " and ".join(f"{format_seconds(more)} more of {name.replace('_', ' ')}" for name, more in worse)
-        longer = answer.plans[1].time.total / best.time.total - 1
-        tie = f" It takes {longer:.1%} longer: a tie, since no time is known to {TIE:.0%}." if longer < TIE else ""
-        said.append(f"The second has {lost}.{tie}" if lost else "The second takes exactly as long.")
+        said.append(f"The second fastest has {lost}." if lost else "The second fastest takes exactly as long.")
     if answer.too_large is not None:
         p, more = answer.too_large.plan, answer.too_large
         needed = format_bytes(more.memory.total + more.fit.margin_bytes, digits=3)
@@ -112,8 +111,33 @@ def sentences(answer: Answer) -> list[str]:
     return said
 
 
+def of_interval(found: Found) -> str:
+    """Between what the time of a plan is to be expected, or that nothing like it was measured."""
+    off = found.interval
+    if off.low is None or off.high is None:
+        return f"Its time is not held to anything like this: {_and(off.unlike)}."
+    return (
+        f"Of {_number(off.runs, 'run', 's')} like it ({off.regime}), {INSIDE:.0%} would lie between "
+        f"{format_seconds(off.low)} and {format_seconds(off.high)}."
+    )
+
+
+def _of_ties(answer: Answer) -> str:
+    """Which plans tie, why, and which of them stands first."""
+    number, first = len(answer.tied), answer.tied[0].plan
+    held = answer.best.interval.high is not None
+    why = "since the intervals of their times overlap" if held else f"since no time is known to {TIE:.0%}"
+    axes = ", ".join(f"{name} {getattr(first, name)}" for name in ("dp", "tp", "pp", "cp"))
+    return f"The first {number} are a tie (≈), {why}; the simplest of them stands first: {axes}."
+
+
+def _and(words: Sequence[str]) -> str:
+    *most, last = words
+    return " and ".join([", ".join(most), last] if most else [last])
+
+
 def of_goal(answer: Answer, goals: Sequence[Goal]) -> list[str]:
-    """What the batch means for a goal, and the days to it; `goals` in the order of the answer's plans."""
+    """What the batch means for a goal, and the days to it; `goals` in the order in which plans are shown."""
     first, share = goals[0], goals[0].batch_share
     cards = f"beyond {_number(first.most_cards, 'card', 's')} of" if first.most_cards else "even with one rank of dp in"
     said = [
@@ -208,8 +232,7 @@ def _seen(plan: Plan, unseen: tuple[str, ...], what: str, constants: Constants =
     )
     if not unseen:
         return f"{said}."
-    *most, last = unseen
-    return f"{said}. {what} has {' and '.join([', '.join(most), last] if most else [last])}: its error is unknown."
+    return f"{said}. {what} has {_and(unseen)}: its error is unknown."
 
 
 def _need(plan: Plan, memory: PlanMemory, fitted: Fit | None, constants: Constants = FITTED) -> str:
