@@ -158,7 +158,7 @@ def _mpt(row: Row) -> list[Run]:
 
 
 def ultrascale(row: Row) -> Run:
-    """A run of the sweep, with its memory.
+    """A run of the sweep, with its memory; one that failed has infinite seconds, and none.
 
     nanotron splits tokens as well, cuts stages by their cost, and adds the gradients of a micro-batch late.
     """
@@ -170,6 +170,8 @@ def ultrascale(row: Row) -> Run:
         sequence_parallel=tp > 1, seq=int(row["seq"]), sums_late=True, balance="cost",
     )  # fmt: skip
     plan = plan.changed(keep_gathered=tp > 1 and _kept(model, plan))
+    if row.get("status", "ok") != "ok":
+        return Run(model, (plan,), _machine("H100", gpus), np.inf, framework="nanotron")
     seconds = plan.sequences * int(row["seq"]) / gpus / float(row["tok_s_gpu"])
     return Run(model, (plan,), _machine("H100", gpus), seconds, float(row["mem_GiB"]) * GiB, "nanotron")
 
