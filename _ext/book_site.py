@@ -49,11 +49,17 @@ def description(document: nodes.document) -> str:
         for each in [*copy.findall(lambda node: isinstance(node, _NO_SENTENCE))]:
             each.parent.remove(each)
         for formula in [*copy.findall(nodes.math)]:
-            formula.replace_self(nodes.Text(re.sub(r"\\[a-zA-Z]+|[{}$\\]", "", formula.astext())))
+            formula.replace_self(nodes.Text(plain(formula.astext())))
         said = f"{said} {' '.join(copy.astext().split())}".strip()
         if len(said) >= MOST // 2:
             break
     return said if len(said) <= MOST else said[:MOST].rpartition(" ")[0].rstrip(",;:") + " …"
+
+
+def plain(formula: str) -> str:
+    """A short formula without LaTeX."""
+    fractions = re.sub(r"\\frac\{([^{}]*)\}\{([^{}]*)\}", r"(\1)/\2 ", formula)
+    return " ".join(re.sub(r"\\[a-zA-Z]+|[{}$\\]", "", fractions).split())
 
 
 def describe(app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: Any) -> None:

@@ -295,7 +295,7 @@ def test_a_book_that_nobody_publishes_names_no_address(small_book):
     head = told(page)
     assert "canonical" not in head
     assert not [name for name in head if name and name.startswith("og:")]
-    assert head["description"].startswith("Six bytes & more < all of N2 words. Six bytes")
+    assert head["description"].startswith("Six bytes & more < all of (N)/2 words. Six bytes")
     assert head["description"].endswith(" …")
     assert len(head["description"]) <= 202
 
