@@ -22,6 +22,7 @@ _FILE = click.Path(path_type=Path)
 @click.option("--late-penalty", default=0.0, metavar="PERCENT", help="What a day late costs of the points. Default: 0.")
 @click.option("--title", default="dtlib", metavar="TEXT", help="The assignment, for canvas.csv and moodle.csv.")
 @click.option("--anonymous", type=_FILE, metavar="FOLDER", help="Name nobody; the secret salt and who is who go there.")
+@click.option("--since", type=_FILE, metavar="FOLDER", help="The earlier results that the shares were graded with.")
 @click.option("--fail-under", type=float, metavar="PERCENT", help="Exit with code 1 if anybody has less.")
 @click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 def report(
@@ -33,6 +34,7 @@ def report(
     late_penalty: float,
     title: str,
     anonymous: Path | None,
+    since: Path | None,
     fail_under: float | None,
     quiet: bool,
 ) -> None:
@@ -59,7 +61,7 @@ def report(
             late_penalty,
             Pseudonyms(anonymous, out) if anonymous else None,
         )
-        results = join(shards, out, book, title)
+        results = join(shards, out, book, title, since)
     except ValueError as error:
         raise click.UsageError(logged(str(error))) from error
     except Exception as error:

@@ -95,6 +95,14 @@ def test_who_does_not_end_hangs_unless_the_machine_let_it_wait():
     assert result.status == ("not known" if told[0].kind == "not known" else "fail")
 
 
+def test_a_function_that_hangs_in_every_case_is_ended_after_the_second():
+    source = "def ring_on_paper(full_bytes, n, link_bytes_per_s):\n    while True:\n        pass\n"
+    with Sandbox(Limits(cpu_seconds=0.3)) as sandbox:
+        outcome = judged(sandbox, "collectives.2", source)[1]
+    kinds = [each.trouble.kind for each in outcome.observed if each.trouble]
+    assert kinds == ["hung"] * 2 + ["skipped"] * (len(outcome.observed) - 2)
+
+
 @pytest.mark.parametrize(
     ("how", "kind", "told"), [("long", "hung", "waited for nobody"), ("stopped", "not known", "7 s for")]
 )

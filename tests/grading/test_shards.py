@@ -401,3 +401,42 @@ def test_dealing_takes_no_name_into_account(handed_in):
         [each.id for each in mine] for mine in other.values()
     ]
     assert shards.held(handed_in[0].folder) is None
+
+
+# Another push
+
+
+def test_who_has_not_changed_is_kept_by_every_machine_and_the_rest_is_dealt(group, tmp_path):
+    first = run(group, tmp_path / "class")
+    hand_in(group, "bob", reference(*PAPER))
+    hand_in(group, "zoe", reference("collectives.1"))
+    options = {"seed": 99, "since": tmp_path / "class"}
+    parts = [share(group, tmp_path, number, 2, **options) for number in (1, 2)]
+    began = {name for part in parts for name in {each["learner"] for each in load(part / "results.json")["learners"]}}
+    assert began == {"bob", "zoe"}
+    for wrong in (None, tmp_path / "nowhere", parts[0]):
+        with pytest.raises(JoinError, match="earlier results, which since must name"):
+            join(parts, tmp_path / "joined", since=wrong)
+    joined = join(parts, tmp_path / "joined", since=tmp_path / "class")
+    seeds = {each["learner"]: each["seed"] for each in joined["learners"]}
+    assert seeds == {**dict.fromkeys(seeds, SEED), "bob": 99, "zoe": 99}, "who hands in again meets other cases"
+    before = {each["learner"]: each["points"] for each in first["learners"]}
+    points = {each["learner"]: each["points"] for each in joined["learners"]}
+    assert points == {**before, "bob": 15, "zoe": 5}
+    assert joined["measured"]["kept"] == 4
+    assert joined["walls"] == first["walls"]
+    third = [share(group, tmp_path / "third", number, 2, seed=5, since=tmp_path / "joined") for number in (1, 2)]
+    assert [load(each / "results.json")["learners"] for each in third] == [[], []], "nothing changed"
+    assert verdicts(tmp_path / "joined")["scores.csv"] == (
+        join(third, tmp_path / "again", since=tmp_path / "joined") and verdicts(tmp_path / "again")["scores.csv"]
+    )
+
+
+def test_one_machine_keeps_what_another_graded(group, tmp_path, monkeypatch):
+    run(group, tmp_path / "class")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "another"))
+    sandbox = FakeSandbox()
+    kept = run(group, tmp_path / "here", seed=None, since=tmp_path / "class", sandbox=sandbox)
+    assert (kept["measured"]["kept"], sandbox.began) == (5, [])
+    run(group, tmp_path / "afresh", seed=None, since=tmp_path / "class", sandbox=sandbox, fresh=True)
+    assert len(sandbox.began) == 12, "all but who cannot be read"

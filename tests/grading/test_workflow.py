@@ -26,7 +26,7 @@ RUN = [step["run"] for step in STEPS if "run" in step]
 
 def options_of(line: str, name: str = "grade") -> dict:
     """What the command line makes of `line`; raises a ``ClickException`` where it refuses it."""
-    words = shlex.split(line.replace("$SEED", "7").replace("$SHARD", "3/4"))
+    words = shlex.split(line.partition(" || ")[0].replace("$SEED", "7").replace("$SHARD", "3/4"))
     assert words[:2] == ["dtlib", name]
     return main.commands[name].make_context(name, words[2:]).params
 
@@ -36,14 +36,16 @@ def lines(job: str) -> list[str]:
 
 
 def grade_line(job: str = "grade") -> str:
-    (line,) = [line for line in lines(job) if "dtlib" in line]
+    (line,) = [line.strip() for line in lines(job) if "dtlib" in line]
     return line
 
 
 def test_the_commands_are_those_that_dtlib_has():
     options = options_of(grade_line())
-    told = {name: str(options[name]) for name in ("submissions", "out", "seed", "jobs", "shard")}
-    assert told == {"submissions": "submissions", "out": "results", "seed": "7", "jobs": "2", "shard": "3/4"}
+    told = {name: str(options[name]) for name in ("submissions", "out", "seed", "jobs", "shard", "since")}
+    assert told == {"submissions": "submissions", "out": "results", "seed": "7", "jobs": "2", "shard": "3/4"} | {
+        "since": "previous"
+    }
     assert str(options_of(grade_line("report"), "report")["out"]) == "results"
 
 
@@ -53,10 +55,14 @@ def test_every_share_is_graded_with_one_seed_and_then_they_are_joined():
     assert shards == list(range(1, len(shards) + 1)), "--shard K/N goes from 1 to N"
     assert grade["strategy"]["fail-fast"] is False
     (env,) = [step["env"] for step in grade["steps"] if "env" in step]
-    assert env == {"SEED": "${{ needs.seed.outputs.seed }}", "SHARD": "${{ matrix.shard }}/${{ strategy.job-total }}"}
-    assert (grade["needs"], report["needs"], report["if"]) == ("seed", "grade", "${{ !cancelled() }}")
+    assert env == {"SEED": "${{ needs.begin.outputs.seed }}", "SHARD": "${{ matrix.shard }}/${{ strategy.job-total }}"}
+    assert (grade["needs"], report["needs"], report["if"]) == ("begin", ["begin", "grade"], "${{ !cancelled() }}")
     upload, download = (
-        next(step["with"] for step in job["steps"] if step.get("uses", "").startswith(f"actions/{action}-artifact@"))
+        next(
+            step["with"]
+            for step in job["steps"]
+            if step.get("uses", "").startswith(f"actions/{action}-artifact@") and "results-" in str(step["with"])
+        )
         for job, action in ((grade, "upload"), (report, "download"))
     )
     assert (upload["name"], upload["path"]) == ("results-${{ matrix.shard }}", "results")
@@ -70,7 +76,7 @@ def test_the_seed_is_the_one_that_was_typed_or_a_new_one(tmp_path, typed):
     for number in range(2):
         out = tmp_path / str(number)
         environment = {**os.environ, "SEED": typed, "GITHUB_OUTPUT": str(out)}
-        subprocess.run(["bash", "-ec", *lines("seed")], env=environment, check=True)
+        subprocess.run(["bash", "-ec", lines("begin")[0]], env=environment, check=True)
         drawn.add(re.fullmatch(r"seed=(\d+)\n", out.read_text())[1])
     assert drawn == {typed} if typed else len(drawn) == 2
 
@@ -85,8 +91,8 @@ def test_a_command_that_dtlib_lacks_is_refused(old: str, new: str):
 
 
 def test_it_starts_where_submissions_change_and_on_demand_alone():
-    assert set(EVENTS) == {"push", "pull_request", "workflow_dispatch"}
-    assert EVENTS["push"] == EVENTS["pull_request"] == {"paths": ["submissions/**"]}
+    assert set(EVENTS) == {"push", "workflow_dispatch"}
+    assert EVENTS["push"] == {"paths": ["submissions/**"]}
     assert not (ROOT / "submissions").exists(), "the course's own repository would grade"
 
 
@@ -100,7 +106,7 @@ def test_rights_and_credentials():
 
 def test_nothing_that_somebody_else_wrote_becomes_part_of_a_command():
     assert [script for script in RUN if "${{" in script] == []
-    touched = [line for script in RUN for line in script.splitlines() if "submissions" in line]
+    touched = [line.strip() for script in RUN for line in script.splitlines() if "submissions" in line]
     assert touched == [grade_line()]
 
 
@@ -111,10 +117,42 @@ def test_walls_are_let_up_before_anything_is_graded_and_the_report_is_shown_afte
     order = "\n".join(lines("report"))
     assert order.index("dtlib report") < order.index('results/report.md >> "$GITHUB_STEP_SUMMARY"')
     uploads = [step for step in STEPS if step.get("uses", "").startswith("actions/upload-artifact@")]
-    assert [(each["if"], each["with"]["path"]) for each in uploads] == [("always()", "results")] * 2
+    assert [(each.get("if"), each["with"]["path"]) for each in uploads] == [(None, "previous")] + [
+        ("always()", "results")
+    ] * 2
 
 
 def test_python_is_pinned_with_its_packages():
     setups = [step for step in STEPS if step.get("uses", "").startswith("actions/setup-python@")]
     assert [each["with"] for each in setups] == [{"python-version": "3.11", "cache": "pip"}] * 2
     assert sum("-r requirements.txt" in script for script in RUN) == 2
+
+
+def test_what_is_graded_is_kept_for_the_next_push_and_everybody_starts_from_the_same():
+    steps = {name: [step.get("uses", "").partition("@")[0] for step in job["steps"]] for name, job in JOBS.items()}
+    assert "actions/cache/restore" in steps["begin"]
+    assert [name for name in steps if "actions/cache/save" in steps[name]] == ["report"]
+    (restored,) = [each["with"] for each in STEPS if each.get("uses", "").startswith("actions/cache/restore@")]
+    (saved,) = [each["with"] for each in STEPS if each.get("uses", "").startswith("actions/cache/save@")]
+    assert saved["path"] == restored["path"] == "previous"
+    assert saved["key"].startswith(restored["restore-keys"])
+    for name in ("grade", "report"):
+        assert {"name": "previous", "path": "previous"} in [step.get("with") for step in JOBS[name]["steps"]]
+        assert "--since previous" in grade_line(name)
+
+
+@pytest.mark.parametrize(
+    ("codes", "ended", "tries"), [("0", 0, 1), ("4 0", 0, 2), ("4 4", 0, 2), ("3", 3, 1), ("1", 1, 1)]
+)
+def test_what_is_not_known_is_tried_once_more_and_turns_nothing_red(tmp_path, codes, ended, tries):
+    (tmp_path / "dtlib").write_text(
+        f"""#!/bin/bash
+n=$(cat {tmp_path}/n 2>/dev/null || echo 0); echo $((n + 1)) > {tmp_path}/n
+codes=({codes}); exit "${{codes[$n]}}"
+"""
+    )
+    (tmp_path / "dtlib").chmod(0o755)
+    (script,) = [step["run"] for step in JOBS["grade"]["steps"] if "dtlib grade" in step.get("run", "")]
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SEED": "1", "SHARD": "1/1"}
+    done = subprocess.run(["bash", "-e", "-c", script], env=environment)
+    assert (done.returncode, int((tmp_path / "n").read_text())) == (ended, tries)

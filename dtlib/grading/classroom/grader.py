@@ -54,6 +54,7 @@ def grade(
     progress: Progress = lambda event: None,
     fresh: bool = False,
     shard: Shard | None = None,
+    since: Path | None = None,
 ) -> Record:
     """Grade all that `submissions` holds and write the results to the folder `out`.
 
@@ -62,7 +63,8 @@ def grade(
     of one learner. Without `seed` each call draws a fresh one for those whom it grades: who hands in again meets other
     cases, and who is done keeps the verdict on theirs. `jobs` threads work at once, by default one a core. `fresh`
     grades those again who are done. `progress` may be called in any thread. A `sandbox` that is given is not closed.
-    A `shard` is the share of this machine: the results are those of a part, for `shards.join`.
+    A `shard` is the share of this machine: the results are those of a part, for `shards.join`. Who has not changed
+    since a class was graded into the folder `since`, by any machine, keeps that verdict; there may be no such folder.
 
     Returns the content of ``results.json``, also where ``KeyboardInterrupt`` ended it early. Raises `GradeError` for
     bad input, before anything is written, and ``OSError`` where the files of the class cannot be written.
@@ -90,7 +92,7 @@ def grade(
         known = catalogue.all_exercises().values()
         counted = chosen or [each for each in known if not stems or each.id.partition(".")[0] in stems]
         drawn = secrets.randbelow(_SEEDS) if seed is None else seed
-        roster = Roster(folder, counted, found, drawn, limits or Limits(), progress, shard)
+        roster = Roster(folder, counted, found, drawn, limits or Limits(), progress, shard, None if fresh else since)
         left = [each for each in found if each.learner in roster.share and (fresh or not roster.keep(each, seed))]
         roster.begin(left)
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from dtlib.grading.exercises.exercise import Exercise
@@ -59,11 +60,14 @@ class Roster:
         limits: Limits,
         progress: Progress,
         shard: Shard | None,
+        since: Path | None = None,
     ) -> None:
         self.folder, self.exercises, self.seed, self.limits, self.progress = folder, exercises, seed, limits, progress
         self._blank = learner_record("", [entry_of(each) for each in exercises])
         everything = {each.learner: list(exercises) for each in found}
-        self.share = shards.deal(found, exercises, shard) if shard else everything
+        self._since = {each.learner: record for each in found if since and (record := self._earlier(since, each))}
+        changed = [each for each in found if each.learner not in self._since]
+        self.share = shards.deal(changed, exercises, shard) if shard else everything
         blank = {each["id"]: each for each in self._blank["exercises"]}
         self._standings = {
             name: standing({**learner_record("", [blank[each.id] for each in mine]), "learner": name}, file_name(name))
@@ -72,8 +76,9 @@ class Roster:
         grader = {"version": fingerprint.version(), "fingerprint": fingerprint.of_grader()}
         self.group = class_record(seed, exercises, list(self._standings.values()), asdict(limits), grader)
         if shard:
-            mark = fingerprint.of_learner(shard.of, [self._fingerprint(each, seed) for each in found])
-            self.group["shard"] = {**shard._asdict(), "class": mark}
+            kept = {name: record["fingerprint"] for name, record in self._since.items()}
+            mark = fingerprint.of_learner(shard.of, [self._fingerprint(each, seed) for each in found], kept)
+            self.group["shard"] = {**shard._asdict(), "class": mark, "kept": kept}
         self.group["alike"] = sorted({tuple(each.alike) for each in found if each.alike})
         folder.remove_others({each["file"] for each in self._standings.values()})
         self._walls: Mapping[str, str] = {}
@@ -88,16 +93,28 @@ class Roster:
         """
         path = self.folder.of(LEARNERS, self._standings[submission.learner]["file"])
         record = self.folder.read_sealed(path, LEARNER_SCHEMA)
-        if record is None or record["status"] != "graded":
-            return False
-        if record["fingerprint"] != self._fingerprint(submission, record["seed"] if seed is None else seed):
-            return False
-        if [each["id"] for each in record["exercises"]] != [each.id for each in self.share[submission.learner]]:
+        if not self._holds(record, submission, self.share[submission.learner], seed):
+            record = self._since.get(submission.learner)
+        if record is None:
             return False
         self._stand(record["walls"])
         self._enter(submission.learner, record)
         self.group["measured"]["kept"] += 1
         return True
+
+    def _earlier(self, since: Path, submission: Submission) -> Record | None:
+        """What a folder of results has of a learner, whoever wrote it, if it is a verdict on what is handed in now."""
+        record = shards.earlier(since, submission.learner)
+        return record if self._holds(record, submission, self.exercises, None) else None
+
+    def _holds(
+        self, record: Record | None, submission: Submission, exercises: Sequence[Exercise], seed: int | None
+    ) -> bool:
+        if record is None or record["status"] != "graded":
+            return False
+        if record["fingerprint"] != self._fingerprint(submission, record["seed"] if seed is None else seed):
+            return False
+        return [each["id"] for each in record["exercises"]] == [each.id for each in exercises]
 
     def begin(self, left: Sequence[Submission]) -> None:
         """Write a zero for everybody who is `left`: whatever happens later, there is a result."""

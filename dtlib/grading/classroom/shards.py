@@ -20,7 +20,7 @@ from dtlib.grading.exercises.exercise import Exercise
 from dtlib.grading.sandbox.costs import recorded
 
 from . import fingerprint, report
-from .gradebook import Gradebook
+from .gradebook import Gradebook, bare
 from .intake import Submission
 from .intake.folders import Refused, content
 from .intake.names import file_name
@@ -99,13 +99,28 @@ def held(out: Path) -> str | None:
         return None
 
 
-def join(parts: Collection[Path], out: Path, book: Gradebook | None = None, title: str = "dtlib") -> Record:
+def earlier(since: Path, learner: str) -> Record | None:
+    """The record of a learner as it was graded, in a folder of results that is believed; None where there is none."""
+    try:
+        return bare(_data(since.resolve() / LEARNERS / f"{file_name(learner)}.json", LEARNER_SCHEMA))
+    except _DAMAGED:
+        return None
+
+
+def join(
+    parts: Collection[Path],
+    out: Path,
+    book: Gradebook | None = None,
+    title: str = "dtlib",
+    since: Path | None = None,
+) -> Record:
     """Put the shares in the folders `parts` together and write the report of the class to the folder `out`.
 
     Every share of the class has to be there, once and complete, with one seed, of the same submissions, exercises and
     limits, and graded by this very version; a class that one machine graded is its only share. Their seals are by other
     machines' keys, so they are believed as they stand. The `book` is laid over the class; with a roster, what Canvas
-    and Moodle import is written too, for an assignment of this `title`. Returns the content of ``results.json``; raises
+    and Moodle import is written too, for an assignment of this `title`. Whom the shares left out, since nothing had
+    changed, is taken from the results that they compared with, `since`. Returns the content of ``results.json``; raises
     `JoinError` before anything is written.
     """
     shares = sorted((_Share(each) for each in parts), key=lambda each: each.shard)
@@ -114,13 +129,19 @@ def join(parts: Collection[Path], out: Path, book: Gradebook | None = None, titl
     known = catalogue.all_exercises()
     exercises = [known[each["id"]] for each in group["exercises"]]
     not_kept = next((why for each in shares if (why := each.group["not_kept"])), "")
-    names = sorted(set().union(*(each.learners for each in shares)))
-    book = book or Gradebook()
+    kept = group["shard"].get("kept", {})
+    names = sorted({*kept}.union(*(each.learners for each in shares)))
+    book, stood = book or Gradebook(), [each.group["walls"] for each in shares]
 
     def records() -> Iterator[Record]:
         """Everybody's, one at a time: nobody's is kept in memory."""
         for name in names:
-            yield _told(book, _joined(name, shares, exercises, not_kept), ids.get(name))
+            if name in kept:
+                record = _kept(since, name, kept[name], exercises)
+                stood.append(record["walls"])
+            else:
+                record = _joined(name, shares, exercises, not_kept)
+            yield _told(book, record, ids.get(name))
         for one in absent:
             yield _told(book, one, one["learner"])
 
@@ -133,11 +154,12 @@ def join(parts: Collection[Path], out: Path, book: Gradebook | None = None, titl
     joined |= {"state": "complete", "alike": [] if book.pseudonyms else group["alike"], "not_kept": not_kept}
     if book.roster is not None:
         joined["unlisted"] = [_shown(book, name, None) for name in names if name not in ids]
-    joined["walls"] = _stood([each.group["walls"] for each in shares])
+    joined["walls"] = _stood(stood)
     faults = [{**one, "learner": _shown(book, one["learner"], ids)} for each in shares for one in each.group["faults"]]
     joined["faults"] = sorted(faults, key=lambda one: [*one.values()])
     measured = [each.group["measured"] for each in shares]
     joined["measured"] |= {
+        "kept": len(kept),
         "time": f"{datetime.now(UTC):%Y-%m-%dT%H:%MZ}",
         "seconds": max(each["seconds"] for each in measured),
         "jobs": sum(each["jobs"] for each in measured),
@@ -162,6 +184,15 @@ def join(parts: Collection[Path], out: Path, book: Gradebook | None = None, titl
     except ValueError as error:
         raise JoinError(str(error)) from error
     return joined
+
+
+def _kept(since: Path | None, learner: str, mark: str, exercises: Sequence[Exercise]) -> Record:
+    """The record of a learner whom no share graded, since nothing had changed."""
+    record = earlier(since, learner) if since else None
+    ids = [each.id for each in exercises]
+    if record is None or record["fingerprint"] != mark or [each["id"] for each in record["exercises"]] != ids:
+        raise JoinError(f"the shares kept {learner} from earlier results, which since must name and does not")
+    return record
 
 
 def _told(book: Gradebook, record: Record, id: str | None) -> Record:
@@ -190,7 +221,7 @@ class _Share:
         try:
             self.group = _data(self.path / RESULTS, RESULTS_SCHEMA)
             self.learners = {each["learner"]: each for each in self.group["learners"]}
-            whole = {"number": 1, "of": 1, "class": ""}
+            whole = {"number": 1, "of": 1, "class": "", "kept": {}}
             self.group.setdefault("shard", whole)
             self.shard = Shard(self.group["shard"]["number"], self.group["shard"]["of"])
         except _DAMAGED as error:
