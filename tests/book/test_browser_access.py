@@ -8,7 +8,7 @@ import pytest
 
 from .test_browser import PAGES
 
-SAMPLE = {"chapters/intro.html", "chapters/bibliography.html", "search.html"}
+SAMPLE = {"chapters/intro.html", "chapters/grading.html", "chapters/bibliography.html", "search.html"}
 EACH = [page if page in SAMPLE else pytest.param(page, marks=pytest.mark.soak) for page in PAGES]
 AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8")
 OPENED = "() => document.querySelectorAll('main details').forEach((fold) => { fold.open = true; })"
