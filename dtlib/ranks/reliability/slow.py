@@ -40,16 +40,19 @@ def straggler(
     Of a rank's step `input_seconds` is what it stands still for until its batch is there, `compute_seconds` its own
     work, `waiting_seconds` from its arrival at a collective until the last rank's, and `transfer_seconds` how long its
     own link then took. In a collective all ranks end together, so its length tells of a slow link but not whose: time
-    the messages of each link (zero where a rank has none).
+    the messages of each link (zero in all steps where a rank has none: with it no link is compared).
 
     A rank is compared with the median of the others, step by step, and the median over steps is taken: a hiccup of one
     step moves neither. It counts where it is above noise, several standard errors of that median, and above
-    `least_share` of a step. What is slow in input or compute must be waited for too: a slow rank that nobody
-    waits for, as its input is ready early, costs nothing. Of several the one that costs most is named.
+    `least_share` of a step, in four steps of five as well: on a machine that is busy with other things a message takes
+    a moment or a turn of the core, and by chance a rank has more of these in half of the steps. What is slow in input
+    or compute must be waited for too: a slow rank that nobody waits for, as its input is ready early, costs nothing.
+    Of several the one that costs most is named.
 
     Holds while fewer than half of the others are slow in the same thing, and for what lasts: not where all are slow,
-    nor for a part that is slow in less than half of the steps. Of one rank, or none, nobody is slow. ``ValueError`` for
-    arrays of other shapes, fewer than three steps, negative seconds or a share outside (0, 1).
+    nor for a part that is slow in less than four fifths of the steps. Of one rank, or none, nobody is slow, and no
+    link where there is one alone. ``ValueError`` for arrays of other shapes, fewer than three steps, negative seconds
+    or a share outside (0, 1).
     """
     given = {
         "compute_seconds": compute_seconds,
@@ -66,20 +69,21 @@ def straggler(
         raise ValueError(f"compute_seconds must have at least 3 steps, not {shape[0]}: a median of two is no median")
     if not 0 < amount("least_share", least_share) < 1:
         raise ValueError(f"least_share must be between 0 and 1, not {least_share}")
-    if shape[1] < 2:
-        return Straggler()
     compute, waiting, transfer, loading = arrays.values()
     step_seconds = float(np.median(sum(arrays.values())))
-    not_waiting = -_beyond_others(waiting)  # how much longer the others wait than this rank does
-    waited_for = np.median(not_waiting, axis=0)
-    found = [Straggler()]
-    for cause, seconds in (("card", compute), ("input", loading), ("link", transfer)):
-        beyond = _beyond_others(seconds)
+    least, everybody = least_share * step_seconds, np.arange(shape[1])
+    linked = np.flatnonzero(transfer.any(axis=0))
+    found, causes = [Straggler()], ("card", "input", "link")
+    for cause, seconds, ranks in zip(causes, (compute, loading, transfer), (everybody, everybody, linked), strict=True):
+        if len(ranks) < 2:
+            continue
+        beyond = _beyond_others(seconds[:, ranks])
         lost = np.median(beyond, axis=0)
-        if cause != "link":
-            lost = np.minimum(lost, waited_for)
-        sure = lost > np.maximum(least_share * step_seconds, _noise(beyond))
-        found += [Straggler(rank, cause, float(lost[rank])) for rank in np.flatnonzero(sure).tolist()]
+        if cause != "link":  # how much longer the others wait than this rank does
+            lost = np.minimum(lost, np.median(-_beyond_others(waiting), axis=0))
+        lasts = np.sort(beyond, axis=0)[shape[0] // 5] > least
+        sure = lasts & (lost > np.maximum(least, _noise(beyond)))
+        found += [Straggler(int(ranks[at]), cause, float(lost[at])) for at in np.flatnonzero(sure)]
     return max(found, key=lambda each: each.lost_seconds)
 
 
@@ -100,8 +104,10 @@ def _noise(beyond: Seconds) -> Seconds:
     """What the median over steps may come to by chance, for the luckiest of N ranks in three things.
 
     The standard error of a median is √(π/2) σ/√steps; σ is taken from the median distance from the median, which a few
-    wild steps do not move. The largest of 3N normal numbers is about √(2 ln 3N) of them.
+    wild steps do not move, and is at least that of half of all ranks: whom chance has held up shows less of it. The
+    largest of 3N normal numbers is about √(2 ln 3N) of them.
     """
     steps, n = beyond.shape
     sigma = 1.4826 * np.median(abs(beyond - np.median(beyond, axis=0)), axis=0)
+    sigma = np.maximum(sigma, np.median(sigma))
     return np.asarray((2 + math.sqrt(2 * math.log(3 * n))) * math.sqrt(math.pi / 2 / steps) * sigma)

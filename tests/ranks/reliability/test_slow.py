@@ -45,6 +45,35 @@ def test_nobody_is_named_where_nobody_is_slow(n, noise):
     assert all(straggler(*drawn(rng, n, noise=noise)) == Straggler() for _ in range(20))
 
 
+def test_who_is_unlucky_with_turns_of_a_busy_core_has_no_slow_link():
+    """A message takes 0.4 ms, or 4 ms where its rank had to wait for the core; in 15 steps of 12 ms, on 4 ranks."""
+    rng = np.random.default_rng(5)
+    for _ in range(300):
+        transfer = np.where(rng.random((15, 4)) < 0.5, 0.0004, 0.004) * rng.lognormal(0, 0.1, (15, 4))
+        transfer[:, 0] = 0.0
+        compute = np.full((15, 4), 0.01)
+        assert straggler(compute, 0 * compute, transfer, 0 * compute) == Straggler()
+
+
+def test_a_link_is_compared_with_links():
+    """Rank 0 has none; with two the slower one is slow, one alone is not."""
+    even, transfer = np.full((5, 3), 0.1), np.tile([0.0, 0.02, 0.08], (5, 1))
+    assert straggler(even, 0 * even, transfer, 0 * even) == Straggler(2, "link", pytest.approx(0.06))
+    transfer[:, 1] = 0
+    assert straggler(even, 0 * even, transfer, 0 * even) == Straggler()
+
+
+def test_what_is_slow_in_half_of_the_steps_is_not_named():
+    compute = np.full((20, 4), 0.1)
+    compute[::2, 1] = 0.2
+    compute[1, 1] = 0.2  # the median of an even number lies between two
+    waiting = compute.max(1, keepdims=True) - compute
+    assert straggler(compute, waiting, 0 * compute, 0 * compute) == Straggler()
+    compute[:17, 1] = 0.2
+    waiting = compute.max(1, keepdims=True) - compute
+    assert straggler(compute, waiting, 0 * compute, 0 * compute).rank == 1
+
+
 def test_what_nobody_waits_for_is_not_slow():
     compute, waiting, transfer, loading = drawn(np.random.default_rng(0), 4)
     loading[:, 2] += 0.04
@@ -102,7 +131,7 @@ def test_too_few_steps_and_a_share_of_nothing_are_refused():
         straggler(five, five, five, five, least_share=1)
 
 
-LEAST_S, SLOW_S, STEPS = 0.01, 0.05, 7
+LEAST_S, SLOW_S, STEPS = 0.01, 0.05, 15
 
 
 def measured(cause, slow, message_bytes):

@@ -3,6 +3,7 @@
 import heapq
 from collections.abc import Iterable
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -40,8 +41,9 @@ def case(rng: Rng, number: int, kind: str, n: int, bound: int | None, slow: bool
 
 def logged(rng: Rng, kind: str, n: int, bound: int | None, slow: bool) -> dict[str, Any]:
     """A run of a few updates: who computes how long is drawn, and at one update, or at all, it goes wrong."""
-    updates, rate = int(rng.integers(9, 13)) + 2 * n, float(f"{rng.uniform(0.05, 0.4):.2g}")
     wrong_at, kept = int(rng.integers(n, n + 4)), None if kind == BOUND else bound
+    updates, rate = int(rng.integers(9, 13)) + 2 * n, float(f"{rng.uniform(0.05, 0.4):.2g}")
+    updates += 10 * (slow and n == 4 and kept is None)  # until who is slow comes a second time
     slowest = n - 1 if kind == BOUND and n == 5 else int(rng.integers(n))
     pace = rng.uniform(0.8, 1.2, n) * np.where(np.arange(n) == slowest, 5 if slow else 1, 1)
     again: tuple[int, ...] = ()  # a row that is applied once more, later
@@ -51,19 +53,16 @@ def logged(rng: Rng, kind: str, n: int, bound: int | None, slow: bool) -> dict[s
     while len(rows) < updates:
         now, worker = heapq.heappop(under_way)
         row = (worker, clocks[worker], fetched[worker])
-        if again and again[0] == worker:  # before this worker's next one
-            rows.append(again)
-            again = ()
         if kind != LOST or handed != wrong_at:
             rows.append(row)
-        if again:
+        if again and (again[0] == worker) == (n == 4):  # behind this worker's next one, or another's
             rows.append(again)
             again = ()
         if kind == TWICE and handed == wrong_at:
-            if slow:
-                again = row
-            else:
+            if n == 2:
                 rows.append(row)
+            else:
+                again = row
         handed += 1
         clocks[worker] += 1
         waiting.add(worker)
@@ -88,9 +87,9 @@ def logged(rng: Rng, kind: str, n: int, bound: int | None, slow: bool) -> dict[s
 
 
 def shows(log: dict[str, Any], kind: str, slow: bool) -> bool:
-    """Whether the mistake is to be seen: a clock left out between others, a bound that is passed; where nobody is slow,
-    by one, and only when the worker starts: the others have caught up when its gradient is applied. Of five workers the
-    last alone is so far behind."""
+    """Whether the mistake is to be seen: a clock left out between others, one that is there again, with four workers
+    behind a later one; a bound that is passed, where nobody is slow by one, and only when the worker starts: the others
+    have caught up when its gradient is applied. Of five workers the last alone is so far behind."""
     worker, clock, n = log["worker"], log["clock"], log["workers"]
     own = [[c for w, c in zip(worker, clock, strict=True) if w == each] for each in range(n)]
     if min(map(len, own)) < 2 or any(each[0] for each in own):
@@ -98,7 +97,8 @@ def shows(log: dict[str, Any], kind: str, slow: bool) -> bool:
     if kind == LOST:
         return any(each != list(range(len(each))) for each in own)
     if kind == TWICE:
-        return any(len(set(each)) < len(each) for each in own)
+        falls = any(one > two for each in own for one, two in pairwise(each))
+        return falls == (n == 4) and any(len(set(each)) < len(each) for each in own)
     if log["bound"] is None:
         return True
 
