@@ -11,6 +11,7 @@ import logging
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 
 from dtlib.theory import planner
 from dtlib.theory.hardware import Accelerator
@@ -22,30 +23,40 @@ Asked = Callable[[published.Run, Plan], float | None]
 
 @dataclass(frozen=True)
 class Tool:
-    """What answers: the seconds of a step, the bytes of a rank (none: it does not say), and what it was told."""
+    """What answers: the seconds of a step, the bytes of a rank (none: it does not say), and what it was told.
+
+    A `bare` one says how long a step takes at best, and becomes an estimate with one fitted utilisation.
+    """
 
     name: str
     seconds: Asked
     memory_bytes: Asked | None
     told: str
+    bare: bool = False
 
 
 def tools() -> list[Tool]:
     """All that can be asked here; an extra that is not installed is left out."""
     found = [
-        Tool("this planner", _planner_seconds, _planner_bytes, "the constants that it ships with"),
-        Tool("6Ψ a token", _rule_of_thumb, None, "nothing but parameters, tokens and the peak of the data sheet"),
-        Tool("roofline", _roofline, None, "every part at the rate of its data sheet, hidden where it may be"),
+        Tool("this planner", _profiled, _planner_bytes, "the run's framework"),
+        Tool("this planner, one set", _one_set, None, "nothing of the framework: Megatron's constants for all"),
+        Tool("6Ψ a token", _rule_of_thumb, None, "parameters, tokens and the peak of the data sheet", bare=True),
+        Tool("roofline", _roofline, None, "each part at its data sheet's rate, hidden where it may be", bare=True),
     ]
     for name, peer in PEERS.items():
         try:
-            found.append(peer(f"{name} {importlib.metadata.version(name)}"))
+            tool = peer(f"{name} {importlib.metadata.version(name)}")
+            found.append(replace(tool, seconds=cache(tool.seconds)))
         except ImportError:
             continue
     return found
 
 
-def _planner_seconds(run: published.Run, plan: Plan) -> float:
+def _profiled(run: published.Run, plan: Plan) -> float:
+    return planner.step_time(run.model, plan, run.machine, planner.profile(run.framework)).total
+
+
+def _one_set(run: published.Run, plan: Plan) -> float:
     return planner.step_time(run.model, plan, run.machine).total
 
 

@@ -44,10 +44,8 @@ def tables(names: Iterable[str] = tuple(published.TABLES)) -> dict[str, list[pub
 
 def kept_back() -> dict[str, list[published.Run]]:
     """The runs of all other tables, the sweep by its parts."""
-    with (DATA / "ultrascale_small.csv").open(encoding="utf-8") as file:
-        sweep = [published.ultrascale(row) for row in csv.DictReader(file)]
-    found = tables(published.KEPT_BACK)
-    sweep += found.pop("ultrascale_half")
+    found = tables([*published.KEPT_BACK, "ultrascale_small"])
+    sweep = planner.errors.unrepeated([*found.pop("ultrascale_small"), *found.pop("ultrascale_half")])
     return found | {part: [run for run in sweep if has(run.plans[0])] for part, has in SWEEP.items()}
 
 
@@ -56,10 +54,10 @@ def error(planned: Column, held: Column) -> float:
     return float(np.mean(np.abs(planned / held - 1)))
 
 
-def order(planned: Column, held: Column) -> float:
-    """The rank correlation; of two rows it would be a coin's."""
+def order(planned: Column, held: Column) -> float | None:
+    """The rank correlation; of two rows it would be a coin's, and is None."""
     if len(held) < 3:
-        return float("nan")
+        return None
     ranks = [np.argsort(np.argsort(each)) for each in (planned, held)]
     return float(np.corrcoef(*ranks)[0, 1])
 
@@ -94,6 +92,7 @@ def beside(asked: Sequence[Tool], fitted: Tables, others: Tables) -> dict[str, A
     }
     return {
         "told": {tool.name: tool.told for tool in asked},
+        "bare": [tool.name for tool in asked if tool.bare],
         "factors": factors,
         "rows": rows,
         "error": {t: {n: error(p, held[t]) for n, p in zip(of, found[t][0], strict=True)} for t in found},
@@ -128,6 +127,7 @@ def choosing(asked: Sequence[Tool], others: Tables) -> dict[str, Any]:
     """What a tool's pick reaches of the best measured speed, by cards: the mean and the worst of all jobs of the sweep.
 
     A job is a model, its cards and the sequences of a step, with three configurations or more that were measured.
+    Of plans that a tool cannot tell apart the mean counts.
     """
     jobs: dict[Any, dict[Plan, list[published.Run]]] = defaultdict(lambda: defaultdict(list))
     for part in SWEEP:
@@ -139,9 +139,10 @@ def choosing(asked: Sequence[Tool], others: Tables) -> dict[str, Any]:
             continue
         measured = {plan: float(np.median([run.seconds for run in runs])) for plan, runs in plans.items()}
         for tool in asked:
-            pick = min(plans, key=lambda plan, tool=tool: tool.seconds(plans[plan][0], plan))
+            told = {plan: tool.seconds(runs[0], plan) for plan, runs in plans.items()}
+            alike = [measured[plan] for plan, each in told.items() if each <= min(told.values()) * (1 + 1e-9)]
             cards = "up to 64" if gpus <= 64 else f"{gpus}"
-            reached[tool.name][cards].append(min(measured.values()) / measured[pick])
+            reached[tool.name][cards].append(float(np.mean(min(measured.values()) / np.array(alike))))
     return {
         name: {
             cards: {"jobs": len(each), "mean": float(np.mean(each)), "worst": min(each)} for cards, each in by.items()
@@ -196,8 +197,8 @@ def left_out() -> dict[str, dict[str, float]]:
     return {"with": here, "left_out": fitting.left_out_errors(runs)}
 
 
-def _cells(values: Mapping[str, float], form: str) -> list[str]:
-    return [format(value, form) for value in values.values()]
+def _cells(values: Mapping[str, float | None], form: str) -> list[str]:
+    return ["–" if value is None else format(value, form) for value in values.values()]
 
 
 def main() -> None:
