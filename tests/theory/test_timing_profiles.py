@@ -7,6 +7,7 @@ import pytest
 
 from dtlib.theory import hardware, models, planner
 from dtlib.theory.planner import FITTED, Machine, Plan
+from dtlib.theory.timing.stages import balanced_stages
 
 H100 = hardware.accelerator("H100")
 MODEL = models.model("llama2-7b")
@@ -70,7 +71,7 @@ def test_each_message_of_a_layer_waits_for_every_node():
 
 def test_the_host_meets_each_tensor_rank():
     slow = {"layer_host_seconds": 1e-3, "rank_host_seconds": 0.1, "staged_rank_host_seconds": 0.2}
-    for plan, each in ((Plan(tp=4), 0.1), (Plan(tp=4, pp=2), 0.2), (Plan(tp=1, pp=2), 0.2)):
+    for plan, each in ((Plan(tp=4), 0.1), (Plan(tp=4, pp=2), 0.1), (Plan(tp=8, pp=2), 0.2), (Plan(dp=8, pp=2), 0.2)):
         found = terms(plan, **slow)
         layer = (found.host + found.matmuls + found.attention + found.elementwise + found.tensor_parallel) / (
             MODEL.num_layers / plan.pp
@@ -80,14 +81,39 @@ def test_the_host_meets_each_tensor_rank():
     assert few == terms(Plan(tp=4))
 
 
+def test_logits_have_passes_of_their_own():
+    few, as_all, many = (terms(Plan(), logit_passes=each).head for each in (1, 0, 2 * FITTED.kept_passes))
+    assert few < as_all < many
+    assert as_all == terms(Plan(), logit_passes=FITTED.kept_passes).head
+    moved = 3 * 8 * MODEL.seq * MODEL.vocab * FITTED.kept_passes / H100.memory_bytes_per_s
+    assert many - as_all == pytest.approx(moved)
+
+
+def test_a_large_job_waits_in_every_micro_batch():
+    for cards, m, waits in ((512, 4, True), (512, 8, True), (256, 8, False)):
+        plan = Plan(dp=cards, micro_batches=m)
+        more = terms(plan, stall_seconds=1, stall_cards=512).total - terms(plan).total
+        assert more == pytest.approx(m * waits)
+
+
+def test_stages_are_filled_until_they_have_more_than_their_share():
+    """Eight layers and a head that has the products of two, by hand: shares of 5, 2.5 and 1.25."""
+    layer = models.layer_of_rank(MODEL, 1, 1, with_experts=False).total
+    model = replace(MODEL, num_layers=8, vocab=2 * layer // MODEL.hidden)
+    assert [balanced_stages(model, pp) for pp in (1, 2, 4, 8)] == [(8, 8), (6, 2), (3, 0), (2, 0)]
+    uneven = replace(MODEL, num_layers=32, vocab=32000)  # with a head of two thirds of a layer
+    assert balanced_stages(uneven, 4) == (9, 7)
+
+
 def test_a_head_is_balanced_by_fewer_layers_beside_it():
-    wide = replace(models.model("llama3-8b"), vocab=1_024_000)
+    wide = models.model("llama3-8b")
     for stages in (2, 4, 8):
         plan = Plan(pp=stages, micro_batches=64)
         plain, balanced = (terms(plan, wide, head_balance=each, layer_host_seconds=1e-9) for each in (0, 1))
         assert balanced.total < plain.total
         alone = terms(Plan(micro_batches=64), wide, layer_host_seconds=1e-9)
-        assert balanced.matmuls + balanced.attention + balanced.head >= (alone.matmuls + alone.head) / stages * 0.95
+        most, _ = balanced_stages(wide, stages)
+        assert balanced.matmuls == pytest.approx(alone.matmuls * most / wide.num_layers)
     assert terms(Plan(micro_batches=4), wide, head_balance=1) == terms(Plan(micro_batches=4), wide)
 
 

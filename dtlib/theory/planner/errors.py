@@ -51,10 +51,12 @@ class Interval:
 
 def regime(plan: Plan, model: Architecture, framework: str = "megatron") -> str:
     """What a plan shares with runs whose error may be its own."""
+    k = profile(framework)
     axes = [
         framework,
         "a pipeline" if plan.pp > 1 else "no pipeline",
         *(["tp over 8"] if plan.tp > 8 else []),
+        *(["stalls"] if k.stall_seconds and plan.world_size >= k.stall_cards else []),
         *(["cp"] if plan.cp > 1 else []),
         *(["experts"] if model.experts is not None else []),
         *(["sharded weights"] if plan.zero > 1 and plan.dp * plan.cp > 1 else []),

@@ -36,8 +36,11 @@ MEANING: Mapping[str, tuple[str, str]] = MappingProxyType(
         "sharded_messages": ("messages a layer for gradients or weights at ZeRO 1 and 2; 0: one for all", _PROFILES),
         "accumulated_bytes": ("bytes a parameter that a micro-batch moves to add its gradient to the sum", _PROFILES),
         "rank_host_seconds": ("seconds that the host takes for a layer, for each tensor rank that it meets", _PROFILES),
-        "staged_rank_host_seconds": ("the same where there is a pipeline", _PROFILES),
-        "head_balance": ("1 where stages are filled by their time, the head among it, 0 by layers", _PROFILES),
+        "staged_rank_host_seconds": ("the same where a pipeline's messages leave the node", _PROFILES),
+        "head_balance": ("1 where stages are filled by their products, the head's among them, 0 by layers", _PROFILES),
+        "stall_seconds": ("seconds that each micro-batch waits for the slowest node, from `stall_cards` on", _PROFILES),
+        "stall_cards": ("cards from which on some node is nearly always slow", _PROFILES),
+        "logit_passes": ("times that a pass moves the logits; 0: `kept_passes`", _PROFILES),
         "selective_products": ("share of products that selective recompute repeats, in place of attention", _PROFILES),
         "staged_activation_factor": ("`activation_factor` where there is a pipeline", _PIPES),
         "staged_kept_share": ("part of its kept gathered inputs that a stage of a pipeline holds", _PIPES),
@@ -79,6 +82,9 @@ class Constants:
     rank_host_seconds: float = 0
     staged_rank_host_seconds: float = 0
     head_balance: float = 0
+    logit_passes: float = 0
+    stall_seconds: float = 0
+    stall_cards: float = 0
     selective_products: float = 0
     staged_activation_factor: float = 1.2
     staged_kept_share: float = 0.6

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from dtlib.theory.footprint import expert_layers, piece_layers, stage_parameters
-from dtlib.theory.models import Architecture, last_has_experts, mtp_parameters
+from dtlib.theory.models import Architecture, last_has_experts, layer_of_rank, mtp_parameters
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,29 @@ class StageSizes:
     def has(self, with_experts: bool) -> bool:
         """Whether any stage has such a layer."""
         return any(counts[with_experts] for counts in (*self.stages, self.last))
+
+
+@lru_cache(maxsize=4096)
+def balanced_stages(model: Architecture, pp: int) -> tuple[int, int]:
+    """Layers of the fullest stage, and of that with the head, where stages are filled by their products.
+
+    A stage is full once its own and all before it have more than its share; the head counts as so many layers as have
+    its products.
+    """
+    layer = layer_of_rank(model, 1, 1, with_experts=False).total
+    costs = [layer] * model.num_layers + [model.vocab * model.hidden]
+    held, stage, before = [0] * pp, 0, 0
+    for cost in costs:
+        held[stage] += 1
+        before += cost
+        if stage + 1 < pp and before * pp > sum(costs) * (stage + 1):
+            stage += 1
+            head = stage - 1
+        else:
+            head = stage
+    beside = held[head] - 1
+    held[head] = beside
+    return max(held), beside
 
 
 @lru_cache(maxsize=4096)

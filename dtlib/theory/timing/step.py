@@ -25,7 +25,7 @@ from .constants import FITTED, Constants
 from .layer import exchange_seconds, half_all_reduce, layer_seconds, link_shares, rates
 from .plan import Machine, Plan
 from .products import product_seconds
-from .stages import StageSizes, stage_sizes
+from .stages import StageSizes, balanced_stages, stage_sizes
 
 Column = NDArray[Any]
 CHOICES = (
@@ -105,16 +105,17 @@ def step_terms(
     is_last = micro_batch(sizes.last) + head > inner.max(axis=0)
     slow = {kind: np.where(is_last, sizes.last[kind], np.array([each[kind] for each in sizes.stages])[fullest])
             for kind in kinds}  # fmt: skip
-    if k.head_balance and mesh.pp > 1:  # a layer is not cut: the fullest stage has as many as the head leaves to it
+    if k.head_balance and mesh.pp > 1:
         part = {True: model.num_expert_layers / model.num_layers}
         part[False] = 1 - part[True]
         one = micro_batch({kind: part[kind] for kind in kinds})
-        full = np.ceil((model.num_layers + head / one) / mesh.pp - 0.5)
-        is_last = head > full * one
-        slow = {kind: np.where(is_last, 0, full * part[kind]) for kind in kinds}
-        inner = np.array([np.maximum(head, full * one)])
+        most, beside = balanced_stages(model, mesh.pp)
+        is_last = beside * one + head > most * one
+        slow = {kind: np.where(is_last, beside, most) * part[kind] for kind in kinds}
+        inner = np.array([np.maximum(beside * one + head, most * one)])
     micro = micro_batch(slow) + head * is_last
     messages = _pipeline_seconds(model, mesh, c, machine, k) if mesh.pp > 1 else 0 * m
+    stalled = k.stall_seconds if mesh.world_size >= k.stall_cards else 0
     summed = k.accumulated_bytes * (sizes.others + sizes.experts) / machine.accelerator.memory_bytes_per_s
     owned = sizes.others / np.where(c.zero > 0, mesh.dp * mesh.cp, 1)
     owned = owned + sizes.experts / np.where(c.zero > 0, mesh.expert_copies, 1)
@@ -126,7 +127,7 @@ def step_terms(
         "head": m * head * is_last,
         "optimizer": owned * 2 * recipe(mesh.recipe).bytes_per_param / machine.accelerator.memory_bytes_per_s
         + k.step_host_seconds,
-        "host": seconds_of(slow, "host"),
+        "host": seconds_of(slow, "host") + m * stalled,
         "tensor_parallel": seconds_of(slow, "tensor"),
         "context_parallel": seconds_of(slow, "context"),
         "pipeline_messages": m * messages,
@@ -160,13 +161,14 @@ def _layer(
     return {
         "matmuls": matmuls, "attention": attention, "elementwise": elementwise, "recompute": recomputed,
         "tensor": tensor, "context": context, "exchange": exchange, "busy": busy,
-        "host": np.maximum(0, _host_seconds(mesh, k) * (1 + again / 3) - busy),
+        "host": np.maximum(0, _host_seconds(mesh, machine, k) * (1 + again / 3) - busy),
     }  # fmt: skip
 
 
-def _host_seconds(mesh: Plan, k: Constants) -> float:
+def _host_seconds(mesh: Plan, machine: Machine, k: Constants) -> float:
     """Seconds that the host takes to launch a layer: once, or for each tensor rank that it meets where that is more."""
-    return max(k.layer_host_seconds, mesh.tp * (k.staged_rank_host_seconds if mesh.pp > 1 else k.rank_host_seconds))
+    far = mesh.pp > 1 and mesh.world_size > machine.node
+    return max(k.layer_host_seconds, mesh.tp * (k.staged_rank_host_seconds if far else k.rank_host_seconds))
 
 
 def _head(model: Architecture, mesh: Plan, b: Column, machine: Machine, k: Constants) -> Column:
@@ -178,7 +180,7 @@ def _head(model: Architecture, mesh: Plan, b: Column, machine: Machine, k: Const
     operands, n, h = memory / k.operand_passes, model.mtp_modules, model.hidden
     tokens, columns = b * mesh.tokens_of(model), model.vocab / mesh.tp
     product = product_seconds(tokens, h, columns, rate, operands)
-    once = np.asarray(product + 8 * tokens * columns * k.kept_passes / memory) * 3
+    once = np.asarray(product + 8 * tokens * columns * (k.logit_passes or k.kept_passes) / memory) * 3
     return (1 + n) * once + 3 * n * product_seconds(tokens, 2 * h, h / mesh.tp, rate, operands) if n else once
 
 
