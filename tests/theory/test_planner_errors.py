@@ -121,8 +121,7 @@ def mean_regret(fewest, most, framework="nanotron", of=SWEEP):
 def test_the_pick_of_a_measured_sweep_is_nearly_the_best_up_to_256_cards():
     """On 512 runs of one plan but for ZeRO differ sixfold: what is best there is luck."""
     assert mean_regret(1, 64) >= 0.95 > mean_regret(1, 64, "megatron")
-    assert mean_regret(128, 256) >= 0.85
-    assert mean_regret(512, 512) > mean_regret(512, 512, "megatron")
+    assert mean_regret(128, 256) >= 0.85 > mean_regret(128, 256, "megatron")
 
 
 def test_runs_that_failed_are_worth_nothing_where_memory_does_not_exclude_them():

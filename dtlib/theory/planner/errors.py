@@ -99,6 +99,8 @@ def known() -> Mapping[str, Mapping[str, Any]]:
 def measured(runs: Iterable[Run]) -> dict[str, dict[str, Any]]:
     """What `known` holds, from `runs`: each planned with constants that were fitted to the other folds.
 
+    The quantiles are the wider ones of these and of the constants in use, which are rounded and shared.
+
     A fold is a table, of Megatron's; a model, of the sweep; a table and a card, of FSDP; tp and pp, of DeepSpeed. Of
     runs that two tables print, one counts.
     """
@@ -151,8 +153,11 @@ def unrepeated(runs: Iterable[Run]) -> list[Run]:
 
 
 def _summary(pairs: Sequence[tuple[Run, float]]) -> dict[str, Any]:
-    ratios = np.array([ratio for _, ratio in pairs])
-    off, runs, tail = np.abs(1 / ratios - 1), [run for run, _ in pairs], (1 - INSIDE) / 2
+    runs, ratios = [run for run, _ in pairs], np.array([ratio for _, ratio in pairs])
+    in_use = np.exp([-run.log_error(profile(run.framework)) for run in runs])
+    off, tail = np.abs(1 / ratios - 1), (1 - INSIDE) / 2
+    low = min(np.quantile(each, tail, method="lower") for each in (ratios, in_use))
+    high = max(np.quantile(each, 1 - tail, method="higher") for each in (ratios, in_use))
     ends = {
         "gpus": [run.machine.gpus for run in runs],
         "parameters": [model_parameters(run.model).total for run in runs],
@@ -160,8 +165,8 @@ def _summary(pairs: Sequence[tuple[Run, float]]) -> dict[str, Any]:
     }
     return {
         "runs": len(runs),
-        "low": round(float(np.quantile(ratios, tail, method="lower")), 4),
-        "high": round(float(np.quantile(ratios, 1 - tail, method="higher")), 4),
+        "low": round(float(low), 4),
+        "high": round(float(high), 4),
         "median": round(float(np.median(off)), 4),
         "mean": round(float(np.mean(off)), 4),
         **{name: [min(each), max(each)] for name, each in ends.items()},
