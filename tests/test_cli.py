@@ -56,7 +56,7 @@ def test_what_pip_install_gives_answers_or_says_what_is_missing():
     assert without_torch("--help").returncode == 0
     job = without_torch("memory", "--model", "llama3-70b", "--dp", "4", "--zero", "3", "--gpu", "H100")
     assert job.returncode == 0, job.stderr
-    assert "It does not fit" in job.stdout
+    assert "it does not fit" in job.stdout
     assert without_torch("memory", "--list").returncode == 0
     done = without_torch("ledger")
     assert done.returncode == 1, done.stderr

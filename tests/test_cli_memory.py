@@ -101,7 +101,7 @@ def test_a_gpu_says_whether_it_fits():
     assert told(*SPLIT, "--gpu", "h100", "--micro-batch", most + 1)["device"]["verdict"] == "unsure"
     crowded = invoke("--model", "llama3-70b", "--gpu", "h100")
     assert crowded.exit_code == 0
-    assert "its states alone are larger than the card" in crowded.output
+    assert "it does not fit, its states alone are larger than the card" in crowded.output
     assert "largest micro-batch" not in crowded.output
     assert told("--model", "llama3-70b", "--gpu", "h100")["device"]["largest_micro_batch"] == 0
     assert "device" not in told(*SPLIT)
@@ -194,7 +194,10 @@ def test_what_no_run_of_the_margin_had_is_unknown():
     chosen = invoke("llama2-7b", "--tp", 4, "--sequence-parallel", "--card-memory", 500).output
     assert "another card" in chosen
     assert "whether it fits is unknown" in chosen
-    assert "its states alone are larger than the card" in invoke("llama3-70b", "--pp", 2, "--card", "H100").output
+    assert (
+        "it does not fit, its states alone are larger than the card"
+        in invoke("llama3-70b", "--pp", 2, "--card", "H100").output
+    )
 
 
 def test_a_model_by_its_file_or_by_flags(tmp_path):

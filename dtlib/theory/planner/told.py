@@ -215,7 +215,7 @@ def margin(
     """What a rank needs by the planner, and where its margin is from; with `fitted` whether it fits a card."""
     verdict = "" if fitted is None else f": {_VERDICTS[fitted.verdict]}"
     if fitted is not None and fitted.verdict == "no" and fitted.states_bytes > fitted.usable_bytes:
-        verdict = ": its states alone are larger than the card"
+        verdict = ": it does not fit, its states alone are larger than the card"
     return (
         f"With what the runtime and libraries take, the planner expects "
         f"{_need(plan, memory, fitted, constants)}{verdict}. "
