@@ -81,6 +81,18 @@ def test_who_handed_in_nothing_is_absent_and_who_is_not_listed_is_told(graded, t
     assert (rows["zoe"][1], rows["dan"][1]) == ("absent", "graded")
 
 
+def test_who_is_absent_and_judged_by_hand_in_everything_is_graded(graded, tmp_path):
+    rows = "zoe,collectives.1,5,\nzoe,collectives.2,5,\nzoe,collectives.3,0,\n::error,collectives.1,5,\n"
+    by_hand = write(tmp_path, "by hand.csv", f"learner,exercise,points,comment\n{rows}")
+    learners = told(graded, tmp_path, "--roster", write(tmp_path, "roster.csv", ROSTER), "--by-hand", by_hand)
+    assert (learners["zoe"]["status"], learners["::error"]["status"]) == ("graded", "absent")
+    assert load(tmp_path / "told" / "results.json")["class"]["graded"] == 6
+    given = {row[3]: row[5] for row in table(tmp_path / "told" / "canvas.csv")[2:]}
+    assert (given["zoe"], given["::error"]) == ("10", "")
+    record = bare(load(tmp_path / "told" / "learners" / "zoe.json"))
+    assert (record["status"], record["points"]) == ("absent", 0)
+
+
 def test_a_report_of_one_machine_is_that_machines(graded, tmp_path):
     told(graded, tmp_path)
     for name in ("scores.csv", "report.md", "learners/bob.json"):
@@ -182,14 +194,17 @@ def test_canvas_and_moodle_get_their_columns_and_no_formula(graded, tmp_path):
 def test_nobody_is_named_and_the_mapping_lies_apart(graded, group, tmp_path):
     hand_in(group, "mallory", {**reference("collectives.1"), "collectives-2": "# print: I am mallory\n"})
     (group / "mallory.ipynb").write_text("{broken")
+    (group / "malory").mkdir()
+    (group / "malory" / "Bob_Smith_essay.pdf").write_text("no notebook")
     run(group, graded)
+    told(graded, tmp_path, "--roster", write(tmp_path, "roster.csv", ROSTER))  # an earlier report in the same folder
     roster, secret = write(tmp_path, "roster.csv", ROSTER + "mallory,Mal,,\n"), tmp_path / "secret"
     first = set(told(graded, tmp_path, "--roster", roster, "--anonymous", secret))
     for path in (tmp_path / "told").rglob("*"):
         shown = path.name + (path.read_text() if path.is_file() else "")
-        for name in ("anna", "ANNA", "bob", "zoe", "mallory", "Mal", "example.org"):
+        for name in ("anna", "ANNA", "bob", "Bob_Smith", "zoe", "mallory", "Mal", "example.org"):
             assert name not in shown, (path, name)
-    assert not (tmp_path / "told" / "canvas.csv").exists()
+    assert {path.name for path in (tmp_path / "told").glob("*.csv")} == {"scores.csv"}, "an earlier report's are gone"
     mapping = {row[1]: row[0] for row in table(secret / "mapping.csv")[1:]}
     assert set(mapping.values()) >= first
     assert mapping["mallory"] in first

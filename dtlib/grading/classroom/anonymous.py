@@ -14,6 +14,7 @@ from .report.record import Record
 from .report.text import cell
 
 _UNREADABLE = "What was handed in cannot be read."
+_NO_NOTEBOOK = "No notebook was handed in."
 
 
 class Pseudonyms:
@@ -51,7 +52,7 @@ class Pseudonyms:
         entries = [
             {
                 **entry,
-                "reason": _UNREADABLE if entry["trouble"] == "unreadable" else entry["reason"],
+                "reason": _reason(entry),
                 "measured": {**entry["measured"], "printed": ""},
             }
             for entry in record["exercises"]
@@ -65,3 +66,10 @@ class Pseudonyms:
             rows = csv.writer(file)
             rows.writerow(["pseudonym", "learner", "name"])
             rows.writerows([name, cell(who), cell(names.get(who, ""))] for name, who in sorted(self._known.items()))
+
+
+def _reason(entry: Record) -> str:
+    """The reason of an exercise; where a reason may tell names of files, one that tells none."""
+    if entry["trouble"] == "unreadable":
+        return _UNREADABLE
+    return _NO_NOTEBOOK if entry["status"] == "not attempted" and entry["reason"] else str(entry["reason"])

@@ -18,7 +18,7 @@ from dtlib.grading.exercises.exercise import Exercise
 
 from .anonymous import Pseudonyms
 from .intake.names import folded, printable
-from .report.record import ABSENT, Record, entry_of, learner_record
+from .report.record import ABSENT, Record, entry_of, learner_record, status_of
 from .report.text import clean
 
 _DAY = timedelta(days=1)
@@ -77,7 +77,7 @@ class Gradebook:
         name = record["learner"]
         row = (self.roster or {}).get(id or "", {})
         entries = [self._by_hand(entry, (id, name)) for entry in record["exercises"]]
-        more: dict[str, Any] = {"exercises": entries, "points": sum(each["points"] for each in entries)}
+        more = _summed(entries)
         if row.get("name"):
             more["name"] = printable(row["name"])
         deadline = row.get("deadline") or self.deadline
@@ -114,7 +114,12 @@ def bare(record: Record) -> Record:
         for entry in record["exercises"]
     ]
     kept = {name: value for name, value in record.items() if name not in ("id", "name", "late")}
-    return {**kept, "exercises": entries, "points": sum(each["points"] for each in entries)}
+    return {**kept, **_summed(entries)}
+
+
+def _summed(entries: Sequence[Record]) -> dict[str, Any]:
+    """What a learner's record says of `entries`; who is judged by hand in each of them is graded."""
+    return {"exercises": entries, "points": sum(each["points"] for each in entries), "status": status_of(entries)}
 
 
 def _graded(entry: Record) -> Record:

@@ -29,9 +29,7 @@ from .report.folder import LEARNERS, MOST_BYTES, RESULTS, Folder, refuse
 from .report.record import LEARNER_SCHEMA, RESULTS_SCHEMA, Record, class_record, learner_record, standing
 from .seals import Key
 
-_START_COST = (
-    60.0  # what starts before anything is computed: 0.6 s, and a unit takes 10 ms (22 references, in the mean)
-)
+_START_COST = 60.0  # what starts before anything is computed: 0.6 s, and a unit takes 10 ms (mean of 22 references)
 _READ_COST = 0.1  # of an exercise that nobody can run, since its notebook is missing or broken
 _DAMAGED = (Refused, ValueError, LookupError, TypeError, RecursionError)  # what a file may be that is none of ours
 _SAME = {  # what all shares have in common: the field, and what it is called
@@ -120,14 +118,12 @@ def join(
     limits, and graded by this very version; a class that one machine graded is its only share. Their seals are by other
     machines' keys, so they are believed as they stand. The `book` is laid over the class; with a roster, what Canvas
     and Moodle import is written too, for an assignment of this `title`. Whom the shares left out, since nothing had
-    changed, is taken from the results that they compared with, `since`. Returns the content of ``results.json``; raises
-    `JoinError` before anything is written.
+    changed, is taken from `since`. Returns ``results.json``'s content; raises `JoinError` before anything is written.
     """
     shares = sorted((_Share(each) for each in parts), key=lambda each: each.shard)
     _refuse_mixed(shares)
     group = shares[0].group
-    known = catalogue.all_exercises()
-    exercises = [known[each["id"]] for each in group["exercises"]]
+    exercises = [catalogue.all_exercises()[each["id"]] for each in group["exercises"]]
     not_kept = next((why for each in shares if (why := each.group["not_kept"])), "")
     kept = group["shard"].get("kept", {})
     names = sorted({*kept}.union(*(each.learners for each in shares)))
@@ -169,6 +165,8 @@ def join(
             refuse(out, each.path, "a share")
         with Folder(out, Key(apart_from=(out, *parts))) as folder:
             folder.remove_others(set(map(file_name, shown)))
+            for name in ("canvas.csv", "moodle.csv"):  # an earlier report's would name whom this one does not
+                (folder.path / name).unlink(missing_ok=True)
             comments: dict[str, str] = {}
             for record in records():
                 report.write_learner(folder, file := file_name(record["learner"]), record)
@@ -221,8 +219,7 @@ class _Share:
         try:
             self.group = _data(self.path / RESULTS, RESULTS_SCHEMA)
             self.learners = {each["learner"]: each for each in self.group["learners"]}
-            whole = {"number": 1, "of": 1, "class": "", "kept": {}}
-            self.group.setdefault("shard", whole)
+            self.group.setdefault("shard", {"number": 1, "of": 1, "class": "", "kept": {}})
             self.shard = Shard(self.group["shard"]["number"], self.group["shard"]["of"])
         except _DAMAGED as error:
             raise JoinError(f"{path} holds no results of dtlib grade --shard ({_why(error)})") from error

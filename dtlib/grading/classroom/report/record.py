@@ -91,13 +91,12 @@ def learner_record(
     learner: str, entries: Sequence[Record], notes: Sequence[str] = (), handed_in: str = "", **more: Any
 ) -> Record:
     """The record of a learner, with what there is `more` to say; `handed_in` is when, as the files have it."""
-    reached = {each["status"] for each in entries}
     measured = [each["measured"] for each in entries]
     return {
         "schema": LEARNER_SCHEMA,
         "fingerprint": "",
         "learner": one_line(learner, MAX_NAME),
-        "status": next((each for each in NO_VERDICT if each in reached), "graded"),
+        "status": status_of(entries),
         "notes": [one_line(note, 500) for note in notes[:_MOST_NOTES]],
         "seed": 0,
         "walls": {},
@@ -111,6 +110,12 @@ def learner_record(
             "handed_in": handed_in,
         },
     }
+
+
+def status_of(entries: Sequence[Record]) -> str:
+    """The status of a learner: the worst of those that are no verdict, or that all of it is graded."""
+    reached = {each["status"] for each in entries}
+    return next((each for each in NO_VERDICT if each in reached), "graded")
 
 
 def digest_of(seed: int) -> str:
