@@ -291,6 +291,13 @@ def a_whole_class(group, base):
     run(group, base / "results-5")
 
 
+def whole_classes(group, base):
+    for each in base.glob("results-*"):
+        shutil.rmtree(each)
+    run(group, base / "results-5")
+    shutil.copytree(base / "results-5", base / "results-6")
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
@@ -303,6 +310,7 @@ def a_whole_class(group, base):
         (other_version, r"results-4 was graded by dtlib \S+ \(1{12}\), and this is dtlib \S+ \(0{12}\)"),
         (twice, "results-3 and results-5 hold the same shard"),
         (missing, "of 4 shards these are missing: 2$"),
+        (whole_classes, "results-[56] and results-[56] are each a whole class: give one of them"),
         (two_missing, "of 4 shards these are missing: 1, 3$"),
         (no_record, r"results-2 has no record of .*: run shard 2/4 again"),
         (other_points, r"results-2 has no record of bob \(it is not as results.json says\)"),

@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
+from .intake.names import folded
 from .report.record import Record
 from .report.text import cell
 
@@ -41,14 +42,15 @@ class Pseudonyms:
             raise ValueError(f"the salt must have 32 bytes, and {salt} has {len(self._salt)}")
 
     def of(self, learner: str) -> str:
-        """The pseudonym of a learner."""
-        name = f"learner-{hmac.new(self._salt, learner.encode('utf-8', 'replace'), hashlib.sha256).hexdigest()[:12]}"
+        """The pseudonym of a learner, whichever way the name is written."""
+        known = folded(learner).encode("utf-8", "replace")
+        name = f"learner-{hmac.new(self._salt, known, hashlib.sha256).hexdigest()[:12]}"
         if self._known.setdefault(name, learner) != learner:
             raise ValueError(f"two learners have the pseudonym {name}: remove {self.folder / 'salt'} and start again")
         return name
 
     def hide(self, record: Record, id: str | None) -> Record:
-        """`record` without what names a learner: names, names of files, and what the learner's program printed."""
+        """`record` without what tells of whom it is: names, names of files, times, and what was printed."""
         entries = [
             {
                 **entry,
@@ -58,11 +60,15 @@ class Pseudonyms:
             for entry in record["exercises"]
         ]
         kept = {name: value for name, value in record.items() if name != "name"}
+        kept["measured"] = {**record["measured"], "handed_in": ""}
+        if "late" in record:
+            kept["late"] = {**record["late"], "handed_in": ""}
         return {**kept, "learner": self.of(id or record["learner"]), "notes": [], "exercises": entries}
 
     def write(self, names: Mapping[str, str]) -> None:
         """Write down who is who; `names` are those of the roster, by id."""
-        with open(os.open(self.folder / "mapping.csv", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        place = os.open(self.folder / "mapping.csv", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(place, "w", encoding="utf-8", newline="") as file:
             rows = csv.writer(file)
             rows.writerow(["pseudonym", "learner", "name"])
             rows.writerows([name, cell(who), cell(names.get(who, ""))] for name, who in sorted(self._known.items()))

@@ -7,10 +7,13 @@ of it, and whoever takes a row out has the grader's verdict again.
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from fractions import Fraction
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +45,17 @@ class Gradebook:
     pseudonyms: Pseudonyms | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what is no time and no percentage."""
-        _time(self.deadline, "deadline")
+        """Refuse what is no time and no percentage, and a percentage of no deadline."""
+        _time(self.deadline, "deadline", lasts=_DAY)
         if not 0 <= self.late_percent <= 100:
             raise ValueError(f"late_percent must be from 0 to 100, not {self.late_percent:g}")
-        for each in (self.roster or {}).values():
-            _time(each["deadline"], "deadline")
-            _time(each["handed_in"], "handed_in")
+        deadlines = [self.deadline]
+        for id, each in (self.roster or {}).items():
+            _time(each["deadline"], f"roster, {id!r}: deadline", lasts=_DAY)
+            _time(each["handed_in"], f"roster, {id!r}: handed_in")
+            deadlines.append(each["deadline"])
+        if self.late_percent and not any(deadlines):
+            raise ValueError("late_percent must come with a deadline, and neither the class nor the roster has one")
 
     def of_class(self, learners: Collection[str], exercises: Sequence[Exercise]) -> tuple[dict[str, str], list[Record]]:
         """The roster's id of each of `learners` who is in it, and the records of those who handed in nothing.
@@ -59,6 +66,7 @@ class Gradebook:
         known = _matched(learners, self.roster or {})
         worth = {each.id: each.points for each in exercises}
         ids = {*(self.roster or {}), *learners}
+        seen = set()
         for (learner, exercise), row in self.by_hand.items():
             if learner not in ids:
                 raise ValueError(f"by hand: learner must be in the class, and {learner!r} is not")
@@ -67,6 +75,9 @@ class Gradebook:
             if row["points"] and not (row["points"].isdecimal() and int(row["points"]) <= worth[exercise]):
                 told = f"must be whole, from 0 to the {worth[exercise]} of {exercise}, not {row['points']!r}"
                 raise ValueError(f"by hand: points {told}")
+            if (key := (known.get(learner, learner), exercise)) in seen:
+                raise ValueError(f"by hand: {key[0]!r} must have one row for {exercise}, and has one under each name")
+            seen.add(key)
         gone = [each for each in self.roster or {} if each not in known.values()]
         blank = [entry_of(each, ABSENT) for each in exercises]
         return known, [learner_record(each, blank) for each in gone]
@@ -85,7 +96,8 @@ class Gradebook:
             more["late"] = late = self._late(
                 name, row.get("handed_in") or record["measured"].get("handed_in", ""), deadline
             )
-            late["deducted"] = int(min(1.0, late["days"] * self.late_percent / 100) * more["points"])
+            taken = min(Fraction(100), late["days"] * Fraction(str(self.late_percent)))  # a float takes 28 % for 29
+            late["deducted"] = int(taken * more["points"] / 100)
             more["points"] -= late["deducted"]
         return {**record, **more}
 
@@ -101,7 +113,7 @@ class Gradebook:
         return {**entry, "points": points, "status": status, "by_hand": kept}
 
     def _late(self, learner: str, handed_in: str, deadline: str) -> dict[str, Any]:
-        at, until = _time(handed_in, "handed_in"), _time(deadline, "deadline")
+        at, until = _time(handed_in, "handed_in"), _time(deadline, "deadline", lasts=_DAY)
         if at is None or until is None:
             raise ValueError(f"handed_in must be known where there is a deadline: the roster has none for {learner!r}")
         return {"days": max(0, math.ceil((at - until) / _DAY)), "handed_in": handed_in, "deadline": deadline}
@@ -155,18 +167,30 @@ def read_by_hand(path: Path) -> dict[tuple[str, str], dict[str, str]]:
 def _rows(path: Path, needed: Sequence[str], others: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, strict=True)
-            columns = [(name or "").strip().casefold().replace(" ", "_") for name in reader.fieldnames or ()]
-            if lacking := [name for name in needed if name not in columns]:
-                raise ValueError(f"{path.name} must have the columns {', '.join(needed)}, and lacks {lacking[0]}")
-            if unknown := [name for name in columns if name not in (*needed, *others)]:
-                raise ValueError(f"{path.name} has a column {unknown[0]!r}; there are {', '.join((*needed, *others))}")
-            reader.fieldnames = columns
-            for row in reader:
-                if None in row:
-                    raise ValueError(f"{path.name}, line {reader.line_num}: it has more cells than columns")
-                yield reader.line_num, {name: (row.get(name) or "").strip() for name in (*needed, *others)}
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+            text = file.read()
+        header = text.partition("\n")[0]  # a spreadsheet separates by ";" where numbers have a decimal comma
+        delimiter = ";" if ";" in header and "," not in header else ","
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+        columns = [name.strip().casefold().replace(" ", "_") for name in next(reader, [])]
+        named = [name for name in columns if name]
+        if not named:
+            raise ValueError(f"{path.name} must have a first line that names its columns, and is empty there")
+        if lacking := [name for name in needed if name not in named]:
+            raise ValueError(f"{path.name} must have the columns {', '.join(needed)}, and lacks {lacking[0]}")
+        if unknown := [name for name in named if name not in (*needed, *others)]:
+            raise ValueError(f"{path.name} has a column {unknown[0]!r}; there are {', '.join((*needed, *others))}")
+        if twice := [name for name in named if named.count(name) > 1]:
+            raise ValueError(f"{path.name} must have each column once, and has {twice[0]} twice")
+        for row in reader:
+            cells = [(name, cell.strip()) for name, cell in zip_longest(columns, row, fillvalue="")]
+            if any(cell and not name for name, cell in cells):
+                raise ValueError(f"{path.name}, line {reader.line_num}: it has more cells than columns with a name")
+            if any(cell for _, cell in cells):  # spreadsheets leave rows and columns behind that were emptied
+                found = dict(cells)
+                yield reader.line_num, {name: found.get(name, "") for name in (*needed, *others)}
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} must be in UTF-8: save it as CSV UTF-8") from error
+    except (OSError, csv.Error) as error:
         raise ValueError(f"{path} cannot be read as a table: {error}") from error
 
 
@@ -180,13 +204,13 @@ def _matched(learners: Collection[str], roster: Mapping[str, Any]) -> dict[str, 
     return found
 
 
-def _time(text: str, name: str) -> datetime | None:
-    """A time as ISO 8601 has it, in UTC where it names no zone; a day alone ends when the day does."""
+def _time(text: str, name: str, lasts: timedelta = timedelta()) -> datetime | None:
+    """A time as ISO 8601 has it, in UTC where it names no zone; what is a day alone `lasts` from its beginning."""
     if not text:
         return None
     try:
         found = datetime.fromisoformat(text)
-    except ValueError:
+        found = found if found.tzinfo else found.replace(tzinfo=UTC)
+        return found + lasts if len(text) <= len("2026-11-27") else found
+    except (ValueError, OverflowError):
         raise ValueError(f"{name} must be a time such as 2026-11-27T18:00Z, not {text!r}") from None
-    found = found if found.tzinfo else found.replace(tzinfo=UTC)
-    return found + _DAY if len(text) <= len("2026-11-27") else found

@@ -239,8 +239,7 @@ def _refuse_mixed(shares: Sequence[_Share]) -> None:
     """Raise `JoinError` where `shares` are not all of one class, and complete."""
     if not shares:
         raise JoinError("there are no shares to join")
-    here = {"version": fingerprint.version(), "fingerprint": fingerprint.of_grader()}
-    first = shares[0]
+    first, here = shares[0], {"version": fingerprint.version(), "fingerprint": fingerprint.of_grader()}
     for each in shares:
         if (grader := each.group["grader"]) != here:
             names = (f"dtlib {one['version']} ({one['fingerprint'][:12]})" for one in (grader, here))
@@ -256,7 +255,8 @@ def _refuse_mixed(shares: Sequence[_Share]) -> None:
     for each in shares:
         by_shard.setdefault(each.shard, []).append(each.path.name)
     if twice := next((names for names in by_shard.values() if len(names) > 1), None):
-        raise JoinError(f"{' and '.join(twice)} hold the same shard: give one of them")
+        why = "hold the same shard" if first.shard.of > 1 else "are each a whole class"
+        raise JoinError(f"{' and '.join(twice)} {why}: give one of them")
     if missing := [number for number in range(1, first.shard.of + 1) if Shard(number, first.shard.of) not in by_shard]:
         told = ", ".join(map(str, missing[:10])) + (f" and {len(missing) - 10} more" if len(missing) > 10 else "")
         raise JoinError(f"of {first.shard.of} shards these are missing: {told}")
