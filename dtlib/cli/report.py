@@ -11,7 +11,6 @@ from .grade import checked, exit_code, failed, logged, tell
 # Everything else is imported by the command: --help answers at once.
 
 _FILE = click.Path(path_type=Path)
-_FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
 @click.command()
@@ -23,7 +22,7 @@ _FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.option("--late-penalty", default=0.0, metavar="PERCENT", help="What a day late costs of the points. Default: 0.")
 @click.option("--title", default="dtlib", metavar="TEXT", help="The assignment, for canvas.csv and moodle.csv.")
 @click.option("--anonymous", type=_FILE, metavar="FOLDER", help="Name nobody; the secret salt and who is who go there.")
-@click.option("--since", type=_FOLDER, metavar="FOLDER", help="The earlier results that the shares were graded with.")
+@click.option("--since", type=_FILE, metavar="FOLDER", help="The earlier results that the shares were graded with.")
 @click.option("--fail-under", type=float, metavar="PERCENT", help="Exit with code 1 if anybody has less.")
 @click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 def report(
@@ -56,6 +55,8 @@ def report(
     checked(fail_under)
     if not title.strip():
         raise click.UsageError("--title must not be empty")
+    if since is not None and not since.is_dir():
+        raise click.UsageError(f"--since must be a folder that is there, not {since}")
     try:
         book = Gradebook(
             read_roster(roster) if roster else None,

@@ -183,7 +183,7 @@ def test_a_wrong_roster_is_refused(graded, tmp_path, text, why):
     [
         (["--late-penalty", 10], "late_percent must come with a deadline"),
         (["--title", " "], "--title must not be empty"),
-        (["--since", "nowhere"], "'nowhere' does not exist"),
+        (["--since", "nowhere"], "--since must be a folder that is there, not nowhere"),
     ],
 )
 def test_a_flag_that_would_do_nothing_is_refused(graded, tmp_path, words, why):
