@@ -21,13 +21,21 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("file", metavar="PLAN.json", type=click.Path(path_type=Path))
-@click.option("--plan", "which", type=int, default=1, show_default=True, help="The plan to explain, from 1.")
+@click.option(
+    "--plan",
+    "which",
+    type=int,
+    default=1,
+    show_default=True,
+    help="The plan to explain, in the order of the file: the fastest is 1.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the terms as JSON, in seconds and bytes.")
 def explain(file: Path, which: int, as_json: bool) -> None:
     """Explain a plan term by term: what it is, its law, what the law says of this plan, and where it is derived.
 
-    PLAN.json is what `dtlib plan MODEL --gpus N --json > PLAN.json` writes. All is counted again with the model, the
-    machine and the constants of the file, and must come out as there; `dtlib ledger` shows what held each law.
+    PLAN.json is what `dtlib plan MODEL --gpus N --json > PLAN.json` writes. Seconds and bytes are counted again with
+    the model, the machine and the constants of the file, and must come out as there; `dtlib ledger` shows what held
+    each law.
 
     Exit code 0, or 2 for a file that is not such an answer, or no longer.
     """
@@ -57,6 +65,8 @@ def _read(file: Path, which: int) -> tuple[Architecture, Plan, dict[str, list[Te
         raise ValueError(f"it is not what dtlib plan --json writes: it has no {lacks[0]}")
     if not isinstance(said["plans"], list):
         raise ValueError(f"plans must be a list, not {said['plans']!r}")
+    if not said["plans"]:
+        raise ValueError("its plans are none: dtlib plan found none that fits")
     if not 1 <= which <= len(said["plans"]):
         raise ValueError(f"--plan must be from 1 to {len(said['plans'])}, the plans of the file, not {which}")
     model, machine = _made(Architecture, said["model"], "model"), _made(Machine, said["machine"], "machine")
@@ -111,8 +121,9 @@ def _print(model: Architecture, plan: Plan, terms: Mapping[str, list[Term]]) -> 
 
     console = Console(highlight=False)
     degrees = ", ".join(f"{name} {getattr(plan, name)}" for name in ("dp", "tp", "pp", "cp", "ep", "zero"))
+    degrees += ", sequence parallel" * plan.sequence_parallel + f", {plan.schedule}" * (plan.pp > 1)
     console.print(
-        f"{escape(model.name)}: {degrees}, {plan.schedule}, {plan.micro_batches} × {plan.micro_batch} sequences, "
+        f"{escape(model.name)}: {degrees}, {plan.micro_batches} × {plan.micro_batch} sequences, "
         f"recompute {plan.recompute}", soft_wrap=True,
     )  # fmt: skip
     for name, form, words in (("seconds", format_seconds, "a step"), ("bytes", format_bytes, "the fullest rank")):

@@ -57,7 +57,9 @@ def _list_models(context: click.Context, _: click.Parameter, wanted: bool) -> No
 @click.argument("name", metavar="[MODEL]", required=False)
 @click.option("--model", metavar="NAME", help="The same as MODEL.")
 @click.option("--dp", type=int, default=1, show_default=True, help="Ranks of data parallelism.")
-@click.option("--zero", type=int, default=0, show_default=True, help="Stage of ZeRO, 0 to 3, over these ranks.")
+@click.option(
+    "--zero", type=int, default=0, show_default=True, help="Stage of ZeRO, 0 to 3, over the ranks of dp and cp."
+)
 @click.option("--tp", type=int, default=1, show_default=True, help="Ranks that split each matrix.")
 @click.option("--sequence-parallel", is_flag=True, help="Split what lies between the matrices, too.")
 @click.option("--keep-gathered", is_flag=True, help="Keep the inputs that it gathers.  [default: gather them again]")

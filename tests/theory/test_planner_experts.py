@@ -179,7 +179,7 @@ def test_bad_input_is_refused(how, told):
 
 
 def test_a_dense_model_has_no_ep():
-    with pytest.raises(ValueError, match="ep must be one of 1 with gpus=8, not 2"):
+    with pytest.raises(ValueError, match="ep must be 1 for a model without experts, not 2"):
         planner.search("llama3-8b", machine(8), degrees={"ep": 2})
     found = planner.search("llama3-8b", machine(8), sequences=64)
     assert "ep" not in planner.told.columns(found)

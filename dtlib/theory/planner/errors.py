@@ -67,8 +67,8 @@ def regime(plan: Plan, model: Architecture, framework: str = "megatron") -> str:
 def interval(plan: Plan, model: Architecture | str, machine: Machine, framework: str = "megatron") -> Interval:
     """The seconds between which `INSIDE` of the runs of the plan's regime would lie, left out of the fit.
 
-    None where fewer than `FEWEST` such runs are known, or the job has another card, twice their cards, parameters or
-    tokens a sequence, or half their parameters or tokens. ``ValueError`` for an unknown framework or what `step_time`
+    None where fewer than `FEWEST` such runs are known, or the job has another schedule or card, twice their cards,
+    parameters or tokens a sequence, or half their parameters or tokens. ``ValueError`` for an unknown framework or what `step_time`
     refuses.
     """
     model, constants = checked_model(model), profile(framework)
@@ -78,6 +78,7 @@ def interval(plan: Plan, model: Architecture | str, machine: Machine, framework:
         return Interval(name, 0 if of is None else of["runs"], unlike=(name,))
     size, seq = model_parameters(model).total, plan.seq_of(model)
     unlike = {
+        "another schedule": plan.pp > 1 and plan.schedule not in of["schedules"],
         "another card": machine.accelerator.name not in of["cards"],
         "more cards": machine.gpus > 2 * of["gpus"][1],
         "a model of another size": not of["parameters"][0] / 2 <= size <= 2 * of["parameters"][1],
@@ -170,5 +171,6 @@ def _summary(pairs: Sequence[tuple[Run, float]]) -> dict[str, Any]:
         "median": round(float(np.median(off)), 4),
         "mean": round(float(np.mean(off)), 4),
         **{name: [min(each), max(each)] for name, each in ends.items()},
+        "schedules": sorted({plan.schedule for run in runs for plan in run.plans}),
         "cards": sorted({run.machine.accelerator.name for run in runs}),
     }

@@ -76,6 +76,8 @@ def read(
     for place, row in enumerate(rows, 1):
         unknown = [name for name in row if name not in COLUMNS]
         lacks = [name for name, meaning in COLUMNS.items() if "[" not in meaning and name not in row]
+        if None in row:
+            raise ValueError(f"row {place} has more fields than the heading")
         if unknown:
             raise ValueError(f"column {unknown[0]!r} is unknown; there are {', '.join(COLUMNS)}")
         if lacks:

@@ -140,6 +140,8 @@ def _impossible(fixed: Mapping[str, int], of: Sequence[Plan], gpus: int) -> str:
     """What to say where no mesh has these degrees: which ones each axis may have, or that they do not go together."""
     for name, size in fixed.items():
         possible = sorted({getattr(mesh, name) for mesh in of})
+        if name == "ep" and possible == [1]:
+            raise ValueError(f"ep must be 1 for a model without experts, not {size}")
         if size not in possible:
             return f"{name} must be one of {', '.join(map(str, possible))} with gpus={gpus}, not {size}"
     said = " and ".join(f"{name}={size}" for name, size in fixed.items())

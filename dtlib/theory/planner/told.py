@@ -91,16 +91,16 @@ def sentences(answer: Answer) -> list[str]:
     if answer.model.experts is not None:
         said.append(_of_experts(answer))
     if len(answer.plans) > 1:
-        worse = [(name, more) for name, more in answer.lost_to(answer.plans[1]).items() if more > 0][:2]
+        second, least = answer.plans[1], best.time.total / 1000
+        worse = [(name, more) for name, more in answer.lost_to(second).items() if more > least][:2]
         lost = " and ".join(f"{format_seconds(more)} more of {name.replace('_', ' ')}" for name, more in worse)
-        said.append(f"The second fastest has {lost}." if lost else "The second fastest takes exactly as long.")
+        said.append(f"The best of another kind, {_degrees(second.plan)}, has {lost or 'hardly more of any term'}.")
     if answer.too_large is not None:
         p, more = answer.too_large.plan, answer.too_large
         needed = format_bytes(more.memory.total + more.fit.margin_bytes, digits=3)
-        of_dp = f"ep {p.ep}, " if p.ep > 1 else ""
         said.append(
-            f"dp {p.dp}, tp {p.tp}, pp {p.pp}, cp {p.cp}, {of_dp}ZeRO {p.zero} would take "
-            f"{format_seconds(more.time.total)}, but may need {needed}."
+            f"{_degrees(p)}, {_number(p.micro_batch, 'sequence', 's')} in a micro-batch, recompute {p.recompute} "
+            f"would take {format_seconds(more.time.total)}, but may need {needed}."
         )
     seconds = best.time.total
     gains = {name: 1 - value / seconds for name, value in answer.buys.items() if name != "twice the cards"}
@@ -127,8 +127,14 @@ def _of_ties(answer: Answer) -> str:
     number, first = len(answer.tied), answer.tied[0].plan
     held = answer.best.interval.high is not None
     why = "since the intervals of their times overlap" if held else f"since no time is known to {TIE:.0%}"
-    axes = ", ".join(f"{name} {getattr(first, name)}" for name in ("dp", "tp", "pp", "cp"))
-    return f"The first {number} are a tie (≈), {why}; the simplest of them stands first: {axes}."
+    return f"The first {number} are a tie (≈), {why}; the simplest of them stands first: {_degrees(first)}."
+
+
+def _degrees(p: Plan) -> str:
+    """What tells two plans apart at a glance."""
+    return f"dp {p.dp}, tp {p.tp}, pp {p.pp}, cp {p.cp}, {f'ep {p.ep}, ' if p.ep > 1 else ''}ZeRO {p.zero}" + (
+        f", {p.schedule}" if p.pp > 1 else ""
+    )
 
 
 def _and(words: Sequence[str]) -> str:
@@ -171,7 +177,8 @@ def of_refit(found: Refit) -> str:
     runs = _number(found.runs, "run", "s")
     if not found.moved:
         few = f": {FEWEST} at least are wanted" if found.runs < FEWEST else ""
-        return f"{runs} decide no constant{few}. The mean error of their step times is {found.before:.1%}."
+        decide = f"{runs} decide{'s' * (found.runs == 1)} no constant{few}."
+        return f"{decide} The mean error of their step times is {found.before:.1%}."
     moved = ", ".join(f"{name} {old:.3g} → {new:.3g}" for name, (old, new) in found.moved.items())
     return (
         f"{runs} change the mean error of their step times from {found.before:.1%} to {found.after:.1%}, and of those "
