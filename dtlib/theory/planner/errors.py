@@ -68,8 +68,8 @@ def interval(plan: Plan, model: Architecture | str, machine: Machine, framework:
     """The seconds between which `INSIDE` of the runs of the plan's regime would lie, left out of the fit.
 
     None where fewer than `FEWEST` such runs are known, or the job has another schedule or card, twice their cards,
-    parameters or tokens a sequence, or half their parameters or tokens. ``ValueError`` for an unknown framework or what `step_time`
-    refuses.
+    parameters or tokens a sequence, or half their parameters or tokens. ``ValueError`` for an unknown framework or
+    what `step_time` refuses.
     """
     model, constants = checked_model(model), profile(framework)
     name = regime(plan, model, framework)
