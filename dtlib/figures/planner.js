@@ -1,6 +1,7 @@
   const selects = [...root.querySelectorAll("select")];
   function show() {
     const place = selects.reduce((at, each) => at * each.options.length + each.selectedIndex, 0);
-    root.querySelector(".answer").innerHTML = data[place];
+    const whole = [...data.answers[place]].map((letter) => data.marks[letter] ?? letter).join("");
+    root.querySelector(".answer").innerHTML = whole;
   }
   selects.forEach((each) => { each.disabled = false; each.addEventListener("input", show); });

@@ -43,7 +43,7 @@ def test_the_ledger_page_shows_every_formula_and_what_the_file_says(ledger_file,
     page = soup(html / "chapters" / "ledger.html")
     rows = {}
     for row in page.select("table.ledger tbody tr"):
-        name = next(code.text for code in row.select("td p > code") if code.parent.text == code.text)
+        name = next(code.text for code in row.select("td p code") if code.find_parent("p").text == code.text)
         rows[name] = [cell.get_text(" ", strip=True) for cell in row.find_all("td")]
     assert set(rows) == set(theory.formulas())
     for entry in ledger.coverage(ledger_file).entries:
