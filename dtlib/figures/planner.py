@@ -17,7 +17,7 @@ _CONTROLS = ("model", "card", "cards")
 _MARKS = {
     "{": "<tr><th scope='row'>", "}": "</th><td>", "~": "</td><td class='bar'><span style='width:",
     "^": "%;background:", "`": "'></span></td></tr>", "|": "</td><td>", "[": "<tr><td>", "]": "</td></tr>",
-    "$": "<li>", "@": "</li>",
+    "$": "<li>", "@": "</li>", "!": "</th><th scope='col'>",
 }  # fmt: skip
 """One letter for each piece of HTML that all answers repeat, which makes the page a third lighter."""
 
