@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from html import escape
 
-from dtlib.theory.planner import Answer, PlanMemory, StepTime, told
+from dtlib.theory.planner import Answer, PlanMemory, StepTime, regime, told
 
 from . import control
 from .breakdown import part_look
@@ -18,8 +18,9 @@ _MARKS = {
     "{": "<tr><th scope='row'>", "}": "</th><td>", "~": "</td><td class='bar'><span style='width:",
     "^": "%;background:", "`": "'></span></td></tr>", "|": "</td><td>", "[": "<tr><td>", "]": "</td></tr>",
     "$": "<li>", "@": "</li>", "!": "</th><th scope='col'>",
+    "?": regime.SEEN,
 }  # fmt: skip
-"""One letter for each piece of HTML that all answers repeat, which makes the page a third lighter."""
+"""One letter for each piece that all answers repeat, which makes the page a third lighter."""
 
 
 def planner(answers: Mapping[Choice, Answer | str], *, start: Choice, caption: str = "") -> Planner:
