@@ -27,19 +27,25 @@ def _granted(lacking):
         lacking(str(refused))
 
 
-def seconds_of_message(size, to):
-    """What a message of rank 0 takes until it has arrived, from when both are there: the least of three."""
-    tensor, rank, took = torch.ones(size // 4), dist.get_rank(), []
+def moments_of_messages(size, to):
+    """When rank 0 began to send and when rank `to` had received, by one clock for all ranks: three messages."""
+    tensor, rank, at = torch.ones(size // 4), dist.get_rank(), []
     for _ in range(4):  # the first one opens the connection
         lab.barrier()
-        start = time.perf_counter()
+        start = time.monotonic()
         if rank == 0:
             dist.send(tensor, to)
         elif rank == to:
             dist.recv(tensor, 0)
-        took.append(time.perf_counter() - start)
+        at.append(start if rank == 0 else time.monotonic())
         lab.barrier()
-    return min(took[1:])
+    return at[1:]
+
+
+def seconds_of_message(size, to, cluster):
+    """The least of three; from the sender's start, as a receiver may come when the message is under way."""
+    moments = lab.run(moments_of_messages, args=(size, to), cluster=cluster)
+    return min(end - start for start, end in zip(moments[0], moments[to], strict=True))
 
 
 @pytest.mark.parametrize(("nodes", "ranks_per_node"), [(2, 4), (3, 2), (1, 3), (4, 1), (1, 1)])
@@ -61,7 +67,7 @@ def test_ranks_stand_on_their_nodes_and_reach_each_other(nodes, ranks_per_node):
 def test_a_message_takes_what_its_link_takes():
     """Never less, whatever the machine does; and a hundred times more on a link that is a hundred times slower."""
     cluster = lab.cluster(2, 2, inside=200 * MB, across=2 * MB)
-    inside, across = (lab.run(seconds_of_message, args=(MiB, to), cluster=cluster)[to] for to in (1, 2))
+    inside, across = (seconds_of_message(MiB, to, cluster) for to in (1, 2))
     for took, rate in ((inside, 200 * MB), (across, 2 * MB)):
         at_once = 2 * cables.burst_bytes(rate)  # one at each end of the cable
         assert took > 0.99 * (MiB - at_once) / rate
@@ -71,7 +77,7 @@ def test_a_message_takes_what_its_link_takes():
 @pytest.mark.parametrize("to", [1, 2])
 def test_a_message_waits_for_the_latency_of_its_link(to):
     alphas = {"inside_alpha_seconds": 20 * ms, "across_alpha_seconds": 60 * ms}
-    took = lab.run(seconds_of_message, args=(8, to), cluster=lab.cluster(2, 2, **SLOW, **alphas))[to]
+    took = seconds_of_message(8, to, lab.cluster(2, 2, **SLOW, **alphas))
     assert took >= (20 * ms if to == 1 else 60 * ms)
 
 
@@ -89,7 +95,7 @@ def test_both_directions_of_a_link_are_shaped_for_themselves():
         return min(took[1:])
 
     slow = lab.cluster(2, 1, inside=4 * MB, across=4 * MB)
-    one_way = lab.run(seconds_of_message, args=(MiB, 1), cluster=slow)[1]
+    one_way = seconds_of_message(MiB, 1, slow)
     both_ways = max(lab.run(main, cluster=slow))
     assert both_ways < 1.5 * one_way
 
