@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from dtlib.theory import planner
+from dtlib.theory.calibration import published
 from dtlib.theory.hardware import Accelerator
 from dtlib.theory.models import active_parameters, model_parameters
-from dtlib.theory.planner import FITTED, Plan, published
+from dtlib.theory.planner import FITTED, Plan
 
 Asked = Callable[[published.Run, Plan], float | None]
 

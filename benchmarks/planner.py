@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from benchmarks._planner_peers import PEERS, Tool, tools
 from benchmarks._report import console, print_table, save
 from dtlib.theory import planner
-from dtlib.theory.planner import FITTED, Plan, fitting, published
+from dtlib.theory.calibration import fitting, folds, published
+from dtlib.theory.planner import FITTED, Plan
 
 DATA = Path(__file__).parents[1] / "chapters" / "data"
 Tables = Mapping[str, Sequence[published.Run]]
@@ -45,7 +46,7 @@ def tables(names: Iterable[str] = tuple(published.TABLES)) -> dict[str, list[pub
 def kept_back() -> dict[str, list[published.Run]]:
     """The runs of all other tables, the sweep by its parts."""
     found = tables([*published.KEPT_BACK, "ultrascale_small"])
-    sweep = planner.errors.unrepeated([*found.pop("ultrascale_small"), *found.pop("ultrascale_half")])
+    sweep = folds.unrepeated([*found.pop("ultrascale_small"), *found.pop("ultrascale_half")])
     return found | {part: [run for run in sweep if has(run.plans[0])] for part, has in SWEEP.items()}
 
 

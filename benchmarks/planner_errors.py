@@ -10,14 +10,14 @@ from pathlib import Path
 
 from benchmarks._report import print_table
 from benchmarks.planner import tables
-from dtlib.theory import planner
+from dtlib.theory import calibration, planner
 
 FOUND = Path(planner.errors.__file__).with_name("errors.json")
 
 
 def main() -> None:
     """Fit each framework without each of its folds, show the errors, and save them where the planner finds them."""
-    found = planner.errors.measured(run for runs in tables(planner.published.EVERY).values() for run in runs)
+    found = calibration.folds.measured(run for runs in tables(calibration.published.EVERY).values() for run in runs)
     rows = [
         [name, *(f"{of[each]:{form}}" for each, form in
                  (("runs", "d"), ("median", ".1%"), ("mean", ".1%"), ("low", ".2f"), ("high", ".2f")))]

@@ -7,6 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from dtlib.cli import main
+from dtlib.cli import told as in_words
 from dtlib.cli.plan import plan
 from dtlib.theory import hardware, planner, reliability
 from dtlib.theory.memory import RECIPES
@@ -140,7 +141,7 @@ def test_a_critical_batch_is_told_beside_an_answer_that_it_leaves_alone():
     assert goals == [vars(planner.toward_goal(found, each, 2e6, 1e12)) for each in found.plans]
     before, after = invoke(*asked), invoke(*asked, *goal)
     assert after.output.startswith(before.output)
-    words = planner.told.of_goal(found, [planner.toward_goal(found, each, 2e6, 1e12) for each in found.shown])
+    words = in_words.of_goal(found, [planner.toward_goal(found, each, 2e6, 1e12) for each in found.shown])
     assert " ".join(after.output[len(before.output) :].split()) == " ".join(words)
     assert told(*asked, "--critical-batch", 2e6)["goals"][0]["seconds"] is None
 
@@ -155,7 +156,7 @@ def test_saves_are_told_beside_an_answer_that_they_leave_alone():
     assert kept == vars(planner.keeping(found, 10 * 3600, 2 * GB))
     before, after = invoke(*asked), invoke(*asked, *failing)
     assert after.output.startswith(before.output)
-    words = planner.told.of_keeping(found, planner.keeping(found, 10 * 3600, 2 * GB))
+    words = in_words.of_keeping(found, planner.keeping(found, 10 * 3600, 2 * GB))
     assert " ".join(after.output[len(before.output) :].split()) == words
 
 
@@ -212,7 +213,7 @@ def test_a_framework_has_its_constants_and_its_intervals():
     assert [each["ties"] for each in found["plans"]] == [same.best.ties(each) for each in same.plans]
     assert (found["simpler"] is None) == (same.simpler is None)
     said = " ".join(invoke(*asked, "--framework", "nanotron").output.split())
-    assert planner.told.of_interval(same.best) in said
+    assert in_words.of_interval(same.best) in said
     assert "80% would lie between" in said
     unlike = " ".join(invoke("llama3-8b", "--gpus", 16, "--batch", 64, "--cp", 2, "--card", "A100").output.split())
     assert "Its time is not held to anything like this: " in unlike

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from dtlib.cli import main
+from dtlib.cli import main, told
 from dtlib.theory import hardware, models, planner
-from dtlib.theory.planner import FITTED, Machine, Plan, fitting, measured
+from dtlib.theory.calibration import fitting, measured, published
+from dtlib.theory.planner import FITTED, Machine, Plan
 
 MODEL = models.model("llama3-8b")
 MACHINE = Machine(accelerator=hardware.accelerator("H100"), gpus=8)
@@ -73,7 +74,7 @@ def test_what_no_run_had_is_not_decided_and_stays():
         for b, m, s in ((1, 4, 2048), (2, 8, 4096), (4, 4, 8192), (1, 2, 1024))
     ]
     one = replace(MACHINE, gpus=1)
-    runs = [planner.published.Run(MODEL, (p,), one, planner.step_time(MODEL, p, one, TRUE).total) for p in plans]
+    runs = [published.Run(MODEL, (p,), one, planner.step_time(MODEL, p, one, TRUE).total) for p in plans]
     found = measured.refitted(runs)
     assert {"inside_share", "across_share", "overlap_share", "contention_share"} <= set(found.kept)
     assert found.moved["matmul_share"][1] == pytest.approx(TRUE.matmul_share, rel=0.1)
@@ -100,7 +101,7 @@ def test_the_plan_is_made_with_the_constants_found(tmp_path):
     assert [each["seconds"]["total"] for each in said["plans"]] == [each.time.total for each in answer.plans]
     assert best.time.total > planner.search(MODEL, machine, sequences=32).best.time.total  # a slower machine
     shown = " ".join(run("--measured", file).output.split())
-    assert " ".join(planner.told.of_refit(refit).split()) in shown
+    assert " ".join(told.of_refit(refit).split()) in shown
     few = " ".join(run("--measured", written(tmp_path / "few.csv", rows(TRUE, number=3))).output.split())
     assert "3 runs decide no constant: 4 at least are wanted. The mean error of their step times is" in few
 

@@ -194,8 +194,9 @@ def _print(job: Job) -> None:
     from rich.table import Table
 
     from dtlib.theory.memory import recipe as as_recipe
-    from dtlib.theory.planner import told
     from dtlib.theory.units import GB, format_bytes
+
+    from . import told
 
     plan, found = job.plan, job.shown
     console = Console(highlight=False)

@@ -27,9 +27,9 @@ from .options import (
 )
 
 if TYPE_CHECKING:
+    from dtlib.theory.calibration.measured import Refit
     from dtlib.theory.models import Architecture
     from dtlib.theory.planner import Answer, Found, Goal, Keeping, Machine, Space, Training
-    from dtlib.theory.planner.measured import Refit
 
 # numpy, rich and dtlib.theory are imported by the functions that need them: --help answers at once.
 
@@ -225,7 +225,8 @@ def _space(given: dict[str, Any]) -> Space:
 
 def _refit(file: Path, model: Architecture, machine: Machine, given: dict[str, Any]) -> Refit:
     """The constants that runs of one's own decide; ``ValueError`` for a file that has none."""
-    from dtlib.theory.planner import fitting, measured, profile
+    from dtlib.theory.calibration import fitting, measured
+    from dtlib.theory.planner import profile
 
     try:
         with file.open(encoding="utf-8-sig", newline="") as lines:
@@ -283,7 +284,8 @@ def _print(
     from rich.table import Table
 
     from dtlib.theory.models import model_parameters
-    from dtlib.theory.planner import told
+
+    from . import told
 
     console = Console(highlight=False)
     console.print(f"{answer.model.name}: {model_parameters(answer.model).total:,} parameters", soft_wrap=True)

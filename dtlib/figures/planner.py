@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from html import escape
 
-from dtlib.theory.planner import Answer, PlanMemory, StepTime, regime, told
+from dtlib.cli import told
+from dtlib.theory.planner import Answer, PlanMemory, StepTime, regime
 
 from . import control
 from .breakdown import part_look

@@ -9,6 +9,7 @@ from html import unescape
 import pytest
 
 from dtlib import figures
+from dtlib.cli import told
 from dtlib.theory import hardware, planner
 from dtlib.theory.units import format_seconds
 
@@ -36,19 +37,19 @@ def test_the_page_holds_every_answer_in_the_order_of_its_controls():
             assert answer in text
             assert "do (dp" in text
             continue
-        for sentence in planner.told.sentences(answer):
+        for sentence in told.sentences(answer):
             assert f"<li>{sentence}</li>" in text
         for each in answer.plans:
-            assert "".join(f"<td>{cell}</td>" for cell in planner.told.row(answer, each)) in text
-        for name, amount, _ in (*planner.told.terms(answer.best)[0], *planner.told.terms(answer.best)[1]):
+            assert "".join(f"<td>{cell}</td>" for cell in told.row(answer, each)) in text
+        for name, amount, _ in (*told.terms(answer.best)[0], *told.terms(answer.best)[1]):
             assert f">{name}</th><td>{amount}</td>" in text
     assert any(isinstance(answer, str) for answer in ANSWERS.values())
 
 
 def test_the_best_plan_is_told_in_words():
     answer = ANSWERS["llama3-70b", "H100", 64]
-    p, said = answer.best.plan, planner.told.in_words(answer)
-    assert said in planner.told.sentences(answer)
+    p, said = answer.best.plan, told.in_words(answer)
+    assert said in told.sentences(answer)
     assert (
         f"takes {format_seconds(answer.best.time.total)} at an MFU of {answer.mfu(answer.best):.1%}: dp {p.dp}, "
         in said
@@ -64,7 +65,7 @@ def test_the_first_choice_is_there_without_a_script():
     page = figures.planner(ANSWERS, start=CHOICES[1], caption="a < b").html()
     before = page[: page.index("<script")]
     assert "a &lt; b" in before
-    assert planner.told.sentences(ANSWERS[CHOICES[1]])[0] in before
+    assert told.sentences(ANSWERS[CHOICES[1]])[0] in before
     assert re.findall(r"<option value=\"([^\"]+)\" selected>", page) == ["gpt2-1.5b", "A100", "64"]
 
 

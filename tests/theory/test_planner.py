@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from dtlib.cli import told
 from dtlib.theory import footprint, hardware, models, planner, pp
 from dtlib.theory.planner import FITTED, Machine, Plan
 from dtlib.theory.units import GiB, format_bytes
@@ -108,7 +109,7 @@ def test_what_takes_the_most_beside_the_products_is_named():
     best, name = answer.best.time, answer.best.bottleneck
     share = best.parts[name] / (best.total - best.matmuls)
     said = f"is {name.replace('_', ' ')}, {share:.0%} of the rest"
-    assert any(said in each for each in planner.told.sentences(answer))
+    assert any(said in each for each in told.sentences(answer))
 
 
 def test_more_of_a_resource_takes_no_longer():

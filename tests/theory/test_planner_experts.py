@@ -8,6 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+from dtlib.cli import told
 from dtlib.theory import ep, hardware, models, planner
 from dtlib.theory.footprint import rank_memory
 from dtlib.theory.planner import FITTED, Machine, Plan
@@ -156,16 +157,16 @@ def test_a_module_for_a_further_token_is_a_layer_and_a_head_more():
 def test_the_largest_published_model_on_2048_cards():
     found = planner.search("deepseek-v3", machine(2048), seq=4096, sequences=15360, degrees={"pp": 16, "ep": 64})
     assert {(each.plan.pp, each.plan.ep) for each in found.plans} == {(16, 64)}
-    said = " ".join(planner.told.sentences(found))
+    said = " ".join(told.sentences(found))
     assert "no run of a model with experts is among those that these times were held to" in said
     assert "experts, latent attention" in said
     assert "ep 64 of dp" in said
-    assert planner.told.columns(found)[4] == "ep"
-    assert planner.told.row(found, found.best)[4] == "64"
+    assert told.columns(found)[4] == "ep"
+    assert told.row(found, found.best)[4] == "64"
 
 
 @pytest.mark.parametrize(
-    ("how", "told"),
+    ("how", "said"),
     [
         ({"degrees": {"ep": 3}}, r"ep must be one of 1, 2, 4, 8 with gpus=8, not 3"),
         ({"imbalance": 0.5}, "imbalance must be 1 or more, not 0.5"),
@@ -173,8 +174,8 @@ def test_the_largest_published_model_on_2048_cards():
         ({"degrees": {"sp": 2}}, "degrees must be some of dp, tp, pp, cp and ep, not sp"),
     ],
 )
-def test_bad_input_is_refused(how, told):
-    with pytest.raises(ValueError, match=told):
+def test_bad_input_is_refused(how, said):
+    with pytest.raises(ValueError, match=said):
         planner.search("mixtral-8x7b", machine(8), sequences=8, seq=2048, **how)
 
 
@@ -182,5 +183,5 @@ def test_a_dense_model_has_no_ep():
     with pytest.raises(ValueError, match="ep must be 1 for a model without experts, not 2"):
         planner.search("llama3-8b", machine(8), degrees={"ep": 2})
     found = planner.search("llama3-8b", machine(8), sequences=64)
-    assert "ep" not in planner.told.columns(found)
-    assert len(planner.told.row(found, found.best)) == len(planner.told.columns(found))
+    assert "ep" not in told.columns(found)
+    assert len(told.row(found, found.best)) == len(told.columns(found))

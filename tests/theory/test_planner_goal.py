@@ -6,6 +6,7 @@ from functools import lru_cache
 
 import pytest
 
+from dtlib.cli import told
 from dtlib.theory import hardware, planner
 
 
@@ -51,13 +52,13 @@ def test_beyond_so_many_cards_a_goal_takes_over_twice_its_least_tokens(critical)
 
 def test_the_sentences_say_these_numbers():
     goals = [planner.toward_goal(answer(), each, 2**18, 1e12) for each in answer().plans]
-    batch, days = planner.told.of_goal(answer(), goals)
+    batch, days = told.of_goal(answer(), goals)
     assert "A step of 524,288 tokens is 2 of the critical batch: a goal takes 3 times its least tokens and 1.5" in batch
     assert "would take 83% of these steps and 167% of these tokens" in batch  # 5/4 over 3/2, and 5 over 3
     assert f"beyond {goals[0].most_cards} cards of the first plan" in batch
-    told = ", ".join(f"{each.seconds / 86400:,.1f}" for each in goals)
-    assert f"takes 3e+12 tokens, days by plan: {told}." in days
-    alone = planner.told.of_goal(answer(), [planner.toward_goal(answer(), answer().best, 10.0)])
+    by_plan = ", ".join(f"{each.seconds / 86400:,.1f}" for each in goals)
+    assert f"takes 3e+12 tokens, days by plan: {by_plan}." in days
+    alone = told.of_goal(answer(), [planner.toward_goal(answer(), answer().best, 10.0)])
     assert len(alone) == 1
     assert "even with one rank of dp in the first plan a goal takes over twice" in alone[0]
 

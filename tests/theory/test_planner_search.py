@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from dtlib.cli import told
 from dtlib.theory import hardware, planner
 from dtlib.theory.planner import Machine, Plan, Space
 from dtlib.theory.units import GiB
@@ -111,13 +112,13 @@ def test_plans_that_nothing_tells_apart_tie_and_the_simplest_stands_first():
     assert answer.best is plans[0]
     assert answer.shown == (one_axis, staged, plans[0], far)
     assert answer.tied == answer.shown[:3]
-    marks = [planner.told.row(answer, each)[-1] for each in answer.shown]
+    marks = [told.row(answer, each)[-1] for each in answer.shown]
     assert marks == ["≈", "≈", "≈", ""]
-    said = " ".join(planner.told.sentences(answer))
+    said = " ".join(told.sentences(answer))
     assert "The first 3 are a tie (≈), since no time is known to 2%; the simplest of them stands first: dp 128" in said
     alone = replace(found, plans=(a, far), simpler=None)
-    assert [planner.told.row(alone, each)[-1] for each in alone.shown] == ["", ""]
-    assert "a tie" not in " ".join(planner.told.sentences(alone))
+    assert [told.row(alone, each)[-1] for each in alone.shown] == ["", ""]
+    assert "a tie" not in " ".join(told.sentences(alone))
 
 
 @pytest.mark.parametrize("name", ["llama3-70b", "llama3-8b"])
@@ -151,7 +152,7 @@ def test_intervals_are_those_of_the_frameworks_runs_scaled_by_other_constants():
     assert other.interval.high / other.time.total == pytest.approx(off.high / free.time.total)
     unlike = planner.search("llama3-8b", eight(), **ASKED, degrees={"cp": 2}, keep=1).best
     assert unlike.interval.high is None
-    assert "not held to anything like this: " in planner.told.of_interval(unlike)
+    assert "not held to anything like this: " in told.of_interval(unlike)
 
 
 @pytest.mark.parametrize(

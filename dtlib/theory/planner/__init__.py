@@ -2,7 +2,7 @@
 
 ``plan_memory`` and ``step_time`` say what one plan needs and takes, part by part; ``search`` looks at every plan of a
 model on a machine. Both put together what the other rooms of `theory` know; what no data sheet has stands in
-`FITTED`. `published` holds the planner to runs that others measured, `fitting` says how the constants were found.
+`FITTED`. `theory.calibration` holds the planner to runs that others measured, and says how the constants were found.
 
 Arguments out of range raise ``ValueError``, which names the argument, its value and the rule.
 """
@@ -22,12 +22,11 @@ from dtlib.theory.timing import (
     step_time,
 )
 
-from . import errors, fitting, laws, measured, published, regime, told
+from . import errors, laws, regime
 from .answer import Answer, Found
 from .cost import Training, training
 from .errors import Interval, interval
 from .goal import Goal, toward_goal
-from .hits import verdicts
 from .keeping import Keeping, keeping
 from .memory import Fit, PlanMemory, fit, least_cards, margin_of, plan_memory
 from .search import Timed, default_sequences, every_plan, search
@@ -36,7 +35,6 @@ from .space import Space
 __all__ = [
     "FITTED", "MEANING", "PROFILES", "SCHEDULES", "Answer", "Constants", "Fit", "Found", "Goal", "Interval",
     "Keeping", "Machine", "Plan", "PlanMemory", "Space", "StepTime", "Timed", "Training", "cuts_for",
-    "default_sequences", "errors", "every_plan", "fit", "fitting", "interval", "keeping", "laws", "least_cards",
-    "margin_of", "measured", "plan_memory", "product_share", "profile", "published", "regime", "search", "step_time",
-    "told", "toward_goal", "training", "verdicts",
+    "default_sequences", "errors", "every_plan", "fit", "interval", "keeping", "laws", "least_cards", "margin_of",
+    "plan_memory", "product_share", "profile", "regime", "search", "step_time", "toward_goal", "training",
 ]  # fmt: skip

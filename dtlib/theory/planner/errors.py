@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
 from dtlib.theory.models import Architecture, checked_model, model_parameters
-from dtlib.theory.timing import Constants, Machine, Plan, profile, step_time
-
-from .fitting import HABITS, NEUTRAL, TIME_CONSTANTS, fitted
-from .memory import fit, plan_memory
-from .published import Run
+from dtlib.theory.timing import Machine, Plan, profile, step_time
 
 INSIDE = 0.8
 """The share of left-out runs that an interval holds: a tenth lies below, a tenth above."""
@@ -27,14 +20,6 @@ FEWEST = 4
 """With fewer runs in a regime no interval is told."""
 
 _DATA = Path(__file__).parent / "errors.json"
-_FOLDS: Mapping[str, Callable[[Run], str]] = MappingProxyType(
-    {
-        "megatron": lambda run: run.table,
-        "nanotron": lambda run: run.model.name,
-        "fsdp": lambda run: f"{run.table} {run.machine.accelerator.name}",
-        "deepspeed": lambda run: f"{run.plans[0].tp} {run.plans[0].pp}",
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -93,84 +78,5 @@ def interval(plan: Plan, model: Architecture | str, machine: Machine, framework:
 @cache
 def known() -> Mapping[str, Mapping[str, Any]]:
     """Of each regime: how many runs, the quantiles `low` and `high` of measured over planned seconds, the `median` and
-    `mean` of the error's size, and what the runs had. `measured` computes them."""
+    `mean` of the error's size, and what the runs had. `calibration.folds.measured` computes them."""
     return MappingProxyType(json.loads(_DATA.read_text("utf-8")))
-
-
-def measured(runs: Iterable[Run]) -> dict[str, dict[str, Any]]:
-    """What `known` holds, from `runs`: each planned with constants that were fitted to the other folds.
-
-    The quantiles are the wider ones of these and of the constants in use, which are rounded and shared.
-
-    A fold is a table, of Megatron's; a model, of the sweep; a table and a card, of FSDP; tp and pp, of DeepSpeed. Of
-    runs that two tables print, one counts.
-    """
-    by_framework: dict[str, list[Run]] = defaultdict(list)
-    for run in unrepeated(runs):
-        by_framework[run.framework].append(run)
-    found = defaultdict(list)
-    for framework, those in by_framework.items():
-        for run, ratio in left_out(those, framework):
-            found[regime(run.plans[0], run.model, framework)].append((run, ratio))
-    return {name: _summary(pairs) for name, pairs in sorted(found.items())}
-
-
-def left_out(runs: Sequence[Run], framework: str) -> list[tuple[Run, float]]:
-    """Each run with its measured over its planned seconds, planned with constants fitted to the other folds."""
-    folds: dict[str, list[Run]] = defaultdict(list)
-    for run in runs:
-        folds[_FOLDS[framework](run)].append(run)
-    found = []
-    for name, those in folds.items():
-        k = fitted_without(name, folds, framework)
-        found += [(run, float(np.exp(-run.log_error(k)))) for run in those]
-    return found
-
-
-def fitted_without(left: str, folds: Mapping[str, Sequence[Run]], framework: str) -> Constants:
-    """The constants of a framework, fitted to its folds but the one called `left`."""
-    start, names = HABITS.get(framework, (NEUTRAL, TIME_CONSTANTS))
-    return fitted({name: runs for name, runs in folds.items() if name != left}, start, names=names)
-
-
-def regret(runs: Iterable[Run], framework: str) -> dict[tuple[str, int], float]:
-    """The speed of the run that the planner picks over the best one's, of each model and number of cards.
-
-    It picks the fastest by its own time among those whose memory, with its margin, there is. A run of infinite seconds
-    failed: picked, it is worth 0. ``ValueError`` for an unknown framework.
-    """
-    k = profile(framework)
-    groups: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
-    for run in unrepeated(runs):
-        if fit(plan_memory(run.model, run.plans[0]), run.machine).has_room:
-            planned, sequences = step_time(run.model, run.plans[0], run.machine, k).total, run.plans[0].sequences
-            groups[run.model.name, run.machine.gpus].append((planned / sequences, run.seconds / sequences))
-    return {key: min(took for _, took in found) / min(found)[1] for key, found in sorted(groups.items())}
-
-
-def unrepeated(runs: Iterable[Run]) -> list[Run]:
-    """The runs, each once: those of one model, plans, machine and time are the same."""
-    return list({(run.model.name, run.plans, run.machine, run.seconds): run for run in runs}.values())
-
-
-def _summary(pairs: Sequence[tuple[Run, float]]) -> dict[str, Any]:
-    runs, ratios = [run for run, _ in pairs], np.array([ratio for _, ratio in pairs])
-    in_use = np.exp([-run.log_error(profile(run.framework)) for run in runs])
-    off, tail = np.abs(1 / ratios - 1), (1 - INSIDE) / 2
-    low = min(np.quantile(each, tail, method="lower") for each in (ratios, in_use))
-    high = max(np.quantile(each, 1 - tail, method="higher") for each in (ratios, in_use))
-    ends = {
-        "gpus": [run.machine.gpus for run in runs],
-        "parameters": [model_parameters(run.model).total for run in runs],
-        "seq": [run.plans[0].seq_of(run.model) for run in runs],
-    }
-    return {
-        "runs": len(runs),
-        "low": round(float(low), 4),
-        "high": round(float(high), 4),
-        "median": round(float(np.median(off)), 4),
-        "mean": round(float(np.mean(off)), 4),
-        **{name: [min(each), max(each)] for name, each in ends.items()},
-        "schedules": sorted({plan.schedule for run in runs for plan in run.plans}),
-        "cards": sorted({run.machine.accelerator.name for run in runs}),
-    }

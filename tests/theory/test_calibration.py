@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dtlib.theory import hardware, models, planner
+from dtlib.theory import calibration, hardware, models, planner
+from dtlib.theory.calibration import fitting, published
 from dtlib.theory.memory import recipe
-from dtlib.theory.planner import FITTED, Plan, fitting, published, regime
+from dtlib.theory.planner import FITTED, Plan, regime
 
 ROOT = Path(__file__).parents[2]
 DATA, RESULTS = ROOT / "chapters" / "data", ROOT / "benchmarks" / "results"
@@ -177,7 +178,7 @@ def test_a_margin_is_that_of_the_worst_model():
 
 def test_verdicts_come_true():
     """Of what surely fits nine of ten ran, of what surely does not none did."""
-    told = planner.verdicts(rows("ultrascale_half"))
+    told = calibration.verdicts(rows("ultrascale_half"))
     assert set(told) == {"yes", "unsure", "no", "unknown"}
     ran, crashed = told["yes"]
     assert ran / (ran + crashed) > 0.92

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from dtlib.theory import hardware, models, planner
-from dtlib.theory.planner import FITTED, Machine, Plan, errors, fitting, published
+from dtlib.theory.calibration import fitting, folds, published
+from dtlib.theory.planner import FITTED, Machine, Plan, errors
 
 DATA = Path(__file__).parents[2] / "chapters" / "data"
 H100 = hardware.accelerator("H100")
@@ -21,7 +22,7 @@ def runs_of(table):
 
 
 TABLES = {table: runs_of(table) for table in published.EVERY}
-RUNS = errors.unrepeated(run for runs in TABLES.values() for run in runs)
+RUNS = folds.unrepeated(run for runs in TABLES.values() for run in runs)
 
 
 def test_half_of_the_sweep_is_counted_once():
@@ -37,7 +38,7 @@ def test_what_is_known_counts_every_run_in_its_regime():
 
 @pytest.mark.soak
 def test_what_is_known_is_what_fits_without_each_fold_give():
-    found = errors.measured(RUNS)
+    found = folds.measured(RUNS)
     assert set(found) == set(errors.known())
     for name, of in errors.known().items():
         for each in ("low", "high", "median", "mean"):
@@ -49,7 +50,7 @@ def test_a_run_is_planned_with_constants_that_have_not_seen_its_fold():
     bloom = [run for run in RUNS if run.framework == "deepspeed"]
     slow = [replace(run, seconds=10 * run.seconds) if run.plans[0].tp == 8 else run for run in bloom]
     plain, changed = (
-        {(run.plans, run.model): ratio for run, ratio in errors.left_out(those, "deepspeed")} for those in (bloom, slow)
+        {(run.plans, run.model): ratio for run, ratio in folds.left_out(those, "deepspeed")} for those in (bloom, slow)
     )
     for run in bloom:
         key, fold = (run.plans, run.model), run.plans[0].tp == 8 and run.plans[0].pp == 6
@@ -105,7 +106,7 @@ def test_what_nothing_like_it_was_seen_of_has_no_interval():
 
 def test_folds_are_quantiles_of_the_ratio_and_errors_of_the_time():
     run = RUNS[0]
-    of = errors._summary([(run, ratio) for ratio in (0.5, 1.0, 1.0, 1.0, 2.0)])
+    of = folds._summary([(run, ratio) for ratio in (0.5, 1.0, 1.0, 1.0, 2.0)])
     assert (of["low"], of["high"], of["runs"]) == (0.5, 2.0, 5)
     assert of["mean"] == pytest.approx((1 + 0.5) / 5)
 
@@ -114,7 +115,7 @@ SWEEP = [run for run in RUNS if run.framework == "nanotron"]
 
 
 def mean_regret(fewest, most, framework="nanotron", of=SWEEP):
-    found = errors.regret(of, framework)
+    found = folds.regret(of, framework)
     return np.mean([speed for (_, cards), speed in found.items() if fewest <= cards <= most])
 
 

@@ -12,12 +12,12 @@ import numpy as np
 from dtlib.theory import models
 from dtlib.theory.lookup import find
 from dtlib.theory.models import Architecture
+from dtlib.theory.planner.space import SPLITS
 from dtlib.theory.timing import FITTED, Constants, Machine, Plan
 from dtlib.theory.valid import number
 
 from .fitting import PULL, TIME_CONSTANTS, fitted
 from .published import Row, Run, mean_error
-from .space import SPLITS
 
 FEWEST = 4
 """Fewer runs move no constant."""

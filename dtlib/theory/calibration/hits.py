@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .memory import fit, plan_memory
+from dtlib.theory.planner import fit, plan_memory
+
 from .published import Row, ultrascale
 
 

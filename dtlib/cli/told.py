@@ -6,17 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from dtlib.theory.breakdown import Breakdown
+from dtlib.theory.calibration.measured import FEWEST, Refit
 from dtlib.theory.models import Architecture
+from dtlib.theory.planner import Answer, Fit, Found, Goal, Keeping, PlanMemory, margin_of
+from dtlib.theory.planner.answer import TIE
+from dtlib.theory.planner.errors import INSIDE
+from dtlib.theory.planner.regime import SEEN, outside, regime
 from dtlib.theory.timing import FITTED, Constants, Plan
 from dtlib.theory.units import GiB, format_bytes, format_seconds
-
-from .answer import TIE, Answer, Found
-from .errors import INSIDE
-from .goal import Goal
-from .keeping import Keeping
-from .measured import FEWEST, Refit
-from .memory import Fit, PlanMemory, margin_of
-from .regime import SEEN, outside, regime
 
 _COLUMNS = ("dp", "tp", "pp", "cp", "ep", "ZeRO", "batch", "schedule", "again", "GiB", "step", "MFU", "tie")
 

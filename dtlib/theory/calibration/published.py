@@ -17,10 +17,9 @@ from dtlib.theory import hardware, models
 from dtlib.theory.hardware import Link
 from dtlib.theory.memory import paper_flops_per_step, training_flops_per_token
 from dtlib.theory.models import Architecture
+from dtlib.theory.planner import fit, plan_memory
 from dtlib.theory.timing import FITTED, Constants, Machine, Plan, step_time
 from dtlib.theory.units import GB, TFLOP, GiB
-
-from .memory import fit, plan_memory
 
 Row = Mapping[str, str]
 
