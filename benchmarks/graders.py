@@ -102,9 +102,7 @@ def otter(base: Path) -> float:
 def spread() -> dict[str, Any]:
     """What `CLASS` complete submissions of the chapter cost in shares: by how much the dearest is over the mean."""
     exercises = [all_exercises()[name] for name in NAMES]
-    found: Any = [
-        SimpleNamespace(learner=str(number), fault=None, problem=lambda stem: ("", True)) for number in range(CLASS)
-    ]
+    found: Any = [SimpleNamespace(learner=str(number), is_run=lambda exercise: True) for number in range(CLASS)]
     shares = [deal(found, exercises, Shard(number, SHARDS)) for number in range(1, SHARDS + 1)]
     costs = [sum(_cost(found[0], each) for mine in share.values() for each in mine) for share in shares]
     return {"class": CLASS, "shards": SHARDS, "excess": max(0.0, max(costs) * SHARDS / sum(costs) - 1)}

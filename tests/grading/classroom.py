@@ -55,11 +55,15 @@ def troubled(exercise, kind, text="what happened"):
 
 
 def five(folder):
-    """A class in `folder`: all right, half of one, a limit, blank, and a notebook that cannot be read."""
+    """A class in `folder`: all right, half of one, a limit, blank, and a notebook that cannot be read.
+
+    All cells are touched, so that everything that can be read is run.
+    """
+    blank = {name.replace(".", "-"): "raise NotImplementedError  # later" for name in PAPER}
     hand_in(folder, "anna", reference(*PAPER))
-    hand_in(folder, "bob", {**reference("collectives.1"), "collectives-2": HALF})
-    hand_in(folder, "cleo", {**reference("collectives.1"), **troubled("collectives.2", "limit")})
-    hand_in(folder, "dan")
+    hand_in(folder, "bob", {**blank, **reference("collectives.1"), "collectives-2": HALF})
+    hand_in(folder, "cleo", {**blank, **reference("collectives.1"), **troubled("collectives.2", "limit")})
+    hand_in(folder, "dan", blank)
     hand_in(folder, "eve").write_text("{not json")
     return folder
 

@@ -139,13 +139,16 @@ def _read(found: Sequence[Submission], spool: BinaryIO, progress: Progress) -> N
 
 
 def _grade(roster: Roster, left: list[Submission], jobs: int, sandbox: Sandbox | None, hidden: list[Path]) -> None:
+    ready = sandbox
     with ExitStack() as stack:
         try:
-            ready = sandbox or stack.enter_context(walled.Sandbox(roster.limits, hidden=hidden))
+            if ready is None and any(each.is_run(one.id) for each, one in roster.steps(left)):
+                ready = stack.enter_context(walled.Sandbox(roster.limits, hidden=hidden))
         except Exception as error:
             roster.fail("", "", f"the sandbox could not be started: {said(error)}")
             return
-        roster.behind(ready.walls)
+        if ready is not None:
+            roster.behind(ready.walls)
 
         def do(submission: Submission, exercise: Exercise) -> Record:
             words = f"{exercise.id} of {submission.learner[:24]}"

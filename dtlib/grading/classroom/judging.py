@@ -29,7 +29,7 @@ _LEAD = {
 
 
 def grade_exercise(
-    sandbox: Sandbox,
+    sandbox: Sandbox | None,
     exercise: Exercise,
     submission: Submission,
     seed: int,
@@ -37,8 +37,9 @@ def grade_exercise(
 ) -> Record:
     """Run one exercise of a submission in `sandbox` on the cases of `seed`, and judge what comes back.
 
-    Nothing of the submission runs in this process. Does not raise: a fault of the grader itself becomes the entry, with
-    the status ``error`` and how it failed as the reason.
+    What is not run at all, since nobody has begun it or it cannot be read, needs none. Nothing of the submission runs
+    in this process. Does not raise: a fault of the grader itself becomes the entry, with the status ``error`` and how
+    it failed as the reason.
     """
     began = time.thread_time()
     try:
@@ -49,6 +50,9 @@ def grade_exercise(
         if problem:
             status = "fail" if came_in else "not attempted"
             return entry_of(exercise, status, reason=_sentence(problem), trouble="unreadable" * came_in)
+        if exercise.id in submission.untouched:
+            return entry_of(exercise, "not attempted", reason=exercise.blank, trouble="blank")
+        assert sandbox is not None
         cells, cases = submission.cells(stem), _cases(exercise, seed)
         outcome = sandbox.run(exercise, Answer(cells), cases, tell)
         if len(outcome.observed) != len(cases):

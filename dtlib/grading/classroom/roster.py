@@ -204,4 +204,4 @@ class Roster:
     def _stand(self, walls: Mapping[str, str]) -> None:
         """A wall stood for the class if it stood for everybody."""
         before = self.group["walls"]
-        self.group["walls"] = {name: before.get(name) or why_not for name, why_not in walls.items()}
+        self.group["walls"] = before | {name: before.get(name) or why_not for name, why_not in walls.items()}

@@ -30,7 +30,7 @@ from .report.record import LEARNER_SCHEMA, RESULTS_SCHEMA, Record, class_record,
 from .seals import Key
 
 _START_COST = 60.0  # what starts before anything is computed: 0.6 s, and a unit takes 10 ms (mean of 22 references)
-_READ_COST = 0.1  # of an exercise that nobody can run, since its notebook is missing or broken
+_READ_COST = 0.1  # of an exercise that nobody has to run: its notebook is missing or broken, or nobody has begun it
 _DAMAGED = (Refused, ValueError, LookupError, TypeError, RecursionError)  # what a file may be that is none of ours
 _SAME = {  # what all shares have in common: the field, and what it is called
     "seed": "another seed",
@@ -83,9 +83,7 @@ def deal(found: Sequence[Submission], exercises: Sequence[Exercise], shard: Shar
 
 def _cost(submission: Submission, exercise: Exercise) -> float:
     """What an exercise of a submission costs, in the units of the recorded costs."""
-    if submission.fault is not None or submission.problem(exercise.id.partition(".")[0])[0]:
-        return _READ_COST
-    return _START_COST + recorded().get(exercise.id, 0.0)
+    return _START_COST + recorded().get(exercise.id, 0.0) if submission.is_run(exercise.id) else _READ_COST
 
 
 def held(out: Path) -> str | None:

@@ -182,6 +182,11 @@ class Exercise:
         """What the exercise is worth: the points of all its checks."""
         return sum(check.points for check in self.checks)
 
+    @property
+    def blank(self) -> str:
+        """What is said of a function that is as it was handed out."""
+        return f"`{self.function}` still raises NotImplementedError: replace that line by your answer."
+
     def cases(self, seed: int) -> list[dict[str, Any]]:
         """Fresh cases; the same for the same `seed`."""
         return self.draw(np.random.default_rng([int(seed), *self.id.encode()]))
@@ -189,8 +194,7 @@ class Exercise:
     def judge(self, cases: Sequence[Observed], *, hidden: bool = True) -> Result:
         """The verdict on `cases`; checks that are not visible only with `hidden`."""
         if any(each.trouble and each.trouble.kind == "blank" for each in cases):
-            message = f"`{self.function}` still raises NotImplementedError: replace that line by your answer."
-            return self.not_attempted(message)
+            return self.not_attempted(self.blank)
         shown = [check for check in self.checks if check.visible or hidden]
         results = tuple(self._counted(check, check.judge(cases), cases) for check in shown)
         if any(check.gate and result.verdict == "fail" for check, result in zip(shown, results, strict=True)):

@@ -6,7 +6,7 @@ disappear, and a cell in which nothing else is left with them. Cell ids stay, so
 notebook that a learner has changed. The same solutions always give the same bytes.
 
 From the course's own solutions and the banks comes also what `grading.check` says of mistakes (see `bank`),
-so that a learner needs neither: both hold right answers.
+so that a learner needs neither: both hold right answers; and the digests by which a blank is known (see `blanks`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from . import bank, catalogue, launch
+from . import bank, blanks, catalogue, launch
 
 BLANK_CODE = 'raise NotImplementedError("your turn")'
 BLANK_TEXT = "*Your answer here.*"
@@ -36,10 +36,10 @@ def release(
     """Make ``exercises_dir/<stem>.ipynb`` from every ``solutions_dir/<stem>.ipynb``; return the paths written.
 
     Where a `repository` holds the course, each begins with links that open it at `ref` (see `launch`). From the
-    course's own solutions, what ships of the banks is made too. Files that are as they should be are left alone. With
-    `check` nothing is written: `ReleaseError` names what differs, what is missing, and what stands in `exercises_dir`
-    without a solution. The same for a notebook that cannot be read or whose markers do not pair, and where
-    `solutions_dir` has no notebook; then nothing is written.
+    course's own solutions, what ships of the banks and the digests of blanks are made too. Files that are as they
+    should be are left alone. With `check` nothing is written: `ReleaseError` names what differs, what is missing, and
+    what stands in `exercises_dir` without a solution. The same for a notebook that cannot be read or whose markers do
+    not pair, and where `solutions_dir` has no notebook; then nothing is written.
     """
     solutions, exercises = Path(solutions_dir), Path(exercises_dir)
     sources = sorted(solutions.glob("*.ipynb"))
@@ -48,7 +48,7 @@ def release(
     wanted = {exercises / source.name: exercise_text(source, repository, ref) for source in sources}
     orphans = sorted(set(exercises.glob("*.ipynb")) - set(wanted))
     if solutions.resolve() == COURSE:
-        wanted[bank.SHIPPED] = banks(solutions)
+        wanted |= {bank.SHIPPED: banks(solutions), blanks.HANDED_OUT: blanks.told([*wanted.values()])}
     changed = [path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     if check and (changed or orphans):
         parts = {"not what the solutions give": changed, "no solutions for": orphans}

@@ -23,6 +23,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 
+from dtlib.grading.exercises.blanks import is_untouched
 from dtlib.grading.sandbox.runner import Cell
 
 from . import folders
@@ -47,7 +48,8 @@ class Submission:
 
     `notes` tell what was passed over or looked odd, `alike` the names of learners, this one among them, that differ in
     case or form alone. `digest` (SHA-256) changes when, and only when, something that is graded changes.
-    `handed_in` is when the newest notebook was written, in UTC. A `fault` is the grader's own.
+    `handed_in` is when the newest notebook was written, in UTC. Nobody has begun the exercises that are `untouched`
+    (see `blanks`). A `fault` is the grader's own.
     """
 
     learner: str
@@ -57,6 +59,7 @@ class Submission:
     alike: Sequence[str] = ()
     digest: str = ""
     handed_in: str = ""
+    untouched: frozenset[str] = frozenset()
     fault: Exception | None = None
     _places: dict[str, Place] = field(default_factory=dict)  # of the cells in the spool, by chapter
     _problems: dict[str, list[str]] = field(default_factory=dict)  # by chapter, "" where none is known
@@ -99,6 +102,9 @@ class Submission:
             for answers, _, _, other, _ in others:
                 why = f"{shown} counts ({-best} answers, against {-answers})"
                 self.notes.append(f"{other} is another notebook of chapter {stem}; {why}")
+        exercises = [id.replace("-", ".") for stem in self._places for id in known()[stem]]
+        whole = {stem: self.cells(stem) for stem in self._places}
+        self.untouched = frozenset(each for each in exercises if is_untouched(each, whole[each.partition(".")[0]]))
         for stem, text in problems:
             if stem in found or (found and not stem):
                 self.notes.append(text)
@@ -120,6 +126,10 @@ class Submission:
     def cells(self, stem: str) -> list[Cell]:
         """The code cells of the chapter's notebook, of which there is one."""
         return [Cell(*each) for each in json.loads(self._kept(stem))]
+
+    def is_run(self, exercise: str) -> bool:
+        """Whether anything has to run for the verdict on an exercise: it was begun, and can be read."""
+        return not (self.fault or exercise in self.untouched or self.problem(exercise.partition(".")[0])[0])
 
     def _kept(self, stem: str) -> bytes:
         first, length = self._places[stem]
