@@ -37,6 +37,7 @@ _INTERRUPTED = "interrupted: run the same command again to grade the rest"
 @click.option("--timeout", type=float, metavar="SECONDS", help="What a rank may compute in a case. Default: 10.")
 @click.option("--shard", metavar="K/N", help="Grade share K of N alone, for dtlib report; needs --seed.")
 @click.option("--since", type=click.Path(path_type=Path), help="Earlier results, to be believed: keep who is as then.")
+@click.option("--regrade", multiple=True, metavar="ID", help="Grade this exercise again, and keep all else as it is.")
 @click.option("--fresh", is_flag=True, help="Grade again who is already graded.")
 @click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 def grade(

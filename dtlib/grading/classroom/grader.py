@@ -55,6 +55,7 @@ def grade(
     fresh: bool = False,
     shard: Shard | None = None,
     since: Path | None = None,
+    regrade: Collection[str] = (),
 ) -> Record:
     """Grade all that `submissions` holds and write the results to the folder `out`.
 
@@ -65,6 +66,8 @@ def grade(
     grades those again who are done. `progress` may be called in any thread. A `sandbox` that is given is not closed.
     A `shard` is the share of this machine: the results are those of a part, for `shards.join`. Who has not changed
     since a class was graded into the folder `since`, by any machine, keeps that verdict; there may be no such folder.
+    The exercises `regrade` (ids) are graded again for whoever has not changed since, on the cases of the earlier run;
+    all else of that run is kept, even where another version graded it.
 
     Returns the content of ``results.json``, also where ``KeyboardInterrupt`` ended it early. Raises `GradeError` for
     bad input, before anything is written, and ``OSError`` where the files of the class cannot be written.
@@ -75,6 +78,10 @@ def grade(
         raise GradeError(f"seed must be from 0 to 2**63 - 1, not {seed!r}")
     if shard and seed is None:
         raise GradeError("a shard needs a seed, the same for all of them: without it they would not make one class")
+    if regrade and (fresh or shard):
+        raise GradeError(
+            "regrade keeps what an earlier run has of a whole class: it goes with no shard, and not with fresh"
+        )
     if jobs is not None and jobs < 1:
         raise GradeError(f"jobs must be at least 1, not {jobs!r}")
     jobs = jobs or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
@@ -91,8 +98,13 @@ def grade(
         stems = set().union(*(each.stems for each in found))
         known = catalogue.all_exercises().values()
         counted = chosen or [each for each in known if not stems or each.id.partition(".")[0] in stems]
+        if other := [each for each in regrade if each not in {one.id for one in counted}]:
+            told = ", ".join(each.id for each in counted)
+            raise GradeError(f"regrade must name exercises that count ({told}), not {other[0]!r}")
         drawn = secrets.randbelow(_SEEDS) if seed is None else seed
-        roster = Roster(folder, counted, found, drawn, limits or Limits(), progress, shard, None if fresh else since)
+        roster = Roster(
+            folder, counted, found, drawn, limits or Limits(), progress, shard, None if fresh else since, regrade
+        )
         left = [each for each in found if each.learner in roster.share and (fresh or not roster.keep(each, seed))]
         roster.begin(left)
         try:
@@ -152,7 +164,13 @@ def _grade(roster: Roster, left: list[Submission], jobs: int, sandbox: Sandbox |
 
         def do(submission: Submission, exercise: Exercise) -> Record:
             words = f"{exercise.id} of {submission.learner[:24]}"
-            return grade_exercise(ready, exercise, submission, roster.seed, lambda _, on: roster.say(f"{words}, {on}"))
+            return grade_exercise(
+                ready,
+                exercise,
+                submission,
+                roster.seed_of(submission.learner),
+                lambda _, on: roster.say(f"{words}, {on}"),
+            )
 
         with ThreadPoolExecutor(jobs) as pool:
             steps = {pool.submit(do, *step): step for step in roster.steps(left)}

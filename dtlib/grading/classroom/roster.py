@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +19,7 @@ from .report.exports import gradescope_results
 from .report.folder import GRADESCOPE, LEARNERS, Folder
 from .report.record import (
     LEARNER_SCHEMA,
+    NO_VERDICT,
     Record,
     class_record,
     entry_of,
@@ -61,8 +62,12 @@ class Roster:
         progress: Progress,
         shard: Shard | None,
         since: Path | None = None,
+        regrade: Collection[str] = (),
     ) -> None:
         self.folder, self.exercises, self.seed, self.limits, self.progress = folder, exercises, seed, limits, progress
+        self._again = regrade  # exercises that are graded again, whatever an earlier run has of them
+        self._before: dict[str, Record] = {}  # what it has of the others
+        self._grader = {"version": fingerprint.version(), "fingerprint": fingerprint.of_grader()}
         self._blank = learner_record("", [entry_of(each) for each in exercises])
         everything = {each.learner: list(exercises) for each in found}
         self._since = {each.learner: record for each in found if since and (record := self._earlier(since, each))}
@@ -73,8 +78,7 @@ class Roster:
             name: standing({**learner_record("", [blank[each.id] for each in mine]), "learner": name}, file_name(name))
             for name, mine in self.share.items()
         }
-        grader = {"version": fingerprint.version(), "fingerprint": fingerprint.of_grader()}
-        self.group = class_record(seed, exercises, list(self._standings.values()), asdict(limits), grader)
+        self.group = class_record(seed, exercises, list(self._standings.values()), asdict(limits), self._grader)
         if shard:
             kept = {name: record["fingerprint"] for name, record in self._since.items()}
             mark = fingerprint.of_learner(shard.of, [self._fingerprint(each, seed) for each in found], kept)
@@ -89,7 +93,7 @@ class Roster:
         """Whether the record of an earlier run holds the learner's verdict; then it is taken as it is.
 
         It has to be one of this machine's, of these very inputs, free of faults and open questions, and of `seed`,
-        unless that is None.
+        unless that is None. Where some exercises are graded again, it is kept for the others.
         """
         path = self.folder.of(LEARNERS, self._standings[submission.learner]["file"])
         record = self.folder.read_sealed(path, LEARNER_SCHEMA)
@@ -98,6 +102,9 @@ class Roster:
         if record is None:
             return False
         self._stand(record["walls"])
+        if self._again:
+            self._before[submission.learner] = record
+            return False
         self._enter(submission.learner, record)
         self.group["measured"]["kept"] += 1
         return True
@@ -110,9 +117,13 @@ class Roster:
     def _holds(
         self, record: Record | None, submission: Submission, exercises: Sequence[Exercise], seed: int | None
     ) -> bool:
-        if record is None or record["status"] != "graded":
+        if record is None:
             return False
-        if record["fingerprint"] != self._fingerprint(submission, record["seed"] if seed is None else seed):
+        if {each["id"] for each in record["exercises"] if each["status"] in NO_VERDICT}.difference(self._again):
+            return False
+        # An exercise is graded again because its checks were mended: what another version said of the others stands.
+        grader = record.get("grader", self._grader)["fingerprint"] if self._again else self._grader["fingerprint"]
+        if record["fingerprint"] != self._fingerprint(submission, record["seed"] if seed is None else seed, grader):
             return False
         return [each["id"] for each in record["exercises"]] == [each.id for each in exercises]
 
@@ -123,14 +134,25 @@ class Roster:
             self.group["seed"] = self.group["learners"][0]["seed"]
         report.write_results(self.folder, self.group)
         zero = gradescope_results(self._blank)
-        for each in () if "shard" in self.group else left:
-            self.folder.write_json(self.folder.of(GRADESCOPE, self._standings[each.learner]["file"]), zero)
+        for each in () if "shard" in self.group else {each.learner for each in left}.difference(self._before):
+            self.folder.write_json(self.folder.of(GRADESCOPE, self._standings[each]["file"]), zero)
         if left and (kept := self.group["measured"]["kept"]):
             self.say(f"{kept} of {len(self._standings)} learners are kept from an earlier run", is_line=True)
+        if kept := len(self._before):
+            what = f"{', '.join(self._again)} again; all else of {kept} of {len(self._standings)} learners is kept"
+            self.say(what, is_line=True)
 
     def steps(self, left: Sequence[Submission]) -> list[tuple[Submission, Exercise]]:
         """What there is to grade of those who are `left`."""
-        return [(each, one) for each in left for one in self.share[each.learner]]
+        return [(each, one) for each in left for one in self._left_of(each.learner)]
+
+    def seed_of(self, learner: str) -> int:
+        """The seed of a learner's cases: the one of what is kept."""
+        return self._before[learner]["seed"] if learner in self._before else self.seed
+
+    def _left_of(self, learner: str) -> list[Exercise]:
+        whole = self.share[learner]
+        return [each for each in whole if each.id in self._again] if learner in self._before else whole
 
     def behind(self, walls: Mapping[str, str]) -> None:
         """Take note of the walls behind which everybody who is left is graded."""
@@ -146,7 +168,7 @@ class Roster:
         self._done += 1
         if entry["status"] == "error":
             self.fail(submission.learner, exercise.id, entry["reason"])
-        if len(mine) == len(self.share[submission.learner]):
+        if len(mine) == len(self._left_of(submission.learner)):
             self._finish(submission, self._graded.pop(submission.learner))
 
     def end(self, jobs: int, seconds: float) -> None:
@@ -173,9 +195,12 @@ class Roster:
         others = [each for each in submission.alike[:3] if each != name]
         alike = [f"there is also a learner {each}: {_ALIKE}" for each in others]
         try:
-            entries, mark = [graded[each.id] for each in self.share[name]], self._fingerprint(submission, self.seed)
-            more: dict[str, Any] = {"fingerprint": mark, "seed": self.seed, "walls": dict(self._walls)}
-            more["handed_in"] = submission.handed_in
+            seed, before = self.seed_of(name), self._before.pop(name, None) or learner_record("", [])
+            whole = {**{each["id"]: each for each in before["exercises"]}, **graded}
+            more: dict[str, Any] = {"fingerprint": self._fingerprint(submission, seed), "grader": self._grader}
+            more |= {"seed": seed, "walls": shards.stood([before["walls"], self._walls])}
+            more["handed_in"] = before["measured"]["handed_in"] or submission.handed_in
+            entries = [whole[each.id] for each in self.share[name]]
             self._enter(name, learner_record(name, entries, [*alike, *submission.notes], **more))
         except Exception as error:
             mine["status"] = "error"
@@ -196,10 +221,10 @@ class Roster:
             report.write_learner(self.folder, mine["file"], record)
         mine |= standing(record, mine["file"])
 
-    def _fingerprint(self, submission: Submission, seed: int) -> str:
+    def _fingerprint(self, submission: Submission, seed: int, grader: str = "") -> str:
         names = [submission.learner, *submission.alike]
         exercises = [each.id for each in self.exercises]
-        return fingerprint.of_learner(names, submission.digest, seed, exercises, asdict(self.limits))
+        return fingerprint.of_learner(names, submission.digest, seed, exercises, asdict(self.limits), grader=grader)
 
     def _stand(self, walls: Mapping[str, str]) -> None:
         """A wall stood for the class if it stood for everybody."""

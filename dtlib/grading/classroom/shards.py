@@ -125,14 +125,14 @@ def join(
     not_kept = next((why for each in shares if (why := each.group["not_kept"])), "")
     kept = group["shard"].get("kept", {})
     names = sorted({*kept}.union(*(each.learners for each in shares)))
-    book, stood = book or Gradebook(), [each.group["walls"] for each in shares]
+    book, walls = book or Gradebook(), [each.group["walls"] for each in shares]
 
     def records() -> Iterator[Record]:
         """Everybody's, one at a time: nobody's is kept in memory."""
         for name in names:
             if name in kept:
                 record = _kept(since, name, kept[name], exercises)
-                stood.append(record["walls"])
+                walls.append(record["walls"])
             else:
                 record = _joined(name, shares, exercises, not_kept)
             yield _told(book, record, ids.get(name))
@@ -148,7 +148,7 @@ def join(
     joined |= {"state": "complete", "alike": [] if book.pseudonyms else group["alike"], "not_kept": not_kept}
     if book.roster is not None:
         joined["unlisted"] = [_shown(book, name, None) for name in names if name not in ids]
-    joined["walls"] = _stood(stood)
+    joined["walls"] = stood(walls)
     faults = [{**one, "learner": _shown(book, one["learner"], ids)} for each in shares for one in each.group["faults"]]
     joined["faults"] = sorted(faults, key=lambda one: [*one.values()])
     measured = [each.group["measured"] for each in shares]
@@ -273,13 +273,14 @@ def _joined(learner: str, shares: Sequence[_Share], exercises: Sequence[Exercise
         [entries[each.id] for each in exercises],
         parts[0]["notes"],
         fingerprint="" if not_kept else parts[0]["fingerprint"],
+        grader=shares[0].group["grader"],
         seed=parts[0]["seed"],
         handed_in=max(part["measured"].get("handed_in", "") for part in parts),
-        walls=_stood([part["walls"] for part in parts]),
+        walls=stood([part["walls"] for part in parts]),
     )
 
 
-def _stood(walls: Sequence[Mapping[str, str]]) -> dict[str, str]:
+def stood(walls: Sequence[Mapping[str, str]]) -> dict[str, str]:
     """A wall stood for all if it stood for each."""
     names = dict.fromkeys(name for each in walls for name in each)
     return {name: next((why for each in walls if (why := each.get(name))), "") for name in names}
