@@ -256,6 +256,22 @@ class Here(nn.Module):
         return y_th if shared is None else y_th + shared(x_th)
 
 
+class Apart:
+    """What lies around experts that this rank has whole: nothing. `ranks.tp` has another for those that ranks split."""
+
+    def enter(self, x_bsh: Tensor) -> tuple[Tensor, Tensor]:
+        """What the router sees and what experts do."""
+        return x_bsh, x_bsh
+
+    def weigh(self, routed: Routed) -> Routed:
+        """With which weights experts count here."""
+        return routed
+
+    def leave(self, y_bsh: Tensor) -> Tensor:
+        """The layer's answer from that of this rank's experts."""
+        return y_bsh
+
+
 class Shared(Experts):
     """Experts that every token visits. S of them are one of S times the width, which is the same."""
 
@@ -279,11 +295,12 @@ class MoE(nn.Module):
             hidden, config.num_experts, config.top_k, scoring=config.scoring, normalised=config.normalised,
             groups=config.expert_groups, top_groups=config.top_groups, scale=config.expert_scale, dtype=config.dtype,
         )  # fmt: skip
-        self.way: nn.Module = Here(config.capacity_factor)
+        self.around, self.way = Apart(), Here(config.capacity_factor)
         self.experts: nn.Module = Experts(config.num_experts, hidden, width, **kind)
         self.shared = Shared(1, hidden, config.num_shared * width, **kind) if config.num_shared else None
 
     def forward(self, x_bsh: Tensor) -> Tensor:
         """(b, s, h) to (b, s, h); a token's answer depends on no other token, but for a capacity."""
-        x_th = x_bsh.flatten(0, -2)
-        return self.way(x_th, self.router(x_th), self.experts, self.shared).view_as(x_bsh)
+        routed_bsh, x_bsh = self.around.enter(x_bsh)
+        routed = self.around.weigh(self.router(routed_bsh.flatten(0, -2)))
+        return self.around.leave(self.way(x_bsh.flatten(0, -2), routed, self.experts, self.shared).view_as(x_bsh))

@@ -22,15 +22,16 @@ class OwnExperts(SplitModule, Experts):
     |---|---|---|
     | `up_ehf`, `down_efh` | (e, h, f), (e, f, h) | (e/N, h, f), (e/N, f, h) |
 
-    Their gradients are sums over the tokens of all ranks: nothing is left to be sent.
+    Their gradients are sums over the tokens of all ranks: nothing is left to be sent. Where `tp` has split their width,
+    each rank has this share of its own part.
     """
 
     def __init__(self, experts: Experts, group: Group) -> None:
         nn.Module.__init__(self)
         self.group, self.splits, self.gated = group, {}, experts.gated
         split = Split(0, evenly("num_experts", len(experts.up_ehf), dist.get_world_size(group)))
-        self.take("up_ehf", experts.up_ehf, split)
-        self.take("down_efh", experts.down_efh, split)
+        for name, whole in experts.named_parameters():
+            self.take(name, whole, split, before=experts.splits[name] if isinstance(experts, SplitModule) else ())
 
 
 def parallelize(model: GPT, group: Group = None, *, holders: dist.ProcessGroup | None = None) -> GPT:

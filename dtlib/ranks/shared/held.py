@@ -24,24 +24,22 @@ Box: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank's part of a parameter lies in the whole model's: under `name`, cut as `split` says (None: whole).
+    """Where a rank's part of a parameter lies in the whole model's: under `name`, cut as `splits` say (none: whole).
 
-    `shape` is that of the part, `rank` this one's in the group of the split, and `counts` says of consecutive slices of
-    the flattened part whether they count here or on another rank of that group.
+    `shape` is that of the part; beside each split stands this rank's number in its group, and `counts` says of
+    consecutive slices of the flattened part whether they count here or on another rank of that group.
     """
 
     name: str
     shape: tuple[int, ...]
-    split: Split | None = None
-    rank: int = 0
+    splits: tuple[tuple[Split, int], ...] = ()
     counts: tuple[tuple[slice, bool], ...] = ((slice(None), True),)
 
     @property
     def whole_shape(self) -> tuple[int, ...]:
         """The shape in the whole model."""
-        if self.split is None:
-            return self.shape
-        return tuple(self.split.size if dim == self.split.dim else n for dim, n in enumerate(self.shape))
+        sizes = {split.dim: split.size for split, _ in self.splits}
+        return tuple(sizes.get(dim, n) for dim, n in enumerate(self.shape))
 
 
 def places(model: nn.Module, *, is_first: bool = True) -> dict[int, Place]:
@@ -49,18 +47,18 @@ def places(model: nn.Module, *, is_first: bool = True) -> dict[int, Place]:
     rank is the first of those that split the model, on which counts what all of them have."""
     splits, found = splits_of(model), dict[int, Place]()
     for name, parameter in model.named_parameters():
-        shape, (how, group) = tuple(parameter.shape), splits.get(name, (None, None))
-        if how is None:
-            found[id(parameter)] = Place(name, shape, counts=((slice(None), is_first),))
+        shape, cuts = tuple(parameter.shape), tuple((how, dist.get_rank(group)) for how, group in splits.get(name, ()))
+        if len(cuts) != 1:  # what is split twice, experts, has no copies
+            found[id(parameter)] = Place(name, shape, cuts, ((slice(None), is_first or len(cuts) > 1),))
             continue
-        rank = dist.get_rank(group)
+        ((how, rank),) = cuts
         ends = list(accumulate(how.lengths(rank), initial=0))
         row = parameter.numel() // (shape[0] if how.dim == 0 else ends[-1])
         counts = tuple(
             (slice(start * row, stop * row), not is_copy)  # copies are rows: they lie together
             for (start, stop), is_copy in zip(pairwise(ends), how.is_copy(rank), strict=True)
         )
-        found[id(parameter)] = Place(name, shape, how, rank, counts)
+        found[id(parameter)] = Place(name, shape, cuts, counts)
     return found
 
 
@@ -124,16 +122,20 @@ def rectangles(start: int, stop: int, shape: tuple[int, ...]) -> Iterator[Box]:
             start += end - offset
 
 
-def _in_the_whole(offsets: tuple[int, ...], view: Tensor, place: Place) -> Iterator[tuple[Box, Tensor]]:
-    """A box of a part, cut where neighbours in the part are none in the whole."""
-    if place.split is None:
+def _in_the_whole(
+    offsets: tuple[int, ...], view: Tensor, place: Place, splits: int | None = None
+) -> Iterator[tuple[Box, Tensor]]:
+    """A box of a part, cut where neighbours in the part are none in the whole: undoes the last of its `splits`, and
+    then those before (default: all)."""
+    splits = len(place.splits) if splits is None else splits
+    if not splits:
         yield (offsets, tuple(view.shape)), view
         return
-    dim = place.split.dim
-    ends = accumulate(place.split.lengths(place.rank), initial=0)
-    for (low, high), there in zip(pairwise(ends), place.split.ranges[place.rank], strict=True):
+    split, rank = place.splits[splits - 1]
+    dim, ends = split.dim, accumulate(split.lengths(rank), initial=0)
+    for (low, high), there in zip(pairwise(ends), split.ranges[rank], strict=True):
         first, last = max(low, offsets[dim]), min(high, offsets[dim] + view.shape[dim])
         if first < last:
             part = view.narrow(dim, first - offsets[dim], last - first)
             moved = (*offsets[:dim], first - low + there.start, *offsets[dim + 1 :])
-            yield (moved, tuple(part.shape)), part
+            yield from _in_the_whole(moved, part, place, splits - 1)

@@ -77,7 +77,11 @@ class Save(DefaultSavePlanner):
             for view, start, counts in held.slices(tensor.detach()):
                 for (offsets, sizes), part in boxes(view, start, place) if counts else ():
                     yield self._item(name, offsets, sizes, part, place.whole_shape, WriteItemType.SHARD)
-        if place.rank == 0 and next((counts for *_, counts in held.slices(held.weight)), False) and held.start == 0:
+        if (
+            not any(rank for _, rank in place.splits)
+            and next((counts for *_, counts in held.slices(held.weight)), False)
+            and held.start == 0
+        ):
             for name, number in numbers.items():
                 yield self._item(name, (), (), number, (), WriteItemType.TENSOR)
 

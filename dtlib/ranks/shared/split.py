@@ -75,29 +75,36 @@ class Split:
         return whole
 
 
+Cuts = tuple[tuple[Split, Group], ...]
+"""How a tensor is split, and among whom: first along one dim, then what a rank has of it along another."""
+
+
 class SplitModule(nn.Module):
     """A module of whose parameters each rank of `group` has a slice: `splits` says which, by the parameter's name."""
 
     group: Group
-    splits: dict[str, Split]
+    splits: dict[str, Cuts]
 
-    def take(self, name: str, whole: Tensor | None, split: Split) -> None:
-        """Make this rank's part of `whole` the parameter `name`, frozen if that is frozen; None stays None."""
+    def take(self, name: str, whole: Tensor | None, split: Split, *, before: Cuts = ()) -> None:
+        """Make this rank's part of `whole` the parameter `name`, frozen if that is frozen; None stays None.
+
+        `before` says how it was split already, along another dim.
+        """
         if whole is None:
             self.register_parameter(name, None)
             return
         part = split.part(whole.detach(), dist.get_rank(self.group))
         self.register_parameter(name, slice_of(part, self.group, whole.requires_grad))
-        self.splits[name] = split
+        self.splits[name] = (*before, (split, self.group))
 
 
-def splits_of(model: nn.Module) -> dict[str, tuple[Split, Group]]:
+def splits_of(model: nn.Module) -> dict[str, Cuts]:
     """The split parameters of `model`, by their full names (tied ones under each of them)."""
     return {
-        f"{prefix}.{name}".lstrip("."): (split, module.group)
+        f"{prefix}.{name}".lstrip("."): cuts
         for prefix, module in model.named_modules()
         if isinstance(module, SplitModule)
-        for name, split in module.splits.items()
+        for name, cuts in module.splits.items()
     }
 
 
@@ -111,8 +118,7 @@ def unsplit(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
     splits, whole = splits_of(model), {}
     for name, tensor in tensors.items():
         whole[name] = tensor.detach().clone()
-        if name in splits:
-            split, group = splits[name]
+        for split, group in reversed(splits.get(name, ())):
             whole[name] = split.gather(whole[name], group)
     return whole
 
@@ -125,12 +131,11 @@ def split(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     splits, parts = splits_of(model), {}
     for name, tensor in tensors.items():
         parts[name] = tensor
-        if name in splits:
-            how, group = splits[name]
+        for how, group in splits.get(name, ()):
             if tensor.dim() <= how.dim or tensor.shape[how.dim] != how.size:
                 shape = tuple(tensor.shape)
                 raise ValueError(f"{name} must be whole, with {how.size} entries along dim {how.dim}, not {shape}")
-            parts[name] = how.part(tensor, dist.get_rank(group))
+            parts[name] = how.part(parts[name], dist.get_rank(group))
     return parts
 
 
@@ -165,7 +170,7 @@ def clip_grad_norm(
         if name not in splits:
             everywhere.append(parameter.grad)
             continue
-        how, _ = splits[name]
+        *_, (how, _) = splits[name]
         for piece, is_copy in zip(parameter.grad.split(how.lengths(rank), how.dim), how.is_copy(rank), strict=True):
             (copies if is_copy else mine).append(piece)
     return clip(mine, max_norm, norm_type, error_if_nonfinite, everywhere=everywhere, copies=copies, group=group)

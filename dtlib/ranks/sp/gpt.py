@@ -18,7 +18,7 @@ from dtlib.ranks.shared.alike import described, refuse_unlike_calls
 from dtlib.ranks.tp.blocks import Layers
 from dtlib.ranks.tp.gpt import split_all
 
-from .simple import all_tokens, refuse_length, scatter_sum, summed_tokens
+from .simple import all_tokens, gather_tokens, refuse_length, scatter_sum, summed_tokens
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,18 @@ class ScatteringEmbedding(tp.VocabularyParallelEmbedding):
         return self.tokens.scatter_sum(part_bsh)
 
 
+class AroundExperts(tp.AroundExperts):
+    """The pair around experts where tokens are split: all of them are gathered, and each rank gets its own answers."""
+
+    def open(self, x_bsh: Tensor) -> Tensor:
+        """All tokens (b, s, h) of the ranks' (b, s/t, h)."""
+        return gather_tokens(x_bsh, self.group)
+
+    def leave(self, y_bsh: Tensor) -> Tensor:
+        """This rank's tokens of the sum of the ranks' answers."""
+        return scatter_sum(y_bsh, self.group)
+
+
 class SplitNorm(nn.Module):
     """`norm` (LayerNorm or RMSNorm) on this rank's tokens; the gradients of its weights are summed over the ranks."""
 
@@ -147,16 +159,14 @@ def parallelize(model: GPT, group: Group = None, *, gather_again: bool = False) 
     weights of norms, the biases behind the sums and learned positions meet a part of the tokens on each rank: their
     gradients are summed over the group in each backward pass. All ranks are called with all tokens; logits, loss,
     clipping and checkpoints are those of `ranks.tp`. A number of positions that the ranks do not divide is refused
-    with a ``ValueError`` when the model is called, before anything is sent, and so is a model with experts, each of
-    which would see a part of the tokens; other errors as `tp.parallelize`.
+    with a ``ValueError`` when the model is called, before anything is sent; other errors as `tp.parallelize`. Experts
+    are split as an MLP, and their router sees all tokens. What they get is not gathered again: it has travelled.
 
     Source: Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2.
     """
-    if isinstance(model, GPT) and model.config.num_experts:
-        raise ValueError(f"model must be without experts where tokens are split, and has {model.config.num_experts}")
     tokens = SplitTokens(group, gather_again)
     each = (GatheringLinear, ScatteringLinear, ScatteringEmbedding)
-    split_all(model, group, 1, Layers(*(partial(layer, tokens=tokens) for layer in each)))
+    split_all(model, group, 1, Layers(*(partial(layer, tokens=tokens) for layer in each), around=AroundExperts))
     for block in model.blocks:
         block.attention_norm = SplitNorm(block.attention_norm, tokens)
         block.mlp_norm = SplitNorm(block.mlp_norm, tokens)

@@ -24,7 +24,7 @@ from dtlib.ranks.shared.alike import described, refuse_unlike
 from dtlib.ranks.shared.clipping import clip_grad_norm
 from dtlib.ranks.shared.held import Held, Place, places
 from dtlib.ranks.shared.parts import on_one_stage
-from dtlib.ranks.shared.replicas import begin_alike, group_of
+from dtlib.ranks.shared.replicas import begin_alike
 from dtlib.ranks.zero import Zero, held
 from dtlib.theory.footprint import AXES
 from dtlib.theory.memory import checked_recompute
@@ -56,9 +56,9 @@ weight meets a part of the tokens, in the backward pass |
     splits backward passes: the later half would gather the weights a third time. Other errors are those of the parts.
 
     Experts lie on `ep` neighbours of dp, and dp / ep hold the same; an expert's gradient is divided by all tokens, as
-    any other. The ranks of tp have routers and experts whole and compute the same with them (`theory.footprint` counts
-    experts that tp splits). `balance` is the weight of `ep.sequence_balance_loss` in what is trained, its mean over the
-    sequences and sum over the layers; the loss that is returned is without it.
+    any other. tp splits the width of each, and has routers whole. `balance` is the weight of
+    `ep.sequence_balance_loss` in what is trained, its mean over the sequences and sum over the layers; the loss that is
+    returned is without it.
 
     `recompute` is a word of `activations.recompute`, of each layer (True: ``"full"``). Where `schedule` splits backward
     passes a full one takes a whole stage at a time, as its later half needs what was computed: there the sums of
@@ -82,7 +82,7 @@ weight meets a part of the tokens, in the backward pass |
         balance: float = 0.0,
     ) -> None:
         _refuse(model, mesh, schedule, zero)
-        _refuse_experts(model, mesh, ep, amount("balance", balance), sequence_parallel)
+        _refuse_experts(model, mesh, ep, amount("balance", balance))
         flag("sequence_parallel", sequence_parallel)
         if flag("gather_again", gather_again) and not sequence_parallel:
             raise ValueError("gather_again must be False without sequence_parallel, which splits the tokens")
@@ -128,11 +128,8 @@ weight meets a part of the tokens, in the backward pass |
             before = sum(len(each.blocks) for each in stages[:number])
             for name, buffer in stage.named_buffers():
                 self.biases[_in_the_model(Place(name, ()), before).name] = buffer
-            own_places = places(stage, is_first=mesh.coordinates()["tp"] == 0)
-            for each in stage.parameters() if mesh.coordinates()["tp"] else ():
-                if group_of(each, None) is not None:  # an expert, which the first rank of tp has too
-                    own_places[id(each)] = replace(own_places[id(each)], counts=NOWHERE)
-            self.places = {key: _in_the_model(each, before) for key, each in own_places.items()} | self.places
+            for key, each in places(stage, is_first=mesh.coordinates()["tp"] == 0).items():
+                self.places.setdefault(key, _in_the_model(each, before))
         if self.tied is not None and place == ends[1] != ends[0]:  # it counts at the other end
             tied_to = self.places[id(self.tied)]
             self.places[id(self.tied)] = replace(tied_to, name="token_embedding.weight", counts=NOWHERE)
@@ -310,7 +307,7 @@ def _splits_backward(schedule: Schedule) -> bool:
     return any(action.kind == "W" for actions in schedule.actions for action in actions)
 
 
-def _refuse_experts(model: GPT, mesh: Mesh, num: Any, balance: float, sequence_parallel: bool) -> None:
+def _refuse_experts(model: GPT, mesh: Mesh, num: Any, balance: float) -> None:
     experts, d = model.config.num_experts, mesh.axes.get("dp", 1)
     if d % whole("ep", num, 1):
         raise ValueError(f"ep must divide the dp of mesh, which has its ranks, and {num} does not divide {d}")
@@ -318,10 +315,6 @@ def _refuse_experts(model: GPT, mesh: Mesh, num: Any, balance: float, sequence_p
         raise ValueError(f"ep must be at most the number of experts of model, {experts}, not {num}")
     if balance and not experts:
         raise ValueError(f"balance must be 0 for a model without experts, not {balance!r}")
-    if sequence_parallel and experts:
-        raise ValueError(
-            "sequence_parallel must be False for a model with experts, which would see parts of the tokens"
-        )
 
 
 def _refuse(model: Any, mesh: Any, schedule: Schedule, zero: Any) -> None:

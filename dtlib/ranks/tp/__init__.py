@@ -18,11 +18,13 @@ from dtlib.ranks.shared.split import clip_grad_norm, load_state_dict, split, sta
 
 from .blocks import OwnDice, sharers_of, split_attention, split_mlp
 from .conjugate import copy_to_ranks, sum_over_ranks
+from .experts import AroundExperts, split_experts
 from .gpt import parallelize
 from .linear import ColumnParallelLinear, RowParallelLinear
 from .vocabulary import VocabularyParallelEmbedding, next_token_loss, vocabulary_of
 
 __all__ = [
+    "AroundExperts",
     "ColumnParallelLinear",
     "OwnDice",
     "RowParallelLinear",
@@ -35,6 +37,7 @@ __all__ = [
     "sharers_of",
     "split",
     "split_attention",
+    "split_experts",
     "split_mlp",
     "state_dict",
     "sum_over_ranks",

@@ -13,11 +13,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from dtlib.ranks.experts import Apart
 from dtlib.ranks.mesh import Group
 from dtlib.ranks.model import MLP, Attention
 from dtlib.ranks.shared.alike import size_of
 from dtlib.ranks.shared.split import Ranges, evenly
 
+from .experts import AroundExperts
 from .linear import ColumnParallelLinear, RowParallelLinear
 from .vocabulary import VocabularyParallelEmbedding
 
@@ -29,6 +31,7 @@ class Layers:
     column: Callable[..., nn.Module] = ColumnParallelLinear
     row: Callable[..., nn.Module] = RowParallelLinear
     embedding: Callable[..., nn.Module] = VocabularyParallelEmbedding
+    around: Callable[[Group], Apart] = AroundExperts
 
 
 ALL_TOKENS = Layers()

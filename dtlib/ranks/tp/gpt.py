@@ -9,10 +9,11 @@ from dtlib.ranks.mesh import Group
 from dtlib.ranks.model import GPT, MLP
 from dtlib.ranks.shared.alike import size_of
 from dtlib.ranks.shared.replicas import begin_alike, broadcast, split_modules
-from dtlib.ranks.shared.split import SplitModule
+from dtlib.ranks.shared.split import SplitModule, evenly
 from dtlib.theory.valid import whole
 
 from .blocks import ALL_TOKENS, Layers, refuse_degree, sharers_of, split_attention, split_mlp
+from .experts import split_experts
 from .vocabulary import vocabulary_of
 
 
@@ -25,7 +26,8 @@ def parallelize(model: GPT, group: Group = None, *, chunks: int = 1) -> GPT:
     | attention, MLP of each layer | heads, width f | heads/t, f/t | forward, backward, each |
     | norms, learned positions, biases behind the sums | all | all | never |
     | head | (v, h) | (v/t, h) | backward |
-    | router and experts, in the place of an MLP | all | all | never |
+    | experts, shared ones too, in the place of an MLP | width f of each | f/t | forward, backward |
+    | router | all | all | never, but its weights' gradients |
 
     All ranks begin with the weights of the group's rank 0, whatever they had, and throw its dice from now on, where
     they hold the same tensors; ``torch.manual_seed`` is called for that. The model is called as before. Its logits are
@@ -52,6 +54,8 @@ def split_all(model: GPT, group: Group, chunks: int, layers: Layers) -> GPT:
         split_attention(block.attention, group, sharers=sharers, chunks=chunks, layers=layers)
         if isinstance(block.mlp, MLP):
             split_mlp(block.mlp, group, chunks=chunks, layers=layers)
+        else:
+            split_experts(block.mlp, group, layers.around)
     model.token_embedding = layers.embedding(model.token_embedding, group)
     model.head = layers.column(model.head, group)
     if tied:
@@ -70,6 +74,8 @@ def _refuse(model: GPT, group: Group) -> None:
     config = model.config
     refuse_degree(config.num_heads, config.kv_heads, t)
     vocabulary_of(config.vocab, group)
+    if config.num_experts:
+        evenly("expert_hidden", config.expert_hidden, t)
 
 
 def _throw_the_same_dice(device: torch.device, group: Group) -> None:

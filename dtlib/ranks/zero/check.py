@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -81,8 +82,10 @@ def outside(module: nn.Module, group: Group) -> str:
     """A parameter of `module` of which ranks outside of `group` have slices, or that stands for those of other stages;
     "" where there is none. A norm over the group alone would leave out what the others have."""
     everyone = set(dist.get_process_group_ranks(group))
-    groups = {name: dist.get_process_group_ranks(own) for name, (_, own) in splits_of(module).items()}
-    found = [name for name, own in groups.items() if not everyone.issuperset(own)]
+    found = [
+        name for name, cuts in splits_of(module).items()
+        if not everyone.issuperset(chain(*(dist.get_process_group_ranks(own) for _, own in cuts)))
+    ]  # fmt: skip
     found += [name for name, parameter in module.named_parameters() if isinstance(parameter, OnOneStage)]
     return found[0] if found else ""
 

@@ -35,7 +35,12 @@ CASES = [
     case("dp 2, pp 2", "ZB-H1", m=4, config=MOE, ep=2, zero=1, balance=B),
     case("pp 2, dp 2", "interleaved", config=DEEPSEEK, ep=2, recompute="full", balance=B),
     case("cp 2, dp 2", config=MOE, ep=2, zero=3, balance=B), case("dp 2, cp 2", config=MOE, ep=2, balance=B),
-    case("tp 2, cp 2", config=MOE, balance=B), case("dp 4", config=MOE, ep=2, frozen=("blocks.1.mlp.experts",), zero=3),
+    case("tp 2, cp 2", config=MOE, balance=B), case("tp 2, dp 2", config=DEEPSEEK, ep=2, sequence_parallel=True, balance=B),
+    case("tp 4", config=MOE, sequence_parallel=True, gather_again=True, recompute="full", balance=B),
+    case("dp 2, tp 2", config=MOE, ep=2, zero=1, sequence_parallel=True, balance=B),
+    case("tp 2, pp 2", "ZB-H1", m=4, config=MOE, zero=1, sequence_parallel=True, recompute="selective", balance=B),
+    case("cp 2, tp 2", config=DEEPSEEK, zero=3, sequence_parallel=True, balance=B), case("tp 2, pp 2", "ZB-H1", m=4, config=DEEPSEEK),
+    case("dp 4", config=MOE, ep=2, frozen=("blocks.1.mlp.experts",), zero=3),
 ]  # fmt: skip
 
 
