@@ -86,6 +86,21 @@ def test_experts_are_summed_over_those_that_hold_them_and_sent_tokens_for_each_l
     assert again - four.ep == pytest.approx(8 * layers * (step / 2 + counts + tokens * 2 * 3 / 4 * visit / 4))
 
 
+def test_split_experts_send_as_an_mlp_and_their_weights_gradients():
+    """A layer of experts is 8 phases over tp, 10 where a dense one gathers again 2 of them, and k numbers a token."""
+    two = Setup(tp=2, micro_batch=3, micro_batches=4)
+    weights = 2 * (1 / 2) * 4 * 8 * (3 * 128) * 2 * 4  # micro-batches, layers, tokens, choices, bytes
+    for options in ({}, {"recompute": "full"}, {"recompute": "selective"}):
+        setup = replace(two, **options)
+        assert sent(setup, EXPERTS).tp - sent(setup).tp == pytest.approx(weights)
+    split, phase = replace(two, sequence_parallel=True), 1 / 2 * 4 * 8 * (3 * 128) * 64 * 2
+    behind = 4 * 8 * 64 * 2  # biases behind MLPs, which experts lack
+    assert sent(split, EXPERTS).tp - sent(split).tp == pytest.approx(weights - behind)
+    again = {"gather_again": True}
+    assert sent(split, EXPERTS, **again).tp - sent(split, **again).tp == pytest.approx(weights - behind - phase)
+    assert sent(replace(two, dp=4, ep=4), EXPERTS).ep == sent(replace(two, tp=1, dp=4, ep=4), EXPERTS).ep
+
+
 def test_the_crossings_are_where_a_layer_sends_as_much():
     deeper = replace(GPT, num_layers=16)
     for dp, t, tokens in ((2, 2, 96), (8, 4, 56), (3, 8, 128 / 7)):
@@ -145,10 +160,9 @@ def test_a_stage_keeps_the_micro_batches_in_flight(schedule, held):
         (lambda: replace(CUBE, cp=0), "cp must be at least 1, not 0"),
         (lambda: sent(CUBE, stage=4), "stage must be"),
         (
-            lambda: sent(Setup(tp=2), EXPERTS),
-            "tp must be 1, not 2, since the traffic of a mesh counts no experts beside",
+            lambda: sent(Setup(tp=8), replace(EXPERTS, experts=models.Experts(num_experts=8, top_k=2, hidden=12))),
+            "tp of small must be one of 1, 2, 4",
         ),
-        (lambda: sent(Setup(sequence_parallel=True), EXPERTS), "sequence_parallel must be False, since the traffic"),
         (lambda: sent(Setup(dp=3, ep=3), EXPERTS), "ep of small must divide its 8 experts; 3 does not"),
         (lambda: sent(Setup(tp=3)), "tp of small must be"),
         (lambda: sent(CUBE, element_bytes=0), "element_bytes must be finite and positive, not 0"),

@@ -77,11 +77,8 @@ class Save(DefaultSavePlanner):
             for view, start, counts in held.slices(tensor.detach()):
                 for (offsets, sizes), part in boxes(view, start, place) if counts else ():
                     yield self._item(name, offsets, sizes, part, place.whole_shape, WriteItemType.SHARD)
-        if (
-            not any(rank for _, rank in place.splits)
-            and next((counts for *_, counts in held.slices(held.weight)), False)
-            and held.start == 0
-        ):
+        is_first = held.start == 0 and not any(rank for _, rank in place.splits)
+        if is_first and next((counts for *_, counts in held.slices(held.weight)), False):
             for name, number in numbers.items():
                 yield self._item(name, (), (), number, (), WriteItemType.TENSOR)
 

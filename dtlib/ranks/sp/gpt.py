@@ -166,7 +166,8 @@ def parallelize(model: GPT, group: Group = None, *, gather_again: bool = False) 
     """
     tokens = SplitTokens(group, gather_again)
     each = (GatheringLinear, ScatteringLinear, ScatteringEmbedding)
-    split_all(model, group, 1, Layers(*(partial(layer, tokens=tokens) for layer in each), around=AroundExperts))
+    column, row, embedding = (partial(layer, tokens=tokens) for layer in each)
+    split_all(model, group, 1, Layers(column, row, embedding, AroundExperts))
     for block in model.blocks:
         block.attention_norm = SplitNorm(block.attention_norm, tokens)
         block.mlp_norm = SplitNorm(block.mlp_norm, tokens)

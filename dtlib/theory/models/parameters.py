@@ -83,10 +83,9 @@ def layer_of_rank(model: Architecture, tp: int, ep: int = 1, *, with_experts: bo
     """`layer_parameters` on one of `tp` ranks, and of `ep` that share the experts.
 
     The ranks of tp split the columns of the first matrices of each pair and the rows of the second, of experts too: as
-    Megatron-LM does where no tensor parallelism of the experts' own is asked for. `ranks.threed` keeps experts whole on
-    each rank of tp, which this does not count. Norms over the width, the biases of the second matrices, the router and
-    the matrices that lead to latent vectors are on every rank. ``ValueError`` for a `tp` or an `ep` that `model` does
-    not divide by.
+    Megatron-LM does where no tensor parallelism of the experts' own is asked for. Norms over the width, the biases of
+    the second matrices, the router and the matrices that lead to latent vectors are on every rank. ``ValueError`` for
+    a `tp` or an `ep` that `model` does not divide by.
     """
     t, experts = checked_tp(model, tp), checked_ep(model, ep)
     with_experts = has_experts(model, with_experts)

@@ -37,7 +37,7 @@ class AxisBytes(Breakdown):
         r"\begin{aligned} \text{tp: } & 8\,\tfrac{t-1}{t}\,m\,\tfrac{l}{p}\,T h w &"
         r"\text{cp: } & 6\,\tfrac{c-1}{c}\,m\,\tfrac{l}{p}\,\tfrac{b s g d}{t}\,w \\"
         r" \text{pp: } & 2\,m\,T h w & \text{dp: } & 2\,\tfrac{N-1}{N}\,\tfrac{\Psi}{p\,t}\,w \\"
-        r" \text{ep: } & 4\,\tfrac{n-1}{n}\,m\,\tfrac{l}{p}\,T V h w \end{aligned}"
+        r" \text{ep: } & 4\,\tfrac{q-1}{q}\,m\,\tfrac{l}{p}\,T V h w \end{aligned}"
     ),
 )
 def sent_bytes(
@@ -63,31 +63,31 @@ def sent_bytes(
     is computed again when its backward pass has gathered it. All numbers travel in `element_bytes`. ``ValueError``
     where the model cannot be cut like that.
 
-    Experts lie on n = `setup.ep` ranks of dp. Each layer with experts sends what `ep.step_bytes` counts with a copy a
+    Experts lie on q = `setup.ep` ranks of dp. Each layer with experts sends what `ep.step_bytes` counts with a copy a
     rank, under uniform routing to V ranks a token; beside it go, for each choice, the row (8 bytes), its weight and the
     weight's gradient (4 bytes at least), and to each rank how many rows and visits are to come (8 bytes each). A full
-    recompute sends all of a forward pass again. Their gradients are summed over N/n ranks, all others over N. Experts
-    that `ranks.threed` keeps whole beside tp are not counted: ``ValueError`` for experts with `setup.tp` above 1, or
-    with sequence parallelism.
+    recompute sends all of a forward pass again. Their gradients are summed over N/q ranks, all others over N. tp splits
+    the width of each expert, and sends what it sends for an MLP, and the gradients of the weights of T·k choices; each
+    of its ranks sends whole tokens over ep. What experts get is never gathered again.
     """
     model = checked_dense(model, "the traffic of a mesh", but_experts=True)
     setup.check(model)
-    if model.experts is not None:
-        _refuse_tp(model, setup)
     w, c = amount("element_bytes", element_bytes, positive=True), setup.cp
     b, s, h, t, p, m = setup.micro_batch, setup.seq_of(model), model.hidden, setup.tp, setup.pp, setup.num_micro_batches
     first, last, v = stage == 0, stage == p - 1, setup.chunks
     pieces = setup.pieces(model)
     mine = stage_parameters(model, t, p, stage, v, setup.ep, pieces=pieces)
-    l = sum(pieces[stage])
+    l, sparse = sum(pieces[stage]), sum(expert_layers(model, p, stage, v))
 
     outside = tp.outside_elements(b, s // c, h)
     again = flag("gather_again", gather_again) and setup.sequence_parallel
     plan = "again" if again else "keep" if setup.sequence_parallel else "none"
-    reduced = l * sp.phases(plan, recompute=setup.recompute) / 2 * b * (s // c) * h
+    reduced = (l * sp.phases(plan, recompute=setup.recompute) - sparse * again) / 2 * b * (s // c) * h
+    if model.experts is not None:
+        reduced += sparse * b * (s // c) * model.experts.top_k * max(w, _SCORE_BYTES) / w
     reduced += first * outside.embedding + last * (outside.head * (3 if again else 2) / 2 + outside.loss)
     if setup.sequence_parallel:
-        reduced += mine.norms + mine.positions + (2 * l * h if model.biases else 0)
+        reduced += mine.norms + mine.positions + ((2 * l - sparse) * h if model.biases else 0)
     kv_heads = kv_width_of_rank(model, t) // model.head_dim
     cuts = (v - last) + (v - first) if p > 1 else 0
     boundary = m * cuts * b * s // c * h / (t if setup.sequence_parallel else 1)
@@ -103,16 +103,8 @@ def sent_bytes(
         cp=m * l * ring_elements(b, s, kv_heads, model.head_dim, c, recompute=setup.recompute) * w,
         pp=(boundary + (tied if model.tied and p > 1 else 0)) * w,
         dp=summed,
-        ep=m * sum(expert_layers(model, p, stage, v)) * _exchanged(model, setup, w),
+        ep=m * sparse * _exchanged(model, setup, w),
     )
-
-
-def _refuse_tp(model: Architecture, setup: Setup) -> None:
-    what = f"the traffic of a mesh counts no experts beside it yet: {model.name} has some"
-    if setup.tp > 1:
-        raise ValueError(f"tp must be 1, not {setup.tp}, since {what}")
-    if setup.sequence_parallel:
-        raise ValueError(f"sequence_parallel must be False, since {what}")
 
 
 def _exchanged(model: Architecture, setup: Setup, w: float) -> float:

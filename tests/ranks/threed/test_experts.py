@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.testing import assert_close
 
 from dtlib import lab
-from dtlib.ranks import dp, ep, sp, threed, zero
+from dtlib.ranks import dp, ep, threed, tp, zero
 from dtlib.ranks.experts import Router
 from dtlib.ranks.mesh import Mesh
 from dtlib.ranks.model import GPT as Model
@@ -35,11 +35,12 @@ CASES = [
     case("dp 2, pp 2", "ZB-H1", m=4, config=MOE, ep=2, zero=1, balance=B),
     case("pp 2, dp 2", "interleaved", config=DEEPSEEK, ep=2, recompute="full", balance=B),
     case("cp 2, dp 2", config=MOE, ep=2, zero=3, balance=B), case("dp 2, cp 2", config=MOE, ep=2, balance=B),
-    case("tp 2, cp 2", config=MOE, balance=B), case("tp 2, dp 2", config=DEEPSEEK, ep=2, sequence_parallel=True, balance=B),
+    case("tp 2, cp 2", config=MOE, balance=B), case("tp 2, pp 2", "ZB-H1", m=4, config=DEEPSEEK),
+    case("tp 2, dp 2", config=DEEPSEEK, ep=2, sequence_parallel=True, balance=B),
     case("tp 4", config=MOE, sequence_parallel=True, gather_again=True, recompute="full", balance=B),
     case("dp 2, tp 2", config=MOE, ep=2, zero=1, sequence_parallel=True, balance=B),
     case("tp 2, pp 2", "ZB-H1", m=4, config=MOE, zero=1, sequence_parallel=True, recompute="selective", balance=B),
-    case("cp 2, tp 2", config=DEEPSEEK, zero=3, sequence_parallel=True, balance=B), case("tp 2, pp 2", "ZB-H1", m=4, config=DEEPSEEK),
+    case("cp 2, tp 2", config=DEEPSEEK, zero=3, sequence_parallel=True, balance=B),
     case("dp 4", config=MOE, ep=2, frozen=("blocks.1.mlp.experts",), zero=3),
 ]  # fmt: skip
 
@@ -95,6 +96,16 @@ def once_a_rank(x, loss):
     return attached(x, 2 * loss)
 
 
+def the_first_part(model, is_first):
+    found = all_places(model, is_first=is_first)
+    return {key: replace(each, counts=((slice(None), is_first),)) if len(each.splits) > 1 else each
+            for key, each in found.items()}  # fmt: skip
+
+
+def as_one(x, n):
+    return x
+
+
 def without_experts(self, tensor):
     return ((view, start, counts and tensor.dim() < 3) for view, start, counts in slices(self, tensor))
 
@@ -104,6 +115,7 @@ def alone_group():
 
 
 whole_group, spread, pack, slices = Mesh.group, training._spread_experts, dp.BucketedDataParallel._pack, Held.slices
+all_places = training.places
 of_sequences, attached = ep.sequence_balance_loss, ep.with_loss
 MUTANTS = {
     "experts, not summed over dp": ("dp 4", Mesh, "group", axes_without("same")),
@@ -113,7 +125,9 @@ MUTANTS = {
     "a norm without some ranks' experts": ("dp 4", zero.pieces, "group_of", lambda parameter, others: others),
     "a norm without experts": ("dp 4", Held, "slices", without_experts),
     "a norm with replicas": ("dp 4", Held, "slices", everything_counts),
-    "a norm that counts experts once a rank of tp": ("dp 2, tp 2", training, "NOWHERE", ((slice(None), True),)),
+    "a norm of the parts of one rank of tp": ("dp 2, tp 2", training, "places", the_first_part),
+    "tokens of a router, once a rank of tp": ("dp 2, tp 2", tp.experts._Share, "apply", as_one),
+    "weights, not summed over tp": ("dp 2, tp 2", tp.AroundExperts, "weigh", lambda self, routed: routed),
     "balance, of the tokens of one rank of cp": ("dp 2, cp 2", ep, "sequence_balance_loss", of_own_tokens),
     "balance, of a micro-batch": ("dp 2, tp 2", ep, "sequence_balance_loss", of_a_call),
     "balance, once a rank of tp": ("dp 2, tp 2", ep, "with_loss", once_a_rank),
@@ -237,6 +251,7 @@ def test_a_checkpoint_goes_from_one_ep_to_another(tmp_path):
     first = case("dp 4", config=MOE, ep=4, zero=3)
     others = [
         case("dp 4", config=MOE, ep=2, zero=1), case("dp 2, tp 2", config=MOE, ep=2), case("tp 2, cp 2", config=MOE),
+        case("tp 2, dp 2", config=MOE, ep=2, zero=2, sequence_parallel=True),
         case("dp 2, pp 2", config=MOE, ep=1, zero=1), first,
     ]  # fmt: skip
     losses, *_ = lab.run(saved, 4, args=(first, tmp_path))
@@ -254,7 +269,7 @@ def test_a_checkpoint_goes_from_one_ep_to_another(tmp_path):
         ("dp 4", {"ep": 2, "config": GPT}, "ep must be at most the number of experts of model, 0, not 2"),
         ("dp 4", {"balance": 0.1, "config": GPT}, "balance must be 0 for a model without experts, not 0.1"),
         ("dp 4", {"balance": -0.1}, "balance must be"),
-        ("dp 2, tp 2", {"sequence_parallel": True}, "sequence_parallel must be False for a model with experts"),
+        ("tp 4", {"config": replace(MOE, hidden=4, expert_ratio=0.75)}, "expert_hidden must be at least .* 4, not 3"),
     ],
 )
 def test_what_cannot_be_is_named(axes, options, said):
@@ -263,11 +278,3 @@ def test_what_cannot_be_is_named(axes, options, said):
             built(case(axes, **{"config": MOE, **options}))
 
     lab.run(refused, 4)
-
-
-def test_tokens_that_sequence_parallelism_splits_have_no_experts():
-    def refused():
-        with pytest.raises(ValueError, match="model must be without experts where tokens are split, and has 4"):
-            sp.parallelize(Model(MOE))
-
-    lab.run(refused, 2)
