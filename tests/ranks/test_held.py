@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from math import prod
 
 import pytest
@@ -26,14 +27,17 @@ def test_boxes_of_a_flat_piece(shape):
             assert sum(view.numel() for _, view in found) == stop - start
 
 
-@pytest.mark.parametrize("dim", [0, 1, 2])
+@pytest.mark.parametrize("dims", [(0,), (1,), (2,), (2, 0), (1, 0)])
 @pytest.mark.parametrize("flat", [True, False])
-def test_boxes_of_a_part_whose_ranges_lie_apart(dim, flat):
+def test_boxes_of_a_part_whose_ranges_lie_apart(dims, flat):
     whole = torch.arange(4 * 5 * 6).view(4, 5, 6)
-    split = Split(dim, ((range(2),), (range(3, 4), range(2, 3))))
-    for rank in range(2):
-        part = split.part(whole, rank)
-        place = Place("a", tuple(part.shape), split, rank)
+    splits = [Split(dim, ((range(2),), (range(3, whole.shape[dim]), range(2, 3)))) for dim in dims]
+    for ranks in product(range(2), repeat=len(dims)):
+        part, cuts = whole, tuple(zip(splits, ranks, strict=True))
+        for split, rank in cuts:
+            part = split.part(part, rank)
+        place = Place("a", tuple(part.shape), cuts)
+        assert place.whole_shape == whole.shape
         lengths = range(1, part.numel(), 7) if flat else [part.numel()]
         for length in lengths:
             tensor, filled = (part.reshape(-1)[:length] if flat else part), torch.full_like(whole, -1)
