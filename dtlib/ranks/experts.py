@@ -101,7 +101,7 @@ class Router(nn.Module):
 
 def _best(scores_te: Tensor, k: int) -> Tensor:
     """The `k` largest of each row; of equal ones that with the lower index, which ``topk`` does not promise."""
-    return scores_te.sort(dim=-1, descending=True, stable=True).indices[:, :k]
+    return scores_te.sort(dim=-1, descending=True, stable=True).indices[:, :k].contiguous()  # a view would keep all
 
 
 def loads(experts_tk: Tensor, num_experts: int) -> Tensor:

@@ -100,7 +100,23 @@ def combine(y_nh: Tensor, route: Route, beside: Callable[[], Tensor] | None = No
     """
     rows = start(y_nh, route.received, route.sent, route.group)
     y_th = y_nh.new_zeros(route.tokens, y_nh.shape[1]) if beside is None else beside()
-    return y_th.index_add(0, route.token_v, wait(rows))
+    return _Added.apply(y_th, wait(rows), route.token_v)
+
+
+class _Added(torch.autograd.Function):
+    """`index_add_` that does not keep the rows, as torch's own does for their shape."""
+
+    @staticmethod
+    def forward(context: Any, y_th: Tensor, rows_vh: Tensor, token_v: Tensor) -> Tensor:
+        context.save_for_backward(token_v)
+        context.mark_dirty(y_th)
+        return y_th.index_add_(0, token_v, rows_vh)
+
+    @staticmethod
+    @once_differentiable
+    def backward(context: Any, dy_th: Tensor) -> Any:
+        (token_v,) = context.saved_tensors
+        return dy_th, dy_th.index_select(0, token_v), None
 
 
 class Underway(NamedTuple):

@@ -11,6 +11,7 @@ Arguments out of range raise ``ValueError``, which names the argument, its value
 
 from .balance import busiest_rank_bounds, busiest_rank_tokens, capacity, dropped_share, largest_normal, padded_share
 from .hiding import all_to_all_seconds, hiding_tokens, hiding_width, layer_seconds, reading_tokens
+from .kept import KeptBytes, kept_bytes
 from .layer import Layer
 from .memory import layer_parameters, state_bytes
 from .routing import SCORINGS, Routing, checked_routing, loads, route, scores
@@ -36,6 +37,7 @@ from .traffic import (
 __all__ = [
     "COPIES",
     "SCORINGS",
+    "KeptBytes",
     "Layer",
     "Routing",
     "all_to_all_seconds",
@@ -55,6 +57,7 @@ __all__ = [
     "fp8_bytes_per_element",
     "hiding_tokens",
     "hiding_width",
+    "kept_bytes",
     "largest_normal",
     "layer_parameters",
     "layer_seconds",

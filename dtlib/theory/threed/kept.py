@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from dtlib.theory import pp, sp
+from dtlib.theory import ep, pp
 from dtlib.theory.activations import PAPER, Widths, layer_activations
-from dtlib.theory.footprint import Setup
+from dtlib.theory.footprint import Setup, expert_layers
 from dtlib.theory.formula import formula
 from dtlib.theory.models import Architecture, checked_dense
 from dtlib.theory.valid import whole
+
+_IN_PLACE = (
+    "router_scores", "expert_inputs", "expert_hidden", "expert_activation", "expert_product", "expert_outputs",
+    "mlp_hidden", "mlp_activation", "mlp_product",
+)  # fmt: skip
+"""Of a layer that is written out, what `ranks.experts` keeps in another way."""
 
 
 @formula(
@@ -30,24 +36,45 @@ def activation_bytes(
     Of pipeline stage `stage`, r: its layers, l/p in equal pieces, times the micro-batches in flight, the k of
     `pp.most_in_flight` (of `schedule`, or of the interleaved one where there are `setup.chunks`), times M, what a
     rank of tp keeps of a layer for b sequences (`setup.micro_batch`) of s/c tokens, as the `setup.cp` ranks of a
-    ring share them: `activations.layer_activations` in the entries of `widths`. dp does not occur: it shares
-    sequences, not a sequence. Sequence parallelism divides all of M by t, but for the gathered inputs of matrices
-    where they stay (`gather_again` False; `sp.kept_bytes`). Left out are embedding, head and loss, and what a
-    backward pass needs while it runs or, if it is split, until the weights have had their turn. ``ValueError``
-    where the model cannot be cut like that.
+    ring share them: `activations.layer_activations` in the entries of `widths`, and in the place of an MLP
+    `ep.kept_bytes`. dp does not occur: it shares sequences, not a sequence. Sequence parallelism divides all of M by t,
+    but for the gathered inputs of matrices where they stay (`gather_again` False; `sp.kept_bytes`), and for experts,
+    which get all tokens. Left out are embedding, head and loss, and what a backward pass needs while it runs or, if it
+    is split, until the weights have had their turn. ``ValueError`` where the model cannot be cut like that, and for
+    chunks of one rank of which one has more layers with experts than another.
     """
-    model = checked_dense(model, "what a mesh keeps")
+    model = checked_dense(model, "what a mesh keeps", but_experts=True)
     setup.check(model)
-    tokens, b, t = setup.tokens_of(model), setup.micro_batch, setup.tp
-    a_layer = layer_activations(
-        model, b, seq=tokens, tp=t, sequence_parallel=setup.sequence_parallel, recompute=setup.recompute,
-        attention=setup.attention, dropout=setup.dropout, widths=widths,
-    ).total  # fmt: skip
-    if setup.sequence_parallel and not gather_again and setup.recompute != "full":
-        sizes = tokens, b, model.hidden, model.num_heads, t
-        a_layer += (sp.kept_bytes(*sizes, "keep") - sp.kept_bytes(*sizes, "again")) * widths.element / 2
     if whole("stage", stage, 0) >= setup.pp:
         raise ValueError(f"stage must be from 0 to {setup.pp - 1}, not {stage}")
-    layers = sum(setup.pieces(model)[stage])
+    layers, sparse = sum(setup.pieces(model)[stage]), expert_layers(model, setup.pp, stage, setup.chunks)
+    if len(set(sparse)) > 1:
+        raise ValueError(f"chunks must have as many layers with experts each, not {sparse} on stage {stage}")
+    kinds = {False: layers - sum(sparse), True: sum(sparse)}
+    kept = sum(
+        count * _of_a_layer(model, setup, gather_again, widths, with_experts)
+        for with_experts, count in kinds.items() if count
+    )  # fmt: skip
     name = "interleaved" if setup.chunks > 1 else schedule
-    return pp.most_in_flight(name, setup.pp, setup.num_micro_batches, stage, setup.chunks) * layers * a_layer
+    return pp.most_in_flight(name, setup.pp, setup.num_micro_batches, stage, setup.chunks) * kept
+
+
+def _of_a_layer(model: Architecture, setup: Setup, again: bool, widths: Widths, with_experts: bool) -> float:
+    tokens, b, t = setup.tokens_of(model), setup.micro_batch, setup.tp
+    found = layer_activations(
+        model, b, seq=tokens, tp=t, sequence_parallel=setup.sequence_parallel, recompute=setup.recompute,
+        attention=setup.attention, dropout=setup.dropout, widths=widths, with_experts=with_experts,
+    )  # fmt: skip
+    if setup.recompute == "full":
+        return found.total
+    a_gathered = widths.element * b * tokens * model.hidden * (1 - 1 / t) if setup.sequence_parallel else 0
+    kept, gathered = found.total, 0 if again else 2
+    if with_experts and model.experts is not None:
+        experts, gathered = model.experts, 1 if again else 2
+        kept -= sum(size for name, size in found.parts.items() if name in _IN_PLACE)
+        kept += ep.kept_bytes(
+            b * tokens, model.hidden, experts.hidden, experts.num_experts, experts.top_k, setup.ep, tp=t,
+            gated=model.gated, shared_hidden=experts.shared_hidden, imbalance=setup.imbalance,
+            element_bytes=widths.element,
+        ).total  # fmt: skip
+    return kept + gathered * a_gathered
