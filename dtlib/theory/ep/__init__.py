@@ -11,9 +11,8 @@ Arguments out of range raise ``ValueError``, which names the argument, its value
 
 from .balance import busiest_rank_bounds, busiest_rank_tokens, capacity, dropped_share, largest_normal, padded_share
 from .hiding import all_to_all_seconds, hiding_tokens, hiding_width, layer_seconds, reading_tokens
-from .kept import KeptBytes, kept_bytes
 from .layer import Layer
-from .memory import layer_parameters, state_bytes
+from .memory import KeptBytes, kept_bytes, layer_parameters, state_bytes
 from .routing import SCORINGS, Routing, checked_routing, loads, route, scores
 from .steering import (
     balance_loss,

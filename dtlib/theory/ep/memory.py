@@ -1,4 +1,4 @@
-"""What a rank keeps of a model with experts, and how many parameters a token meets."""
+"""What a rank keeps of a model with experts, from step to step and for backward, and what parameters a token meets."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dtlib.theory.memory import Recipe
 from dtlib.theory.valid import amount, flag, whole
 
 from .routing import choices
+from .traffic import expected_visits
 
 
 @dataclass(frozen=True)
@@ -80,4 +81,66 @@ def state_bytes(
     return StateBytes(
         experts=zero.states(over(experts, n), d // n, stage, recipe).total,
         others=zero.states(others, d, stage, recipe).total,
+    )
+
+
+_INDEX_BYTES, _WIDE_BYTES = 8, 4
+"""What points to a row is int64, and a router computes in float32 at least."""
+
+
+@dataclass(frozen=True)
+class KeptBytes(Breakdown):
+    """Bytes that a rank keeps of a layer of experts, its input apart.
+
+    `router` are all scores, and input and matrix in float32 where they are narrower; `choices` what says of each
+    choice, sent and arrived, its row and its weight; `rows` the tokens that came from all ranks, this one too; `hidden`
+    what the experts' first matrices put out; `shared` the same of the shared ones, with their rows.
+    """
+
+    router: float
+    choices: float
+    rows: float
+    hidden: float
+    shared: float
+
+
+@formula("ep.kept_bytes", source="derived here", equation=r"t\,\bigl(4E + V h\,w + k\,(2 f\,w + i)\bigr)")
+def kept_bytes(
+    tokens: int,
+    hidden: int,
+    expert_hidden: int,
+    num_experts: int,
+    top_k: int,
+    ep: int = 1,
+    tp: int = 1,
+    *,
+    gated: bool = True,
+    shared_hidden: int = 0,
+    normalised: bool = True,
+    imbalance: float = 1,
+    element_bytes: float = 2,
+) -> KeptBytes:
+    """Bytes that a rank keeps of a layer of experts for its backward pass, beside the layer's input.
+
+    Of t tokens a rank with k choices each: the scores of all E experts, a row for each of the V ranks that a token
+    visits (with `ep` 1 that is the input), and for each choice what the first matrices put out, 2f entries (f where not
+    `gated`) over `tp` ranks that split the width, and i bytes. What lies behind is computed again, and answers are
+    weighted before they are added up. The busiest rank gets `imbalance` times the mean. Written out plainly a layer
+    keeps more (`activations.layer_activations`).
+
+    Uniform routing. ``ValueError`` for sizes below 1 or more choices than experts.
+    """
+    t, h, f = whole("tokens", tokens, 0), whole("hidden", hidden, 1), whole("expert_hidden", expert_hidden, 1)
+    n, parts, gates = whole("ep", ep, 1), whole("tp", tp, 1), 2 if flag("gated", gated) else 1
+    visits, w = expected_visits(num_experts, top_k, n), amount("element_bytes", element_bytes, positive=True)
+    wide, more = max(w, _WIDE_BYTES), amount("imbalance", imbalance)
+    chosen = t * (2 * _INDEX_BYTES * top_k + (wide * (top_k + 2) if flag("normalised", normalised) else 0))
+    arrived = more * t * top_k * ((1 if n == 1 else 2) * _INDEX_BYTES + wide)
+    s = whole("shared_hidden", shared_hidden, 0)
+    return KeptBytes(
+        router=wide * (t * num_experts + (h * (t + num_experts) if w < wide else 0)),
+        choices=chosen + arrived + (_INDEX_BYTES * t * visits if n > 1 else 0),
+        rows=more * t * visits * h * w if n > 1 else 0,
+        hidden=more * t * top_k * gates * f / parts * w,
+        shared=t * (gates * s / parts * w + _INDEX_BYTES + w) if s else 0,
     )

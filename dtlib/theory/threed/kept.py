@@ -73,7 +73,7 @@ def _of_a_layer(model: Architecture, setup: Setup, again: bool, widths: Widths, 
         experts, gathered = model.experts, 1 if again else 2
         kept -= sum(size for name, size in found.parts.items() if name in _IN_PLACE)
         kept += ep.kept_bytes(
-            b * tokens, model.hidden, experts.hidden, experts.num_experts, experts.top_k, setup.ep, tp=t,
+            b * tokens, model.hidden, experts.hidden, experts.num_experts, experts.top_k, setup.ep, t,
             gated=model.gated, shared_hidden=experts.shared_hidden, imbalance=setup.imbalance,
             element_bytes=widths.element,
         ).total  # fmt: skip
