@@ -191,6 +191,25 @@ def test_coins_accept_as_many(q, k):
     assert tokens.mean() != pytest.approx(1.03 * mtp.accepted_tokens(q, k), rel=0.01)
 
 
+@pytest.mark.parametrize(("q", "k", "rho"), [(0.85, 1, 0.5), (0.6, 4, 0.3), (0.5, 6, 0.05), (0.9, 3, 0.8)])
+def test_coins_of_easy_and_hard_passes_accept_more(q, k, rho):
+    """Each pass draws its own coin; the law of independent coins is too low but for the first guess."""
+    draw, spread = np.random.default_rng(0), 1 / rho - 1
+    coins = draw.random((400_000, k)) < draw.beta(q * spread, (1 - q) * spread, (400_000, 1))
+    tokens = 1 + coins.cumprod(axis=1).sum(axis=1)
+    assert tokens.mean() == pytest.approx(mtp.accepted_tokens(q, k, correlation=rho), rel=0.005)
+    assert (k == 1) == (tokens.mean() < 1.01 * mtp.accepted_tokens(q, k))
+    if k > 1:
+        assert np.corrcoef(coins[:, 0], coins[:, 1])[0, 1] == pytest.approx(rho, abs=0.01)
+
+
+@given(q=shares, k=st.integers(0, 60), rho=shares)
+def test_a_correlation_never_earns_less(q, k, rho):
+    found = mtp.accepted_tokens(q, k, correlation=rho)
+    assert mtp.accepted_tokens(q, k) * (1 - 1e-9) <= found <= (1 + k * q) * (1 + 1e-9)
+    assert mtp.accepted_tokens(q, k, correlation=1) == pytest.approx(1 + k * q)
+
+
 @given(q=shares, cost=costs, check=st.sampled_from([1.0, 1.1, 1.7]))
 def test_no_other_length_is_faster_than_the_best(q, cost, check):
     best = mtp.best_draft(q, cost, check_cost=check)
@@ -260,6 +279,7 @@ def test_trees_have_printed_no_acceptance_that_the_law_could_use():
         (lambda: mtp.bubble_of_stages([0.0], 1), "costs must be"),
         (lambda: mtp.accepted_tokens(1.1, 1), "acceptance must be from 0 to 1, not 1.1"),
         (lambda: mtp.accepted_tokens(0.5, -1), "drafted must be"),
+        (lambda: mtp.accepted_tokens(0.5, 1, correlation=1.1), "correlation must be from 0 to 1, not 1.1"),
         (lambda: mtp.speedup(0.5, 1, -0.1), "draft_cost must be"),
         (lambda: mtp.speedup(0.5, 1, 0.1, check_cost=0), "check_cost must be"),
         (lambda: mtp.break_even_acceptance(0.1, check_cost=0.9), "check_cost must be at least 1"),

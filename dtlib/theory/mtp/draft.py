@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+from operator import mul
 from typing import Any
 
 from dtlib.theory.formula import formula
@@ -16,16 +18,23 @@ MOST_DRAFTED = 10_000
     label="thm-mtp-accepted",
     equation=r"\sum_{i=0}^{k} q^i = \frac{1-q^{k+1}}{1-q}",
 )
-def accepted_tokens(acceptance: float, drafted: int) -> float:
+def accepted_tokens(acceptance: float, drafted: int, *, correlation: float = 0) -> float:
     """Tokens that a checked draft earns.
 
     In the mean, of k drafted ones, the model's own next token among them: 1 + q + … + q^k. A draft counts up to its
     first wrong token, and the pass that finds it wrong gives the right one. Each token is taken to be right with
-    probability q whatever came before; a chain, not a tree. k + 1 for q = 1, and 1 for q = 0. ``ValueError`` unless q
-    is from 0 to 1. Source: Leviathan et al. 2023, arXiv 2211.17192, equation 1.
+    probability q whatever came before; a chain, not a tree. k + 1 for q = 1, and 1 for q = 0.
+
+    Where passes are easy or hard, a pass draws its own share from a beta distribution of mean q, and any two of its
+    guesses have a `correlation` ρ: behind i right ones the next is right with (q (1 − ρ) + iρ)/(1 − ρ + iρ), derived
+    here. That earns at least as much; 1 + kq with ρ = 1. ``ValueError`` unless both are from 0 to 1. Source: Leviathan
+    et al. 2023, arXiv 2211.17192, equation 1.
     """
-    q, k = _share("acceptance", acceptance), whole("drafted", drafted, 0)
-    return float(k + 1) if q == 1 else (1 - q ** (k + 1)) / (1 - q)
+    q, k, rho = _share("acceptance", acceptance), whole("drafted", drafted, 0), _share("correlation", correlation)
+    if rho == 0:
+        return float(k + 1) if q == 1 else (1 - q ** (k + 1)) / (1 - q)
+    right = ((q * (1 - rho) + i * rho) / (1 - rho + i * rho) if i else q for i in range(k))
+    return 1.0 + sum(accumulate(right, mul))
 
 
 @formula(
