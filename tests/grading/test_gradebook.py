@@ -213,6 +213,25 @@ def test_who_has_no_time_of_hand_in_is_told_where_there_is_a_deadline(graded, tm
     assert late.lay_over(record, "anna")["late"]["days"] == 2
 
 
+@pytest.mark.parametrize("words", [["--deadline", "2026-11-27"], ["--roster", "roster.csv"]])
+def test_a_folder_without_a_notebook_is_no_hand_in(group, tmp_path, words, monkeypatch):
+    """Unless the roster knows of one; what lies there instead is told as before."""
+    monkeypatch.chdir(tmp_path)
+    (group / "cleo" / "collectives.ipynb").rename(group / "cleo" / "report.pdf")
+    for learner in ("anna", "bob", "dan", "eve"):
+        at(group, learner, "2026-11-27T12:00Z")
+    run(group, tmp_path / "graded")
+    write(tmp_path, "roster.csv", "id,handed_in\nanna,\nbob,\ncleo,\ndan,\neve,\n")
+    told(tmp_path / "graded", tmp_path, *words)
+    cleo, dan = (load(tmp_path / "told" / "learners" / f"{name}.json") for name in ("cleo", "dan"))
+    assert (cleo["status"], dan["status"], "late" in cleo) == ("absent", "graded", False)
+    assert "report.pdf" in (tmp_path / "told" / "reports" / "cleo.md").read_text()
+    write(tmp_path, "roster.csv", "id,handed_in\ncleo,2026-11-28T01:00\n")
+    told(tmp_path / "graded", tmp_path, "--deadline", "2026-11-27", "--roster", "roster.csv")
+    cleo = load(tmp_path / "told" / "learners" / "cleo.json")
+    assert (cleo["status"], cleo["late"]["days"]) == ("graded", 1)
+
+
 def test_canvas_and_moodle_get_their_columns_and_no_formula(graded, tmp_path):
     roster, by_hand = write(tmp_path, "roster.csv", ROSTER), write(tmp_path, "hand.csv", BY_HAND)
     told(graded, tmp_path, "--roster", roster, "--by-hand", by_hand, "--title", "Week 1 (77)")

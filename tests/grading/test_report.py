@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
+from dtlib.grading.classroom import fingerprint
 from dtlib.grading.classroom.report import exports, pages, record, text
 from dtlib.grading.exercises.catalogue import STEMS, all_exercises
 from dtlib.grading.sandbox.walls import WALLS
@@ -122,6 +123,7 @@ def test_the_report_of_a_learner_tells_points_reasons_and_how_to_repeat(out):
     assert "Saw 0; expected" in said
     assert "```text\nHello\n```" in said
     assert f"a seed with the digest `{record.digest_of(SEED)}`" in said
+    assert f"Graded by dtlib {fingerprint.version()}." in said
     assert str(SEED) not in said
     assert "own formula" not in said, "a condition that is met is worth no line"
     assert "1 GB printed" in next((out / "reports").glob("eve.md")).read_text()

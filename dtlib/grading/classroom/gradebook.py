@@ -87,15 +87,16 @@ class Gradebook:
         record = bare(record)
         name = record["learner"]
         row = (self.roster or {}).get(id or "", {})
-        entries = [self._by_hand(entry, (id, name)) for entry in record["exercises"]]
-        more = _summed(entries)
+        deadline = row.get("deadline") or self.deadline
+        handed_in = row.get("handed_in") or record["measured"].get("handed_in", "")
+        entries = record["exercises"]
+        if (row or deadline) and not handed_in and {each["status"] for each in entries} == {"not attempted"}:
+            entries = [{**each, "status": ABSENT, "reason": ""} for each in entries]  # an empty folder is no hand-in
+        more = _summed([self._by_hand(entry, (id, name)) for entry in entries])
         if row.get("name"):
             more["name"] = printable(row["name"])
-        deadline = row.get("deadline") or self.deadline
-        if deadline and record["status"] != ABSENT:
-            more["late"] = late = self._late(
-                name, row.get("handed_in") or record["measured"].get("handed_in", ""), deadline
-            )
+        if deadline and status_of(entries) != ABSENT:
+            more["late"] = late = self._late(name, handed_in, deadline)
             taken = min(Fraction(100), late["days"] * Fraction(str(self.late_percent)))  # a float takes 28 % for 29
             late["deducted"] = int(taken * more["points"] / 100)
             more["points"] -= late["deducted"]
