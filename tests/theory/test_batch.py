@@ -171,28 +171,6 @@ def test_the_standard_errors_of_both_estimates(b, n):
     assert batch.variance_error(q, n, steps=[1, 4])[1] == pytest.approx(batch.variance_error(q, n) / 2)
 
 
-@pytest.mark.parametrize(("b", "n"), [(4, 2), (2, 4)])
-def test_the_error_of_the_ratio_of_two_means(b, n):
-    square, variance, facts = normal(b, n, 400_000, seed=3)
-    ratios = variance.reshape(-1, 400).mean(axis=1) / square.reshape(-1, 400).mean(axis=1)
-    law = batch.noise_scale_error(**facts, batch=b, n=n, steps=400)
-    assert ratios.std() / (facts["variance"] / facts["square"]) == pytest.approx(law, rel=0.1)
-    apart = math.hypot(
-        batch.square_error(facts["along"], facts["trace_square"], b, n, 400) / facts["square"],
-        batch.variance_error(facts["trace_square"], n, 400) / facts["variance"],
-    )
-    assert apart < law
-
-
-def test_the_error_where_noise_is_alike_in_all_directions():
-    for d, scale, b, n, steps in [(10, 5.0, 2, 3, 7), (1000, 300.0, 4, 2, 1), (50, 0.2, 8, 16, 3)]:
-        square = 0.7
-        variance = scale * square
-        error = batch.noise_scale_error(square, variance, square * variance / d, variance**2 / d, b, n, steps)
-        x = scale / b
-        assert error**2 == pytest.approx(2 / ((n - 1) * steps * d) * (1 + 2 * x + x**2 / n))
-
-
 def test_the_noise_scale_is_where_noise_and_gradient_are_alike():
     scale = batch.noise_scale(VARIANCE, SQUARE)
     assert batch.expected_square(SQUARE, VARIANCE, scale) == pytest.approx(2 * SQUARE)

@@ -119,7 +119,7 @@ def test_a_round_never_asks_a_rank_for_two_messages(algorithm, n, length, data):
 def test_no_all_reduce_beats_the_lower_bounds(algorithm, n, chunk, data):
     options, full_bytes = options_for(algorithm, n, data), 8 * chunk * n
     traffic = collectives.traffic(algorithm, chunk * n, 8, n, **options)
-    assert traffic.busiest_bytes >= collectives.all_reduce_lower_bound_bytes(full_bytes, n)
+    assert max(traffic.sent_bytes) >= collectives.all_reduce_lower_bound_bytes(full_bytes, n)
     assert traffic.total_bytes >= 2 * (n - 1) * full_bytes
     assert traffic.steps >= collectives.lower_bound_steps(n)
     seconds = closed(algorithm, "seconds", full_bytes, n, 1e-6, 1e9, **options)
@@ -132,10 +132,12 @@ def test_who_meets_the_bounds():
     meets = [
         name
         for name in ALL_REDUCES
-        if collectives.traffic(
-            name, length, 8, n, **({"ranks_per_node": 4} if name.startswith("two") else {})
-        ).busiest_bytes
-        == bound
+        if bound
+        == max(
+            collectives.traffic(
+                name, length, 8, n, **({"ranks_per_node": 4} if name.startswith("two") else {})
+            ).sent_bytes
+        )
     ]
     assert meets == ["ring_all_reduce", "halving_doubling_all_reduce", "two_level_all_reduce"]
     assert collectives.recursive_doubling_all_reduce_steps(n) == collectives.lower_bound_steps(n)

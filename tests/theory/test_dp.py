@@ -25,11 +25,19 @@ def test_averaged_gradient_of_four_scalars():
     assert_allclose(dp.averaged_gradient([0.20, 0.10, -0.05, 0.15]), 0.10, rtol=1e-15)
 
 
+def descent(x, y, rate, steps):
+    """The oracle: gradient descent on the whole batch; weights (steps + 1, p)."""
+    path = [np.zeros(x.shape[1])]
+    for _ in range(steps):
+        path.append(path[-1] - rate * x.T @ (x @ path[-1] - y) / len(x))
+    return np.array(path)
+
+
 def test_equal_shards_of_a_mean_loss_average_to_the_full_gradient():
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(12, 3)), rng.normal(size=12)
     for n in (1, 2, 3, 4):
-        whole = dp.single_process_sgd(x, y, learning_rate=0.1, steps=5)
+        whole = descent(x, y, rate=0.1, steps=5)
         parts = dp.data_parallel_sgd(x, y, shares=[12 // n] * n, learning_rate=0.1, steps=5)
         # sums of 12 float64 products in another order: a few units of 2⁻⁵³
         assert_allclose(parts.weights, np.broadcast_to(whole[:, None], parts.weights.shape), rtol=1e-12, atol=1e-14)
@@ -39,7 +47,7 @@ def test_equal_shards_of_a_mean_loss_average_to_the_full_gradient():
 def test_unequal_shards_need_the_weights():
     rng = np.random.default_rng(1)
     x, y, shares = rng.normal(size=(12, 3)), rng.normal(size=12), [1, 3, 8]
-    whole = dp.single_process_sgd(x, y, learning_rate=0.1, steps=3)
+    whole = descent(x, y, rate=0.1, steps=3)
     weighted = dp.data_parallel_sgd(x, y, shares=shares, learning_rate=0.1, steps=3, combine="weighted")
     mean = dp.data_parallel_sgd(x, y, shares=shares, learning_rate=0.1, steps=3, combine="mean")
     assert_allclose(weighted.weights[-1, 0], whole[-1], rtol=1e-12)
@@ -50,7 +58,7 @@ def test_a_sum_for_a_mean_is_a_learning_rate_n_times_as_large():
     rng = np.random.default_rng(2)
     x, y = rng.normal(size=(8, 2)), rng.normal(size=8)
     summed = dp.data_parallel_sgd(x, y, shares=[2] * 4, learning_rate=0.01, steps=4, combine="sum")
-    whole = dp.single_process_sgd(x, y, learning_rate=0.04, steps=4)
+    whole = descent(x, y, rate=0.04, steps=4)
     assert_allclose(summed.weights[:, 0], whole, rtol=1e-12)
 
 
@@ -269,7 +277,7 @@ LINK = (1e6, 4, 1e-5, 1e9)
             lambda: dp.data_parallel_sgd([[1.0]], [1.0], shares=[1], learning_rate=1, steps=1, combine="avg"),
             "combine must be one of mean, weighted, sum, none, not 'avg'",
         ),
-        (lambda: dp.single_process_sgd([1.0], [1.0], learning_rate=1, steps=1), "x must have shape"),
+        (lambda: dp.data_parallel_sgd([1.0], [1.0], shares=[1], learning_rate=1, steps=1), "x must have shape"),
     ],
 )
 def test_bad_input_is_named(call, words):

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dtlib.lab.html import table_html
-from dtlib.theory import units
 
 from .case import KINDS, Kind
 
@@ -181,11 +180,6 @@ class Report:
                 "rows": [_plain(row) for row in self.rows],
             }
         )
-
-    @property
-    def memory_words(self) -> str:
-        """What the comparison held at most beside the models, in words."""
-        return units.format_bytes(self.needs_bytes)
 
 
 def _plain(row: Row) -> dict[str, Any]:

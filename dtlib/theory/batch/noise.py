@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -153,21 +152,6 @@ def variance_error(trace_square: float, n: ArrayLike, steps: ArrayLike = 1) -> A
     √(2/((n − 1) T d)) with d = (tr Σ)²/tr Σ², the directions that the noise fills: small for a large model.
     """
     return np.sqrt(2 * amount("trace_square", trace_square) / ((counted("n", n, 2) - 1) * counted("steps", steps)))
-
-
-def noise_scale_error(
-    square: float, variance: float, along: float, trace_square: float, batch: float, n: int, steps: int = 1
-) -> float:
-    """Relative standard error of the noise scale, a ratio of two means over `steps` steps, to first order.
-
-    From `square_error`, `variance_error` and their covariance, −(error of tr Σ)²/B. Where noise is alike in d
-    directions (GᵀΣG = |G|² tr Σ/d) its square is 2/((n − 1) T d) · (1 + 2𝓑/b + (𝓑/b)²/n): the further the batch is
-    below the noise scale, the more steps.
-    """
-    of_square, of_variance = square_error(along, trace_square, batch, n, steps), variance_error(trace_square, n, steps)
-    mean, total = amount("square", square, positive=True), amount("variance", variance, positive=True)
-    crossed = 2 * of_variance**2 / (batch * n * mean * total)
-    return math.sqrt((of_square / mean) ** 2 + (of_variance / total) ** 2 + crossed)
 
 
 @formula(

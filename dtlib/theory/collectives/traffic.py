@@ -33,11 +33,6 @@ class Traffic:
         """All ranks together."""
         return sum(self.sent_bytes)
 
-    @property
-    def busiest_bytes(self) -> int:
-        """The rank that sends the most."""
-        return max(self.sent_bytes)
-
 
 def traffic(
     algorithm: str,

@@ -33,7 +33,7 @@ from .scaling import (
     efficiency,
     strong_step_seconds,
 )
-from .simulate import Trajectory, data_parallel_sgd, single_process_sgd
+from .simulate import Trajectory, data_parallel_sgd
 
 __all__ = [
     "BucketSchedule",
@@ -55,7 +55,6 @@ __all__ = [
     "ready_seconds",
     "sent_bytes_per_sample",
     "sent_bytes_per_step",
-    "single_process_sgd",
     "strong_step_seconds",
     "token_weighted_gradient",
 ]

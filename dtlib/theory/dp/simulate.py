@@ -36,15 +36,6 @@ class Trajectory:
         return np.linalg.norm(away, axis=-1).max(axis=1)
 
 
-def single_process_sgd(
-    x: ArrayLike, y: ArrayLike, *, learning_rate: float, steps: int, start: ArrayLike | None = None
-) -> NDArray[np.float64]:
-    """The oracle: gradient descent on the whole batch; weights (steps + 1, p)."""
-    x, y = _data(x, y)
-    everything = data_parallel_sgd(x, y, shares=[len(x)], learning_rate=learning_rate, steps=steps, start=start)
-    return everything.weights[:, 0]
-
-
 def data_parallel_sgd(
     x: ArrayLike,
     y: ArrayLike,

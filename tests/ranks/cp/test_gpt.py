@@ -17,79 +17,56 @@ from dtlib.ranks.cp import gpt, ring, tiles
 from dtlib.ranks.model import GPT, next_token_loss
 from dtlib.theory.cp import pieces
 from tests.ranks.tp import judge
-from tests.ranks.tp.judge import CLOSE, Case, Whole, patched, train
+from tests.ranks.tp.judge import CLOSE, Case, Whole, patched
 
 
 @dataclass(frozen=True)
-class How:
-    """The order of tokens, and the way of attention."""
+class Cut(Case):
+    """A case with the order of its tokens and the way of attention; with 13 and 11 tokens no ranks have equal parts."""
 
     order: str = "zigzag"
     way: str = "ring"
 
 
-# 13 and 11 tokens: no number of ranks has equal parts
-BASE = {name: replace(case, config=replace(case.config, seq=14), seq=13 + case.offset, chunks=1)
-        for name, case in judge.CASES.items()}  # fmt: skip
-CASES: dict[str, tuple[Case, How]] = {
-    "gpt": (BASE["gpt"], How("contiguous")),
-    "llama": (replace(BASE["llama"], offset=3, seq=14), How()),
-    "one key": (BASE["one key"], How()),
-    "frozen": (BASE["frozen"], How()),
-    "two keys": (BASE["two keys"], How(way="ulysses")),
-    "gpt by heads": (BASE["gpt"], How("contiguous", "ulysses")),
+def cut(name, **changes):
+    case = judge.CASES[name]
+    odd = {"config": replace(case.config, seq=14), "seq": 13 + case.offset, "chunks": 1}
+    return Cut(**vars(case) | odd | changes)
+
+
+CASES = {
+    "gpt": cut("gpt", order="contiguous"),
+    "llama": cut("llama", offset=3, seq=14),
+    "one key": cut("one key"),
+    "frozen": cut("frozen"),
+    "two keys": cut("two keys", way="ulysses"),
+    "gpt by heads": cut("gpt", order="contiguous", way="ulysses"),
 }
 
 
 class Split(Whole):
     """A rank of a group that has a part of every sequence."""
 
-    def __init__(self, case, how, seed, group):
+    def __init__(self, case, seed, group):
         super().__init__(case, seed)
-        self.group, self.how = group, how
-        cp.parallelize(self.model, group, order=how.order, way=how.way)
+        self.group, self.order = group, case.order
+        cp.parallelize(self.model, group, order=case.order, way=case.way)
 
     def loss(self, logits, targets):
-        return cp.next_token_loss(logits, targets, group=self.group, order=self.how.order)
-
-
-def fits(case, how, n):
-    return how.way == "ring" or case.config.num_heads % n == 0
-
-
-def on_a_rank(n, runs):
-    group, replica, first = judge.groups(n)
-    results = []
-    for name, mutant in runs:
-        case, how = CASES[name]
-        with mutant():
-            found = train(Split(case, how, dist.get_rank(), group), case, replica)
-        results.append(found | {"replica": replica, "seed": first})
-    return results
-
-
-def check(world_size, n, runs):
-    """Train all `runs` in one start; for each the AssertionError, or None where it equals one process."""
-    by_rank = lab.run(on_a_rank, world_size, args=(n, runs), timeout_s=120)
-    verdicts = []
-    for number, (name, _) in enumerate(runs):
-        try:
-            judge.compare(CASES[name][0], [results[number] for results in by_rank])
-            verdicts.append(None)
-        except AssertionError as error:
-            verdicts.append(str(error))
-    return verdicts
+        return cp.next_token_loss(logits, targets, group=self.group, order=self.order)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, pytest.param(5, marks=pytest.mark.soak)])
 def test_equals_one_process(n):
-    names = [name for name, (case, how) in CASES.items() if fits(case, how, n)]
+    names = [name for name, case in CASES.items() if case.way == "ring" or case.config.num_heads % n == 0]
     assert len(names) >= 4
-    assert check(n, n, [(name, right) for name in names]) == [None] * len(names)
+    for compare in judge.judge(n, n, [(name, right) for name in names], CASES, Split):
+        compare()
 
 
 def test_two_groups_do_not_meet():
-    assert check(4, 2, [("llama", right), ("two keys", right)]) == [None] * 2
+    for compare in judge.judge(4, 2, [("llama", right), ("two keys", right)], CASES, Split):
+        compare()
 
 
 # --- wrong implementations, each of which the judge must refuse -----------------------------------------------------
@@ -155,9 +132,10 @@ MUTANTS = {
 
 
 def test_wrong_ones_are_refused():
-    for verdict, what in zip(check(3, 3, [("llama", m) for m in MUTANTS]), MUTANTS.values(), strict=True):
-        assert verdict is not None
-        assert verdict.startswith(what)
+    compared = judge.judge(3, 3, [("llama", m) for m in MUTANTS], CASES, Split)
+    for compare, what in zip(compared, MUTANTS.values(), strict=True):
+        with pytest.raises(AssertionError, match=f"^{what}"):
+            compare()
 
 
 # --- packed documents, errors -----------------------------------------------------------------------------------------
@@ -239,7 +217,7 @@ def test_what_is_computed_again_is_computed_of_its_own_documents():
 
 
 def unfrozen_later(split, mutant=right):
-    case, model = BASE["gpt"], GPT(BASE["gpt"].config)
+    case, model = CASES["gpt"], GPT(CASES["gpt"].config)
     model.blocks[0].requires_grad_(requires_grad=False)
     if split:
         cp.parallelize(model)

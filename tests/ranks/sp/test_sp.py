@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext as right
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -19,55 +19,43 @@ from dtlib.ranks.sp import gpt
 from tests.ranks.tp import judge
 from tests.ranks.tp.judge import CLOSE, Case, Parted, data, fits, patched, train
 
-# 12 positions: 1, 2, 3 and 4 ranks divide them, and the 15 − 3 of the case with an offset.
-BASE = {name: replace(case, config=replace(case.config, seq=15), seq=12 + case.offset, chunks=1)
-        for name, case in judge.CASES.items()}  # fmt: skip
-CASES: dict[str, tuple[Case, bool]] = {name: (case, name in ("llama", "one key")) for name, case in BASE.items()}
-CASES["gpt again"] = BASE["gpt"], True
+
+@dataclass(frozen=True)
+class Cut(Case):
+    """A case of 12 positions, which 1, 2, 3 and 4 ranks divide, and whether they are gathered again."""
+
+    again: bool = False
+
+
+def cut(name, again=False):
+    case = judge.CASES[name]
+    few = {"config": replace(case.config, seq=15), "seq": 12 + case.offset, "chunks": 1}
+    return Cut(**vars(case) | few, again=again)
+
+
+CASES = {name: cut(name, name in ("llama", "one key")) for name in judge.CASES} | {"gpt again": cut("gpt", True)}
 
 
 class Split(Parted):
     """A rank of a group, with tokens split too."""
 
-    def __init__(self, case, seed, group, gather_again):
+    def __init__(self, case, seed, group):
         judge.Whole.__init__(self, case, seed)
         self.group, self.vocab = group, case.config.vocab
-        sp.parallelize(self.model, group, gather_again=gather_again)
-
-
-def on_a_rank(t, runs):
-    group, replica, first = judge.groups(t)
-    results = []
-    for name, mutant in runs:
-        case, again = CASES[name]
-        with mutant():
-            found = train(Split(case, dist.get_rank(), group, again), case, replica)
-        results.append(found | {"replica": replica, "seed": first})
-    return results
-
-
-def check(world_size, t, runs):
-    """Train all `runs` in one start; for each the AssertionError, or None where it equals one process."""
-    by_rank = lab.run(on_a_rank, world_size, args=(t, runs), timeout_s=120)
-    verdicts = []
-    for number, (name, _) in enumerate(runs):
-        try:
-            judge.compare(CASES[name][0], [results[number] for results in by_rank])
-            verdicts.append(None)
-        except AssertionError as error:
-            verdicts.append(str(error))
-    return verdicts
+        sp.parallelize(self.model, group, gather_again=case.again)
 
 
 @pytest.mark.parametrize("t", [1, 2, 3, 4])
 def test_equals_one_process(t):
-    names = [name for name, (case, _) in CASES.items() if fits(case, t)]
+    names = [name for name, case in CASES.items() if fits(case, t)]
     assert len(names) >= 3
-    assert check(t, t, [(name, right) for name in names]) == [None] * len(names)
+    for compare in judge.judge(t, t, [(name, right) for name in names], CASES, Split):
+        compare()
 
 
 def test_two_groups_do_not_meet():
-    assert check(4, 2, [("gpt", right), ("one key", right)]) == [None] * 2
+    for compare in judge.judge(4, 2, [("gpt", right), ("one key", right)], CASES, Split):
+        compare()
 
 
 # --- wrong implementations, each of which the judge must refuse -----------------------------------------------------
@@ -112,9 +100,10 @@ MUTANTS = {
 
 
 def test_wrong_ones_are_refused():
-    for verdict, what in zip(check(2, 2, [("gpt", m) for m in MUTANTS]), MUTANTS.values(), strict=True):
-        assert verdict is not None
-        assert verdict.startswith(what)
+    compared = judge.judge(2, 2, [("gpt", m) for m in MUTANTS], CASES, Split)
+    for compare, what in zip(compared, MUTANTS.values(), strict=True):
+        with pytest.raises(AssertionError, match=f"^{what}"):
+            compare()
 
 
 # --- the pair, checkpoints, dice, errors ------------------------------------------------------------------------------
@@ -138,12 +127,12 @@ def test_the_pair_on_the_page(t):
 
 
 def test_checkpoints_are_those_of_tensor_parallelism():
-    case = BASE["gpt"]
+    case = CASES["gpt"]
 
     def continued():
         first = Parted(case, dist.get_rank(), None)
         saved = train(first, case, 0, range(1))
-        return train(Split(case, 7, None, False), case, 0, range(1, 3), saved)["weights"]
+        return train(Split(case, 7, None), case, 0, range(1, 3), saved)["weights"]
 
     oracle = judge.one_process(case, 0, 0)["weights"]
     for weights in lab.run(continued, 3):
@@ -151,8 +140,8 @@ def test_checkpoints_are_those_of_tensor_parallelism():
 
 
 def test_a_model_is_split_before_it_has_memory():
-    case = BASE["llama"]
-    for config in (replace(BASE["gpt"].config, tied=False), case.config):  # torch unties what it moves off meta
+    case = CASES["llama"]
+    for config in (replace(CASES["gpt"].config, tied=False), case.config):  # torch unties what it moves off meta
 
         def meta(config=config):
             with torch.device("meta"):
@@ -162,7 +151,7 @@ def test_a_model_is_split_before_it_has_memory():
             own = sp.parallelize(GPT(config, seed=4))
             grads = []
             for each in (model, own):
-                tokens, targets = (one[0] for one in data(BASE["gpt"], 0, 0))
+                tokens, targets = (one[0] for one in data(CASES["gpt"], 0, 0))
                 sp.next_token_loss(each(tokens), targets, vocab=config.vocab).backward()
                 grads.append({name: p.grad for name, p in each.named_parameters()})
             assert_close(*grads, rtol=0, atol=0)
@@ -171,14 +160,14 @@ def test_a_model_is_split_before_it_has_memory():
 
 
 def test_dice_are_the_ranks_own_and_thrown_again_alike():
-    config = replace(BASE["gpt"].config, dropout=0.3)
+    config = replace(CASES["gpt"].config, dropout=0.3)
 
     def dice():
         gradients = []
         for what in ("none", "selective", "full"):
             torch.manual_seed(dist.get_rank())
             model = activations.recompute(sp.parallelize(GPT(config), gather_again=True), what)
-            tokens, targets = (each[0] for each in data(BASE["gpt"], 0, 0))
+            tokens, targets = (each[0] for each in data(CASES["gpt"], 0, 0))
             sp.next_token_loss(model(tokens), targets, vocab=config.vocab).backward()
             gradients.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
         drop = tp.OwnDice(torch.nn.Dropout(0.5), None)
@@ -193,7 +182,7 @@ def test_dice_are_the_ranks_own_and_thrown_again_alike():
 
 def test_bad_input_is_named_before_anything_is_sent():
     def errors():
-        model, said = sp.parallelize(GPT(BASE["gpt"].config)), []
+        model, said = sp.parallelize(GPT(CASES["gpt"].config)), []
         calls = (
             lambda: model(torch.zeros(1, 8, dtype=torch.int64)),
             lambda: sp.scatter_sum(torch.zeros(1, 4, 2)),

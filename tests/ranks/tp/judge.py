@@ -7,7 +7,7 @@ something right while the same training runs.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -162,13 +162,15 @@ def groups(t: int) -> tuple[Any, int, int]:
 Mutant = Callable[[], AbstractContextManager[Any]]
 
 
-def on_a_rank(t: int, runs: Sequence[tuple[str, Mutant]]) -> list[dict[str, Any]]:
+def on_a_rank(
+    t: int, runs: Sequence[tuple[str, Mutant]], cases: Mapping[str, Case], parted: Callable[..., Whole]
+) -> list[dict[str, Any]]:
     """One training after another; each rank seeds its model differently."""
     group, replica, first = groups(t)
     results = []
     for name, mutant in runs:
         with mutant():
-            found = train(Parted(CASES[name], dist.get_rank(), group), CASES[name], replica)
+            found = train(parted(cases[name], dist.get_rank(), group), cases[name], replica)
         results.append(found | {"replica": replica, "seed": first})
     return results
 
@@ -187,11 +189,17 @@ def compare(case: Case, ranks: Sequence[dict[str, Any]]) -> None:
         assert_close(found["weights"], peer["weights"], rtol=0, atol=0, msg=lambda m: f"ranks drift apart: {m}")
 
 
-def judge(world_size: int, t: int, runs: Sequence[tuple[str, Mutant]]) -> list[Callable[[], None]]:
+def judge(
+    world_size: int,
+    t: int,
+    runs: Sequence[tuple[str, Mutant]],
+    cases: Mapping[str, Case] = CASES,
+    parted: Callable[..., Whole] = Parted,
+) -> list[Callable[[], None]]:
     """Train all `runs` in one start, and hand back for each the comparison that is still to be made."""
-    by_rank = lab.run(on_a_rank, world_size, args=(t, runs), timeout_s=120)
+    by_rank = lab.run(on_a_rank, world_size, args=(t, runs, cases, parted), timeout_s=120)
     return [
-        functools.partial(compare, CASES[name], [results[number] for results in by_rank])
+        functools.partial(compare, cases[name], [results[number] for results in by_rank])
         for number, (name, _) in enumerate(runs)
     ]
 
