@@ -113,9 +113,16 @@ def of_interval(found: Found) -> str:
     off = found.interval
     if off.low is None or off.high is None:
         return f"Its time is not held to anything like this: {_and(off.unlike)}."
-    return (
+    said = (
         f"Of {_number(off.runs, 'run', 's')} like it ({off.regime}), {INSIDE:.0%} would lie between "
         f"{format_seconds(off.low)} and {format_seconds(off.high)}."
+    )
+    late = off.stall
+    if late is None or late.low is None or late.high is None:
+        return said
+    return (
+        f"{said} Of more such runs {off.stalled:.0%} stalled, each message between stages held up: then between "
+        f"{format_seconds(late.low)} and {format_seconds(late.high)}."
     )
 
 

@@ -89,11 +89,52 @@ def test_logits_have_passes_of_their_own():
     assert many - as_all == pytest.approx(moved)
 
 
-def test_a_large_job_waits_in_every_micro_batch():
-    for cards, m, waits in ((512, 4, True), (512, 8, True), (256, 8, False)):
-        plan = Plan(dp=cards, micro_batches=m)
-        more = terms(plan, stall_seconds=1, stall_cards=512).total - terms(plan).total
-        assert more == pytest.approx(m * waits)
+def rounds(p, m):
+    """How long 1F1B's messages take if each holds both ranks for one; of two with one neighbour any may go first."""
+    todo = [[] for _ in range(p)]
+    for rank, waiting in enumerate(todo):
+        warm_up = min(m, p - 1 - rank)
+        turns = [("forward", j) for j in range(warm_up)]
+        turns += [turn for j in range(m - warm_up) for turn in (("forward", warm_up + j), ("backward", j))]
+        turns += [("backward", j) for j in range(m - warm_up, m)]
+        for kind, j in turns:
+            links = (rank - 1, rank) if kind == "forward" else (rank, rank - 1)
+            waiting += [(kind, j, link) for link in links if 0 <= link < p - 1]
+    free = [0] * p
+
+    def next_of(rank):
+        first, *second = todo[rank][:2] or [None]
+        return {first, *(each for each in second if each[2] == first[2])}
+
+    while any(todo):
+        may = [
+            (max(free[i], free[i + 1]), i, each) for i in range(p - 1) for each in next_of(i) & next_of(i + 1) if each
+        ]
+        start, i, message = min(may)
+        free[i] = free[i + 1] = start + 1
+        todo[i].remove(message)
+        todo[i + 1].remove(message)
+    return max(free)
+
+
+@pytest.mark.parametrize("pp", [2, 3, 4, 8, 16])
+def test_a_stalled_pipeline_waits_for_the_messages_of_its_slowest_stage(pp):
+    model = replace(MODEL, num_layers=16)
+    for m in (pp, 3 * pp):
+        plan = Plan(dp=64, pp=pp, micro_batches=m, zero=1)
+        plain, waits = (terms(plan, model, stall_seconds=each, stall_cards=64 * pp) for each in (0, 0.5))
+        assert waits.total - plain.total == pytest.approx(0.5 * rounds(pp, m))
+        assert waits.pipeline_messages - plain.pipeline_messages == pytest.approx(0.5 * m * (2 if pp == 2 else 4))
+        assert terms(plan, model, stall_seconds=0.5, stall_cards=64 * pp + 1) == plain
+
+
+@pytest.mark.parametrize(("zero", "messages"), [(0, 4), (1, 2)])
+def test_without_a_pipeline_a_stalled_job_waits_for_its_gradients(zero, messages):
+    for m in (1, 8):
+        plan = Plan(dp=512, micro_batches=m, zero=zero)
+        plain, waits = (terms(plan, stall_seconds=each, stall_cards=512) for each in (0, 0.5))
+        assert waits.data_parallel - plain.data_parallel == pytest.approx(0.5 * messages)
+        assert waits.total - plain.total == pytest.approx(0.5 * messages)
 
 
 def test_stages_are_filled_until_they_have_more_than_their_share():

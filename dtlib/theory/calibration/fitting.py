@@ -26,7 +26,7 @@ HABITS: Mapping[str, tuple[Constants, tuple[str, ...]]] = MappingProxyType(
         "nanotron": (
             replace(FITTED, kept_passes=2.5, logit_passes=1, layer_host_seconds=4 * ms, rank_host_seconds=0.5 * ms,
                     staged_rank_host_seconds=3 * ms, data_hiding=0.1, sharded_messages=6, accumulated_bytes=10,
-                    head_balance=1, stall_seconds=1, stall_cards=512),
+                    head_balance=1, stall_seconds=0.28, stall_cards=512),
             ("matmul_share", "kept_passes", "logit_passes", "layer_host_seconds", "rank_host_seconds",
              "staged_rank_host_seconds"),
         ),

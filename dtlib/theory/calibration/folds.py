@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -30,19 +31,45 @@ _FOLDS: Mapping[str, Callable[[Run], str]] = MappingProxyType(
 def measured(runs: Iterable[Run]) -> dict[str, dict[str, Any]]:
     """What `planner.errors.known` holds, from `runs`: each planned with constants that were fitted to the other folds.
 
-    The quantiles are the wider ones of these and of the constants in use, which are rounded and shared.
+    The quantiles are the wider ones of these and of the constants in use, which are rounded and shared. `stalled` is
+    the share of runs that `told_apart` finds stalled, which stand in a regime of their own.
 
     A fold is a table, of Megatron's; a model, of the sweep; a table and a card, of FSDP; tp and pp, of DeepSpeed. Of
     runs that two tables print, one counts.
     """
     by_framework: dict[str, list[Run]] = defaultdict(list)
-    for run in unrepeated(runs):
+    held_up: Counter[str] = Counter()
+    for run in told_apart(unrepeated(runs)):
         by_framework[run.framework].append(run)
+        held_up[regime(run.plans[0], run.model, run.framework)] += run.stalled
     found = defaultdict(list)
     for framework, those in by_framework.items():
         for run, ratio in left_out(those, framework):
-            found[regime(run.plans[0], run.model, framework)].append((run, ratio))
-    return {name: _summary(pairs) for name, pairs in sorted(found.items())}
+            found[regime_of(run)].append((run, ratio))
+    return {
+        name: _summary(pairs) | {"stalled": round(held_up[name] / (held_up[name] + len(pairs)), 4)}
+        for name, pairs in sorted(found.items())
+    }
+
+
+def regime_of(run: Run) -> str:
+    """The regime of a run, of one that stalled among those that did."""
+    return regime(run.plans[0], run.model, run.framework, stalled=run.stalled)
+
+
+def told_apart(runs: Iterable[Run]) -> list[Run]:
+    """The runs, each marked where it stalled on fewer cards than all do.
+
+    It did where its seconds are nearer to those with every message between stages held up than to those without: no
+    table prints it. Hardly any of the sweep's runs lie between the two.
+    """
+    marked = []
+    for run in runs:
+        k, plan = profile(run.framework), run.plans[0]
+        may = k.stall_seconds > 0 and plan.pp > 1 and run.machine.node < plan.world_size < k.stall_cards
+        held = may and abs(replace(run, stalled=True).log_error(k)) < abs(run.log_error(k))
+        marked.append(replace(run, stalled=held))
+    return marked
 
 
 def left_out(runs: Sequence[Run], framework: str) -> list[tuple[Run, float]]:

@@ -27,7 +27,7 @@ Row = Mapping[str, str]
 @dataclass(frozen=True)
 class Run:
     """A published run: one plan, or those that fit among which the planner chooses; its step's seconds, its memory,
-    the framework that ran it, and the table that printed it."""
+    the framework that ran it, the table that printed it, and whether each message between stages was held up."""
 
     model: Architecture
     plans: tuple[Plan, ...]
@@ -36,6 +36,7 @@ class Run:
     memory_bytes: float | None = None
     framework: str = "megatron"
     table: str = ""
+    stalled: bool = False
 
     def planned(self, constants: Constants = FITTED) -> Plan:
         """The plan of the run, or the planner's own choice: the fastest."""
@@ -45,6 +46,8 @@ class Run:
 
     def log_error(self, constants: Constants = FITTED) -> float:
         """ln of the predicted seconds over the published ones."""
+        if self.stalled:
+            constants = replace(constants, stall_cards=0)
         seconds = step_time(self.model, self.planned(constants), self.machine, constants).total
         return float(np.log(seconds / self.seconds))
 

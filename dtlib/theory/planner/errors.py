@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from dtlib.theory.models import Architecture, checked_model, model_parameters
-from dtlib.theory.timing import Machine, Plan, profile, step_time
+from dtlib.theory.timing import Constants, Machine, Plan, profile, step_time
 
 INSIDE = 0.8
 """The share of left-out runs that an interval holds: a tenth lies below, a tenth above."""
@@ -25,23 +25,26 @@ _DATA = Path(__file__).parent / "errors.json"
 @dataclass(frozen=True)
 class Interval:
     """`low` and `high` seconds that `INSIDE` of the `runs` of one `regime` stay between; None, and the reason in
-    `unlike`, for a plan that the planner was not held to anything like."""
+    `unlike`, for a plan that the planner was not held to anything like. A share `stalled` of such runs is not among
+    them: each message between their stages was held up, and they took from `low` to `high` of `stall`."""
 
     regime: str
     runs: int
     low: float | None = None
     high: float | None = None
     unlike: tuple[str, ...] = ()
+    stalled: float = 0.0
+    stall: Interval | None = None
 
 
-def regime(plan: Plan, model: Architecture, framework: str = "megatron") -> str:
-    """What a plan shares with runs whose error may be its own."""
+def regime(plan: Plan, model: Architecture, framework: str = "megatron", *, stalled: bool = False) -> str:
+    """What a plan shares with runs whose error may be its own; `stalled` where it waits on fewer cards than all do."""
     k = profile(framework)
     axes = [
         framework,
         "a pipeline" if plan.pp > 1 else "no pipeline",
         *(["tp over 8"] if plan.tp > 8 else []),
-        *(["stalls"] if k.stall_seconds and plan.world_size >= k.stall_cards else []),
+        *(["stalled"] if stalled or (k.stall_seconds and plan.world_size >= k.stall_cards) else []),
         *(["cp"] if plan.cp > 1 else []),
         *(["experts"] if model.experts is not None else []),
         *(["sharded weights"] if plan.zero > 1 and plan.dp * plan.cp > 1 else []),
@@ -57,7 +60,18 @@ def interval(plan: Plan, model: Architecture | str, machine: Machine, framework:
     what `step_time` refuses.
     """
     model, constants = checked_model(model), profile(framework)
-    name = regime(plan, model, framework)
+    usual = _interval(plan, model, machine, framework, constants, stalled=False)
+    share = known()[usual.regime]["stalled"] if usual.low is not None else 0
+    if not share:
+        return usual
+    everywhere = replace(constants, stall_cards=0)
+    return replace(usual, stalled=share, stall=_interval(plan, model, machine, framework, everywhere, stalled=True))
+
+
+def _interval(
+    plan: Plan, model: Architecture, machine: Machine, framework: str, constants: Constants, *, stalled: bool
+) -> Interval:
+    name = regime(plan, model, framework, stalled=stalled)
     of = known().get(name)
     if of is None or of["runs"] < FEWEST:
         return Interval(name, 0 if of is None else of["runs"], unlike=(name,))

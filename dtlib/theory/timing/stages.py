@@ -29,16 +29,17 @@ class StageSizes:
 def balanced_stages(model: Architecture, pp: int) -> tuple[int, int]:
     """Layers of the fullest stage, and of that with the head, where stages are filled by their products.
 
-    A stage is full once its own and all before it have more than its share; the head counts as so many layers as have
-    its products.
+    A stage is full once its own and all before it have their share; the head counts as so many layers as have its
+    products.
     """
-    layer = layer_of_rank(model, 1, 1, with_experts=False).total
+    of = layer_of_rank(model, 1, 1, with_experts=False)
+    layer = of.total - of.norms
     costs = [layer] * model.num_layers + [model.vocab * model.hidden]
     held, stage, before = [0] * pp, 0, 0
     for cost in costs:
         held[stage] += 1
         before += cost
-        if stage + 1 < pp and before * pp > sum(costs) * (stage + 1):
+        if stage + 1 < pp and before * pp >= sum(costs) * (stage + 1):
             stage += 1
             head = stage - 1
         else:

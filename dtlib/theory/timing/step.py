@@ -112,10 +112,11 @@ def step_terms(
         most, beside = balanced_stages(model, mesh.pp)
         is_last = beside * one + head > most * one
         slow = {kind: np.where(is_last, beside, most) * part[kind] for kind in kinds}
-        inner = np.array([np.maximum(beside * one + head, most * one)])
+        fullest_seconds = np.maximum(beside * one + head, most * one)
+        inner = np.array([(model.num_layers * one + head - fullest_seconds) / (mesh.pp - 1)])
     micro = micro_batch(slow) + head * is_last
     messages = _pipeline_seconds(model, mesh, c, machine, k) if mesh.pp > 1 else 0 * m
-    stalled = k.stall_seconds if mesh.world_size >= k.stall_cards else 0
+    waits = _waits(mesh, c, k)
     summed = k.accumulated_bytes * (sizes.others + sizes.experts) / machine.accelerator.memory_bytes_per_s
     owned = sizes.others / np.where(c.zero > 0, mesh.dp * mesh.cp, 1)
     owned = owned + sizes.experts / np.where(c.zero > 0, mesh.expert_copies, 1)
@@ -127,12 +128,12 @@ def step_terms(
         "head": m * head * is_last,
         "optimizer": owned * 2 * recipe(mesh.recipe).bytes_per_param / machine.accelerator.memory_bytes_per_s
         + k.step_host_seconds,
-        "host": seconds_of(slow, "host") + m * stalled,
+        "host": seconds_of(slow, "host"),
         "tensor_parallel": seconds_of(slow, "tensor"),
         "context_parallel": seconds_of(slow, "context"),
-        "pipeline_messages": m * messages,
-        "data_parallel": _data_seconds(model, mesh, c.zero, m, micro, sizes, machine, k),
-        "bubble": _bubble_units(mesh.pp, c) * (inner.max(axis=0) + messages),  # the other stages' micro-batches
+        "pipeline_messages": m * messages + waits["pipeline_messages"],
+        "data_parallel": _data_seconds(model, mesh, c.zero, m, micro, sizes, machine, k) + waits["data_parallel"],
+        "bubble": _bubble_units(mesh.pp, c) * (inner.max(axis=0) + messages) + waits["bubble"],  # of other stages
         "expert_parallel": seconds_of(slow, "exchange"),
     }
     return {name: np.broadcast_to(np.asarray(value, float), m.shape) for name, value in seconds.items()}
@@ -216,6 +217,21 @@ def _pipeline_seconds(model: Architecture, mesh: Plan, c: Any, machine: Machine,
     link = machine.accelerator.link if near else machine.network
     rate = link.link_bytes_per_s * (k.inside_share if near else k.across_share)
     return np.asarray(2 * c.chunks * (2 * entries / rate + k.across_alpha_seconds))
+
+
+def _waits(mesh: Plan, c: Any, k: Constants) -> dict[str, Any]:
+    """Seconds for which a stalled job waits: each message between nodes that nothing hides takes `stall_seconds` more.
+
+    An inner stage has four of each micro-batch, an outer one two; the first and the last of the slowest pass p - 3
+    others each. Without a pipeline gradients are what waits, two messages for each half of their sum, of which
+    sharded states leave one until weights are wanted.
+    """
+    each = k.stall_seconds if mesh.world_size >= k.stall_cards else 0.0
+    if mesh.pp > 1:
+        of_stage = (4 if mesh.pp > 2 else 2) * c.chunks * c.micro_batches
+        return {"pipeline_messages": each * of_stage, "bubble": each * 2 * max(0, mesh.pp - 3), "data_parallel": 0.0}
+    halves = np.where(c.zero > 0, 1, 2) if mesh.size("dp", "cp") > 1 else 0
+    return {"pipeline_messages": 0.0, "bubble": 0.0, "data_parallel": each * 2 * halves}
 
 
 def _data_seconds(

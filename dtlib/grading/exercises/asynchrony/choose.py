@@ -109,14 +109,9 @@ is_near = by(lambda a: 1 - a)
 
 
 def possible(
-    job: Job,
-    *,
-    in_step: Any = in_step,
-    free: Any = free,
-    alone: Any = alone,
-    stable: Any = is_stable,
+    job: Job, *, in_step: Any = in_step, free: Any = free, alone: Any = alone, stable: Any = is_stable,
     near: Any = is_near,
-) -> dict[Plan, float]:
+) -> dict[Plan, float]:  # fmt: skip
     """Seconds a gradient of each way that will do; its number is the servers, or the steps alone, or 1."""
     plans: dict[Plan, float] = {("in step", 1): in_step(job, 1)}
     if stable(job):
@@ -124,12 +119,12 @@ def possible(
     return plans | {("local steps", h): alone(job, h) for h in job["local_steps"] if near(job, h)}
 
 
-def once_around(job: Job) -> float:
-    return float(job["full_bytes"]) / float(job["link"])
+def once_around(job: Job, times: int = 1) -> float:
+    return float(times * job["full_bytes"] / job["link"])
 
 
-def there_and_back(job: Job) -> float:
-    return 2 * once_around(job)
+def mean(each: list[float]) -> list[float]:
+    return [float(np.mean(each))] * len(each)
 
 
 def to_the_mean(job: Job, steps: int) -> bool:
@@ -138,15 +133,14 @@ def to_the_mean(job: Job, steps: int) -> bool:
     return bool(abs(goals.mean() - (steep * goals).sum() / steep.sum()) <= job["off"])
 
 
+twice_around = partial(once_around, times=2)
+
 WRONG: tuple[Callable[[Job], dict[Plan, float]], ...] = (
     partial(possible, stable=lambda job: True),
     partial(possible, stable=partial(is_stable, delay=0)),
     partial(possible, stable=partial(is_stable, delay=1)),
     partial(possible, stable=lambda job: job["rate"] < 2 / max(job["curvatures"]) / len(job["times"])),
-    partial(
-        possible,
-        stable=lambda job: is_stable({**job, "curvatures": [float(np.mean(job["curvatures"]))] * len(job["times"])}),
-    ),
+    partial(possible, stable=lambda job: is_stable({**job, "curvatures": mean(job["curvatures"])})),
     partial(possible, stable=lambda job: False),
     partial(possible, near=lambda job, steps: True),
     partial(possible, near=lambda job, steps: False),
@@ -156,19 +150,15 @@ WRONG: tuple[Callable[[Job], dict[Plan, float]], ...] = (
     partial(possible, free=partial(free, limit=False)),
     partial(possible, free=partial(free, both_ways=False)),
     partial(possible, free=partial(free, travel=False)),
-    partial(
-        possible, free=lambda job, servers: free({**job, "times": [np.mean(job["times"])] * len(job["times"])}, servers)
-    ),
+    partial(possible, free=lambda job, servers: free({**job, "times": mean(job["times"])}, servers)),
     partial(possible, alone=lambda job, steps: in_step(job, 1)),
-    partial(possible, in_step=partial(in_step, ring=there_and_back), alone=partial(alone, ring=there_and_back)),
+    partial(possible, in_step=partial(in_step, ring=twice_around), alone=partial(alone, ring=twice_around)),
     partial(possible, in_step=partial(in_step, slowest=False), alone=partial(alone, slowest=False)),
     partial(possible, in_step=partial(in_step, ring=lambda job: 0.0)),
     partial(possible, in_step=partial(in_step, ring=once_around), alone=partial(alone, ring=once_around)),
     lambda job: possible({**job, "optima": [0.0] * len(job["times"])}),
     partial(possible, free=lambda job, servers: free(job, 1)),
-    lambda job: {
-        (way, number): cost for (way, number), cost in possible(job).items() if number != max(job["local_steps"])
-    },
+    lambda job: {plan: cost for plan, cost in possible(job).items() if plan[1] != max(job["local_steps"])},
 )
 """Any rate, that of no delay, of one update, an N-th, that of the mean curvature, none; any end, none, the same for all
 steps, with a factor of |1 − ηλ| or e^(−ηλ) a step; servers without a limit, one way, no way at all, the mean time;

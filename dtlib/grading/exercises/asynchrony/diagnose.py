@@ -27,7 +27,7 @@ KINDS = (
     (TWICE, 2, None, False), (TWICE, 3, None, True), (TWICE, 4, None, False),
     (PUSH, 2, None, False), (PUSH, 4, 1, True), (PUSH, 3, 0, False),
     (RATE, 2, None, False), (RATE, 4, 2, True), (RATE, 3, None, False),
-    (BOUND, 2, 1, True), (BOUND, 3, 0, False), (BOUND, 4, 2, True), (BOUND, 5, 2, True),
+    (BOUND, 2, 1, True), (BOUND, 2, 0, False), (BOUND, 3, 0, False), (BOUND, 4, 2, True), (BOUND, 5, 2, True),
 )  # fmt: skip
 
 
@@ -44,8 +44,8 @@ def logged(rng: Rng, kind: str, n: int, bound: int | None, slow: bool) -> dict[s
     wrong_at, kept = int(rng.integers(n, n + 4)), None if kind == BOUND else bound
     updates, rate = int(rng.integers(9, 13)) + 2 * n, float(f"{rng.uniform(0.05, 0.4):.2g}")
     updates += 10 * (slow and n == 4 and kept is None)  # until who is slow comes a second time
-    slowest = n - 1 if kind == BOUND and n == 5 else int(rng.integers(n))
-    pace = rng.uniform(0.8, 1.2, n) * np.where(np.arange(n) == slowest, 5 if slow else 1, 1)
+    slowest = {4: 0, 5: 4}.get(n * (kind == BOUND), int(rng.integers(n)))
+    pace = rng.uniform(0.8, 1.2, n) * np.where(np.arange(n) == slowest, (2.5 if n == 5 else 5) if slow else 1, 1)
     again: tuple[int, ...] = ()  # a row that is applied once more, later
     under_way = [(float(pace[worker] * rng.uniform(0.7, 1.3)), worker) for worker in range(n)]
     heapq.heapify(under_way)
@@ -88,22 +88,25 @@ def logged(rng: Rng, kind: str, n: int, bound: int | None, slow: bool) -> dict[s
 
 def shows(log: dict[str, Any], kind: str, slow: bool) -> bool:
     """Whether the mistake is to be seen: a clock left out between others, one that is there again, with four workers
-    behind a later one; a bound that is passed, where nobody is slow by one, and only when the worker starts: the others
-    have caught up when its gradient is applied. Of five workers the last alone is so far behind."""
+    behind a later one; of two workers the first one's, else the last one's. Of two, the last gradient is fresh where
+    ages are wrong. A bound that is passed, where nobody is slow by one, and only when the worker starts: the others
+    have caught up when its gradient is applied, of two with the next update. Of four workers the first alone is so far
+    behind, of five the last, and not behind the mean."""
     worker, clock, n = log["worker"], log["clock"], log["workers"]
     own = [[c for w, c in zip(worker, clock, strict=True) if w == each] for each in range(n)]
     if min(map(len, own)) < 2 or any(each[0] for each in own):
         return False
-    if kind == LOST:
-        return any(each != list(range(len(each))) for each in own)
+    off = [place for place, each in enumerate(own) if each != list(range(len(each)))]
+    if kind in (LOST, TWICE) and off != [0 if n == 2 else n - 1]:
+        return False
     if kind == TWICE:
         falls = any(one > two for each in own for one, two in pairwise(each))
         return falls == (n == 4) and any(len(set(each)) < len(each) for each in own)
     if log["bound"] is None:
-        return True
+        return kind not in (PUSH, RATE) or n > 2 or bool(log["fetched"][-1] == len(worker) - 1)
 
-    def ahead(versions: Iterable[int], n: int = n) -> int:
-        counts = ([worker[:version].count(each) for each in range(n)] for version in versions)
+    def ahead(versions: Iterable[int], of: Iterable[int] = range(n)) -> int:
+        counts = ([worker[:version].count(each) for each in of] for version in versions)
         return max(c - min(each) for c, each in zip(clock, counts, strict=True))
 
     over, later = ahead(log["fetched"]) - log["bound"], ahead(range(len(worker))) - log["bound"]
@@ -111,9 +114,10 @@ def shows(log: dict[str, Any], kind: str, slow: bool) -> bool:
         done = [[worker[:version].count(each) for each in range(n)] for version in log["fetched"]]
         is_apart = any(max(each) - min(each) > log["bound"] for each in done)
         return over <= 0 and (is_apart or kind != NOTHING or log["bound"] != 1)
+    others = {4: range(1, 4), 5: range(4)}.get(n)
     if slow:
-        return over > 0 and (n < 5 or ahead(log["fetched"], n - 1) <= log["bound"])
-    return over == 1 and later <= 0
+        return (over == 1 if n == 5 else over > 0) and not (others and ahead(log["fetched"], others) > log["bound"])
+    return over == 1 and later <= 0 and (n > 2 or ahead([each + 1 for each in log["fetched"]]) <= log["bound"])
 
 
 def right(case: Case) -> str:

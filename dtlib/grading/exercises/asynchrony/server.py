@@ -6,6 +6,7 @@ again, with the weights that it was answered with. So the order is known, and wh
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -166,6 +167,21 @@ def is_begun(seen: list[list[float]], due: list[list[float]]) -> bool:
     return close([one[: len(two)] for one, two in zip(seen, due, strict=True)], due, 1e-3)
 
 
+def is_aged(each: Observed) -> bool:
+    """That what is shown is right until the first gradient that is not fresh, and not from then on."""
+    turns = each.case["turns"]
+    fresh = next((at for at, (one, two) in enumerate(pairwise(turns), 1) if one != two), None)
+    seen, wanted = shown(each), fetched()(each.case)
+    due = [one[: turns[:fresh].count(rank) + 1] for rank, one in enumerate(wanted)]
+    return fresh is not None and is_begun(seen, due) and not is_begun(seen, wanted)
+
+
+def stopped(case: Case) -> list[list[float]]:
+    """What is asked for when the server has enough one update early."""
+    early = {**case, "turns": case["turns"][:-1]}
+    return [one[: computed(early, rank)] if rank else [] for rank, one in enumerate(fetched()(case))]
+
+
 def is_behind(each: Observed) -> bool:
     """That rank 0 has the last weights, and each worker those of its last gradient, of the start, or these."""
     wanted, told = (replay()(each.case)[1] or [])[0], [said["weights"] for said in each.said]
@@ -179,11 +195,14 @@ FETCHED: Wrong = {
     **{name: fetched(**how) for name, how in HOW.items()},
     "its own update counted": (fetched(factor=lambda age: 1 / (2 + age)), fetched(told=lambda made, own: made - 1)),
     "without the rate": lambda case: replay()(unrated(case))[0],
+    "stops one update early": stopped,
+    "old gradients only": every(is_aged),
     "asks once too often": every(lambda each: is_begun(shown(each), fetched()(each.case))),
 }
 LAST: Wrong = {
     **{name: last(**how) for name, how in HOW.items()},
     "without the rate": lambda case: replay()(unrated(case))[1],
+    "old gradients only": every(is_aged),
     "late gradients applied": last(late=1),
     "one update too few": last(late=-1),
     "on rank 0 only": every(is_behind),
@@ -192,7 +211,7 @@ LAST: Wrong = {
 
 def waits(each: Observed) -> Finding | None:
     """That a worker did not come back, with nothing else under way, before another was done."""
-    for ask in asks(each)[: len(each.case["turns"])]:
+    for ask in asks(each)[: len(each.case["turns"]) - 1]:  # the last is quiet where the server stops too early
         if ask.why == "quiet":
             return Finding("a worker that was not answered until another was done", "an answer at once", each.words)
     return None

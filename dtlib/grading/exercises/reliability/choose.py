@@ -18,8 +18,7 @@ HOUR, GB, MORE = 3600.0, 1e9, 12
 MINUTES = (2, 5, 10, 20, 40, 80, 160, 320, 640)
 
 #: Nodes, hours between failures of one, hours of a restart and of a repair, GB of a node, GB/s of the store, of a copy,
-#: of a link, the part of the best goodput
-#: that will do.
+#: of a link, the part of the best goodput that will do.
 KINDS = {
     "a small cluster": (16, 8000, 0.3, 24, 100, 20, 10, 12, 0.97),
     "a slow store": (256, 20000, 0.2, 48, 200, 10, 20, 25, 0.98),
@@ -63,8 +62,7 @@ def job_of(
         "nodes": nodes, "node_mtbf": about(mtbf), "restart": about(restart), "repair": about(repair),
         "node_bytes": about(size) * GB, "store": about(store) * GB, "copy": about(copy) * GB, "link": about(link) * GB,
         "minutes": sorted(int(each) for each in rng.choice(MINUTES, 5, replace=False)),
-        "spare_price": spare,
-        "prices": dict(zip(WAYS, prices, strict=True)),
+        "prices": dict(zip(WAYS, prices, strict=True)), "spare_price": spare,
     }  # fmt: skip
     job["spares"] = int(out(job) + 3 * math.sqrt(out(job))) + int(rng.integers(1, 4))
     best = max(possible({**job, "goal": 0.0}, cost=goodput).values(), default=0.0)
@@ -78,8 +76,7 @@ def case(kind: str, job: Job) -> Job:
 
 def written(job: Job, way: str, *, nodes: bool = True) -> float:
     """Hours until what a node has to save is where it is safe; it is read back as fast."""
-    shared = job["nodes"] if nodes else 1
-    rate = job["link"] if way == "neighbour" else job["store"] / shared
+    rate = job["link"] if way == "neighbour" else job["store"] / (job["nodes"] if nodes else 1)
     return float(job["node_bytes"] / rate / HOUR)
 
 
@@ -132,13 +129,8 @@ def possible(
     return {plan: cost(job, *plan) for plan, part in found.items() if part >= least}
 
 
-def priced(job: Job, way: str) -> dict[Plan, float]:
-    """As if a way had the mean price."""
-    return possible({**job, "prices": {**job["prices"], way: 1.8}})
-
-
-def only(job: Job, way: str) -> dict[Plan, float]:
-    return {plan: cost for plan, cost in possible(job).items() if plan[0] == way}
+def only(job: Job, number: int, value: Any) -> dict[Plan, float]:
+    return {plan: cost for plan, cost in possible(job).items() if plan[number] == value}
 
 
 alone = partial(written, nodes=False)
@@ -163,15 +155,14 @@ WRONG: tuple[Callable[[Job], dict[Plan, float]], ...] = (
     lambda job: possible({**job, "minutes": job["minutes"][:1]}),
     lambda job: possible({**job, "spares": 0}),
     lambda job: possible({**job, "spare_price": 1.0}),
-    *(partial(priced, way=way) for way in WAYS),
-    lambda job: {plan: cost for plan, cost in possible(job).items() if plan[1] == job["spares"]},
-    *(partial(only, way=way) for way in WAYS),
+    *(lambda job, way=way: possible({**job, "prices": {**job["prices"], way: 1.8}}) for way in WAYS),
+    lambda job: only(job, 1, job["spares"]),
+    *(partial(only, number=0, value=way) for way in WAYS),
 )  # fmt: skip
 """The best goodput alone, a share of it, none; a save before the last is written; no spare ever missing, one more
 at hand, of one node, by the mean; the store to each node alone; nothing held up, held up until all is written; nothing
-lost meanwhile, nothing read back; no restart; one node's MTBF; rare
-failures; the shortest interval alone, no spare, a price of
-1 for each, of 1.8 for a way; all of them; one way for all."""
+lost meanwhile, nothing read back; no restart; one node's MTBF; rare failures; the shortest interval alone, no spare, a
+price of 1 for each, of 1.8 for a way; all of them; one way for all."""
 
 EXERCISE = on_paper(
     "reliability.4", "choose_saving", "Where to save, how often, and how many spares?", draw,

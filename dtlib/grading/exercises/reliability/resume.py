@@ -116,8 +116,7 @@ def is_near(told: list[Any], wanted: list[Any], atol: float = ATOL) -> bool:
     return all(one is not None and close(one[: len(two)], two, 0, atol) for one, two in zip(told, wanted, strict=True))
 
 
-def is_rounded(each: Observed) -> bool:
-    return is_near(gone_on(each), without()(each.case), ROUNDED)
+IS_ROUNDED = every(lambda each: is_near(gone_on(each), without()(each.case), ROUNDED))
 
 
 def goes_through(each: Observed) -> bool:
@@ -132,7 +131,7 @@ STEPS: Wrong = {
     "one step off": every(lambda each: {abs(steps - due(each.case)) for steps in counts(each)} == {1}),
 }
 WEIGHTS: dict[str, Any] = {name: tuple(without(*parts) for parts in several) for name, several in LOST.items()}
-WEIGHTS |= {**STEPS, "rounded": every(is_rounded), "something else": NOTHING_ELSE}
+WEIGHTS |= {**STEPS, "rounded": IS_ROUNDED, "something else": NOTHING_ELSE}
 
 
 def due(case: Case) -> int:
@@ -186,8 +185,7 @@ EXERCISE = Exercise(
         order(2, "steps", "it goes on after the last save", find_other_steps, wrong=STEPS),
         values(4, "weights", "the weights after each step, as if nothing had happened", without(), of=gone_on, rtol=0,
                atol=ATOL, wrong=WEIGHTS),
-        order(1, "bits", "and to the bit", find_rounded, kind="value",
-              wrong={"rounded a little": every(is_rounded)}),
+        order(1, "bits", "and to the bit", find_rounded, kind="value", wrong={"rounded a little": IS_ROUNDED}),
         order(2, "bytes", "little more than weights and moments is saved", find_more, kind="memory",
               wrong={"more than is needed": NOTHING_ELSE}),
     ),
