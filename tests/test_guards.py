@@ -26,7 +26,9 @@ class Blocked:
             raise ImportError("torch is blocked here")
 sys.meta_path.insert(0, Blocked())
 """
-ROOMS = ("theory", "ranks", "lab", "grading", "grading.sandbox", "grading.classroom")
+ROOMS = (
+    "theory", "theory.planner", "theory.calibration", "ranks", "lab", "grading", "grading.sandbox", "grading.classroom",
+)  # fmt: skip
 NOT_LOADED = (
     "\nimport sys\nassert not any(name.partition('.')[0] == 'torch' for name in sys.modules), 'torch was loaded'\n"
 )
@@ -97,6 +99,8 @@ def rooms(source):
     ("room", "forbidden"),
     [
         ("theory", {"ranks", "lab", "grading"}),
+        ("theory/timing", {"theory.planner", "theory.calibration"}),
+        ("theory/planner", {"theory.calibration"}),
         ("ranks", {"lab", "grading"}),
         ("lab", {"ranks", "grading"}),
         ("figures", {"ranks", "lab", "grading"}),
@@ -127,6 +131,7 @@ def test_processes_know_no_room_by_name():
 def test_the_guard_of_the_rooms_can_fail():
     assert rooms("from dtlib.ranks import dp") == {"ranks"}
     assert rooms("from .. import lab") == {"lab"}
+    assert rooms("from dtlib.theory.calibration import folds") == {"theory", "theory.calibration"}
     assert rooms("from ..ranks.dp import x\nimport dtlib.lab") == {"ranks", "lab"}
     assert rooms("from dtlib.grading.classroom import check") == {"grading", "grading.classroom"}
     assert rooms("import numpy\nfrom . import units") == set()
