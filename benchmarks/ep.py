@@ -69,7 +69,8 @@ class GatherAll(nn.Module):
 
     def forward(self, x_th: Tensor, routed: Routed, experts: ep.OwnExperts, shared: Any) -> Tensor:
         """The answers of all ranks' experts to this rank's tokens."""
-        (own,) = experts.splits["up_ehf"].ranges[dist.get_rank()]
+        ((split, _),) = experts.splits["up_ehf"]
+        (own,) = split.ranges[dist.get_rank()]
         experts_tk = ring_all_gather(routed.experts_tk)
         weights_tk, x_nh = Gather.apply(routed.weights_tk), Gather.apply(x_th)
         row_p, weights_p, counts_e = pairs_of(Routed(experts_tk, weights_tk, weights_tk), CONFIG.num_experts)
