@@ -80,13 +80,12 @@ def dispatch(
     rows = start(x_th.index_select(0, route.token_v), route.sent, route.received, group)
     weights = start(pairs.weights_p, visits, arriving, group)
     place_p = _exchange(copy_p - first_n[rank_p], visits, arriving, group)
-    weights_p, x_nh = wait(weights), wait(rows)
 
     row_p = place_p + (received.cumsum(0) - received).repeat_interleave(counts_ne.sum(1))
     expert_p = torch.arange(lengths[me], device=x_th.device).repeat(n).repeat_interleave(counts_ne.flatten())
     order_p = expert_p.argsort(stable=True)
-    own = Pairs(row_p[order_p], weights_p.index_select(0, order_p), counts_ne.sum(0).tolist())
-    return Arrived(x_nh, own, route)
+    own = Pairs(row_p[order_p], wait(weights).index_select(0, order_p), counts_ne.sum(0).tolist())
+    return Arrived(wait(rows), own, route)
 
 
 def combine(y_nh: Tensor, route: Route, beside: Callable[[], Tensor] | None = None) -> Tensor:

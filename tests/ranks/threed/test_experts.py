@@ -49,6 +49,12 @@ def test_experts_on_a_mesh_train_like_one_process():
     check(4, CASES)
 
 
+def test_experts_whose_width_three_ranks_do_not_divide_train_like_one_process():
+    three = replace(UNEVEN, expert_ratio=1.25, num_shared=1)
+    odd = replace(DEEPSEEK, num_kv_heads=4, expert_ratio=0.8125)
+    check(3, [case("tp 3", config=three, balance=B), case("tp 3", config=odd, zero=1, recompute="full", balance=B)])
+
+
 @pytest.mark.soak
 def test_experts_train_like_one_process_on_three_axes():
     check(8, [
