@@ -200,8 +200,8 @@ def _of_experts(answer: Answer) -> str:
     load = max(found.plan.imbalance for found in answer.plans)
     even = "as many tokens as the others" if load == 1 else f"up to {load:g} times the mean of tokens"
     return (
-        f"The busiest rank of experts is taken to get {even}, and tokens on their way to hide behind nothing: no run "
-        "of a model with experts is among those that these times were held to."
+        f"The busiest rank of experts is taken to get {even}, and tokens on their way to hide behind nothing: no "
+        "constant of these times was fitted to a run of a model with experts."
     )
 
 

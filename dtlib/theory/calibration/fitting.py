@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dtlib.theory.timing import FITTED, Constants
 from dtlib.theory.units import TFLOP, ms
 
-from .published import Run, mean_error
+from .run import Run, mean_error
 
 TIME_CONSTANTS = (
     "matmul_share", "operand_passes", "attention_share", "kept_passes", "inside_share", "across_share", "overlap_share",

@@ -16,7 +16,7 @@ from dtlib.theory.planner.errors import INSIDE, regime
 from dtlib.theory.timing import Constants, profile, step_time
 
 from .fitting import HABITS, NEUTRAL, TIME_CONSTANTS, fitted
-from .published import Run
+from .run import Run
 
 _FOLDS: Mapping[str, Callable[[Run], str]] = MappingProxyType(
     {
@@ -85,9 +85,10 @@ def left_out(runs: Sequence[Run], framework: str) -> list[tuple[Run, float]]:
 
 
 def fitted_without(left: str, folds: Mapping[str, Sequence[Run]], framework: str) -> Constants:
-    """The constants of a framework, fitted to its folds but the one called `left`."""
+    """The constants of a framework, fitted to its folds but the one called `left`; none is fitted to experts."""
     start, names = HABITS.get(framework, (NEUTRAL, TIME_CONSTANTS))
-    return fitted({name: runs for name, runs in folds.items() if name != left}, start, names=names)
+    dense = {name: [run for run in runs if run.model.experts is None] for name, runs in folds.items() if name != left}
+    return fitted({name: runs for name, runs in dense.items() if runs}, start, names=names)
 
 
 def regret(runs: Iterable[Run], framework: str) -> dict[tuple[str, int], float]:

@@ -17,7 +17,8 @@ from dtlib.theory.timing import FITTED, Constants, Machine, Plan
 from dtlib.theory.valid import number
 
 from .fitting import PULL, TIME_CONSTANTS, fitted
-from .published import Row, Run, mean_error
+from .published import Row
+from .run import Run, mean_error
 
 FEWEST = 4
 """Fewer runs move no constant."""

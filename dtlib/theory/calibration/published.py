@@ -1,4 +1,4 @@
-"""The planner held to runs that others measured: what each row was, the errors, and the fit.
+"""The tables that the planner is held to: what each row was.
 
 Rows are dictionaries of text, as ``csv.DictReader`` gives them. Where a row does not say the micro-batch, the planner's
 own choice stands in for it.
@@ -6,8 +6,9 @@ own choice stands in for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -17,39 +18,15 @@ from dtlib.theory import hardware, models
 from dtlib.theory.hardware import Link
 from dtlib.theory.memory import paper_flops_per_step, training_flops_per_token
 from dtlib.theory.models import Architecture
-from dtlib.theory.planner import fit, plan_memory
-from dtlib.theory.timing import FITTED, Constants, Machine, Plan, step_time
+from dtlib.theory.planner import plan_memory
+from dtlib.theory.timing import Machine, Plan
 from dtlib.theory.units import GB, TFLOP, GiB
 
+from .run import Run, mean_error
+
+__all__ = ["EVERY", "KEPT_BACK", "TABLES", "Row", "Run", "mean_error", "runs", "ultrascale"]
+
 Row = Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Run:
-    """A published run: one plan, or those that fit among which the planner chooses; its step's seconds, its memory,
-    the framework that ran it, the table that printed it, and whether each message between stages was held up."""
-
-    model: Architecture
-    plans: tuple[Plan, ...]
-    machine: Machine
-    seconds: float
-    memory_bytes: float | None = None
-    framework: str = "megatron"
-    table: str = ""
-    stalled: bool = False
-
-    def planned(self, constants: Constants = FITTED) -> Plan:
-        """The plan of the run, or the planner's own choice: the fastest."""
-        if len(self.plans) == 1:
-            return self.plans[0]
-        return min(self.plans, key=lambda plan: step_time(self.model, plan, self.machine, constants).total)
-
-    def log_error(self, constants: Constants = FITTED) -> float:
-        """ln of the predicted seconds over the published ones."""
-        if self.stalled:
-            constants = replace(constants, stall_cards=0)
-        seconds = step_time(self.model, self.planned(constants), self.machine, constants).total
-        return float(np.log(seconds / self.seconds))
 
 
 _OMNI_PATH = Link("Omni-Path, four for eight cards", 6.25 * GB, "BigScience, Jean Zay")
@@ -255,6 +232,31 @@ def _ultrascale_half(row: Row) -> list[Run]:
     return [ultrascale(row)] if row["status"] == "ok" and int(row["pp"]) <= int(row["layers"]) else []
 
 
+_EXPERTS = {"GPT OSS 120B": "gpt-oss-120b", "DeepSeekV3 (w/o MTP)": "deepseek-v3", "Qwen3_235B_a22B": "qwen3-235b-a22b"}
+_NODES = {"DGX-H100": ("H100", 8), "DGX-GB200": ("GB200", 64)}
+
+
+def _megatron_bridge(row: Row) -> list[Run]:
+    """Models with experts in 16 bits. What was computed again is not printed: the planner chooses."""
+    if row["Precision"] != "BF16" or row["model"] not in _EXPERTS or row["System"] not in _NODES:
+        return []
+    model, (card, node) = replace(models.model(_EXPERTS[row["model"]]), mtp_modules=0), _NODES[row["System"]]
+    degrees, gpus, b = _counts(row, "TP", "PP", "CP", "EP"), int(row["#-GPUs"]), int(row["MBS"])
+    dp = gpus // math.prod(degrees[axis] for axis in ("TP", "PP", "CP"))
+    chunks = int(row["VP"]) if row["VP"] != "n/a" else 1
+    plans = tuple(
+        Plan(
+            **{axis.lower(): size for axis, size in degrees.items()}, dp=dp, zero=1, micro_batch=b, recompute=again,
+            micro_batches=int(row["GBS"]) // dp // b, chunks=chunks, seq=int(row["Sequence Length"]),
+            schedule="interleaved" if chunks > 1 else "1F1B",
+        )
+        for again in ("none", "selective", "full")
+    )  # fmt: skip
+    seconds = plans[0].sequences * int(row["Sequence Length"]) / gpus / float(row["Tokens / sec / GPU"])
+    machine = Machine(accelerator=hardware.accelerator(card), gpus=gpus, node=node)
+    return [Run(model, plans, machine, seconds)]
+
+
 KEPT_BACK: Mapping[str, Callable[[Row], list[Run]]] = MappingProxyType(
     {
         "ultrascale_half": _ultrascale_half,
@@ -262,6 +264,7 @@ KEPT_BACK: Mapping[str, Callable[[Row], list[Run]]] = MappingProxyType(
         "torchtitan_half": lambda row: _torchtitan(row) if "fp8" not in row["technique"] else [],
         "sc21_table2": _sc21_table2,
         "bloom_prequel_half": _bloom,
+        "megatron_bridge_half": _megatron_bridge,
     }
 )
 """Tables that no constant was fitted on: of their rows those that ran, in 16 bits."""
@@ -287,17 +290,4 @@ def runs(table: str, rows: Iterable[Row]) -> list[Run]:
     """The runs that `rows` of `table` describe; ``ValueError`` for a table that is not in `EVERY`."""
     if table not in EVERY:
         raise ValueError(f"table must be one of {', '.join(EVERY)}, not {table!r}")
-    return [replace(_fitting(run), table=table) for row in rows for run in EVERY[table](row)]
-
-
-def _fitting(run: Run) -> Run:
-    """The run without those of several plans that need more memory than there is."""
-    if len(run.plans) == 1:
-        return run
-    kept = (plan for plan in run.plans if fit(plan_memory(run.model, plan), run.machine).free_bytes > 0)
-    return replace(run, plans=tuple(kept) or run.plans)
-
-
-def mean_error(of: Sequence[Run], constants: Constants = FITTED) -> float:
-    """Mean absolute relative error of the predicted step time."""
-    return float(np.mean([abs(np.expm1(run.log_error(constants))) for run in of]))
+    return [replace(run.fitting(), table=table) for row in rows for run in EVERY[table](row)]
