@@ -87,6 +87,8 @@ class TestFind:
             ("collectives_alice", "alice"),
             ("alice-dp-final", "alice_final"),
             ("Alice Smith_12345_assignsubmission_file_dp", "Alice Smith_12345"),
+            ("Al Dp_12345_assignsubmission_file_week 1", "Al Dp_12345"),
+            ("_assignsubmission_file_dp", "assignsubmission_file"),
             ("smithalice_LATE_12_34_dp-1", "smithalice_LATE_12_34_1"),
             ("team_3_dp", "team_3"),
             ("dp_3", "3"),
@@ -123,15 +125,29 @@ class TestFind:
             problem_of(read(found[0]), "dp") == "no notebook dp.ipynb was handed in (alice.zip is no notebook (.ipynb))"
         )
 
+    def test_all_files_that_canvas_packs_of_a_learner_are_one_learners(self, tmp_path):
+        names = ["adaž_12_101_dp.ipynb", "adaž_LATE_12_102_week 2-1.ipynb", "bo_13_103_dp.ipynb", "cy_14_104_dp.pdf"]
+        for name in names:
+            write(tmp_path / name)
+        write(tmp_path / "README.md", "x")
+        assert [each.learner for each in find(tmp_path)] == ["adaž_12", "bo_13", "cy_14"]
+
+    @pytest.mark.parametrize("other", ["hw_2026_1127_bo.ipynb", "bo.ipynb"])
+    def test_numbers_in_names_make_nobody_somebody_else(self, tmp_path, other):
+        for name in ("hw_2026_1127_ada.ipynb", other):
+            write(tmp_path / name)
+        assert len(find(tmp_path)) == 2
+
     def test_hidden_things_are_passed_over(self, tmp_path):
         for name in (".dp.ipynb", ".ipynb_checkpoints/dp-checkpoint.ipynb", "__MACOSX/._dp.ipynb", "venv/x.ipynb"):
             write(tmp_path / name)
             write(tmp_path / "alice" / name)
         assert [(each.learner, each.paths) for each in find(tmp_path)] == [("alice", [])]
 
-    @pytest.mark.parametrize("folder", ["missing", "text.txt/below", "pipe"])
+    @pytest.mark.parametrize("folder", ["missing", "text.txt/below", "pipe", "class.zip"])
     def test_refuses_what_is_no_folder(self, tmp_path, folder):
         write(tmp_path / "text.txt", "x")
+        write(tmp_path / "class.zip", "PK")
         os.mkfifo(tmp_path / "pipe")
         with pytest.raises(ValueError, match="submissions must be a notebook or a folder"):
             find(tmp_path / folder)

@@ -8,7 +8,8 @@ import unicodedata
 from collections.abc import Collection, Iterable
 
 NOTEBOOK_SUFFIX = re.compile(r"\.ipynb(?:\.(?:json|txt))?$", re.IGNORECASE)  # browsers like to add the second one
-_MOODLE = re.compile(r"_assignsubmission_(?:file|onlinetext)_?")
+_MOODLE = re.compile(r"(.+?)_assignsubmission_(?:file|onlinetext)(?:_.*)?", re.S)
+_CANVAS = re.compile(r"([^\W_]+)(?:_LATE)?_(\d+)_(\d+)_.+", re.S)
 # Nothing in it may be given back, or a name of fifty copies takes for ever.
 _COPY = r"[\s_-]*+(?:\(\d{1,2}\)|copy[\s_]?+\d*+)"
 _COPIES = re.compile(rf"^(?:{_COPY})++|(?:{_COPY})++$", re.IGNORECASE)
@@ -22,10 +23,13 @@ _MOST_SHOWN = 80
 def learner_of(name: str, stems: Iterable[str] = ()) -> str:
     """The learner that the name of a folder or notebook gives; "" where it names a chapter alone, as ``dp (1).ipynb``.
 
-    The suffix, Moodle's marks and the name of one of the chapters `stems` (with what marks a copy behind it) are taken
-    off: ``alice_collectives.ipynb``, ``collectives-alice (2).ipynb`` and ``alice.ipynb`` are all of alice.
+    The suffix and the name of one of the chapters `stems` (with what marks a copy behind it) are taken off:
+    ``alice_collectives.ipynb``, ``collectives-alice (2).ipynb`` and ``alice.ipynb`` are all of alice. In a name that
+    Moodle made, the learner stands before its marks, and the file's own name behind them.
     """
-    name = _MOODLE.sub("_", NOTEBOOK_SUFFIX.sub("", name))
+    name = NOTEBOOK_SUFFIX.sub("", name)
+    if match := _MOODLE.fullmatch(name):
+        return match[1]
     for stem in stems:
         parts = re.split(rf"(?:^|(?<=[\W_])){re.escape(stem)}(?=[\W_]|$)", name, maxsplit=1, flags=re.IGNORECASE)
         if len(parts) == 2:
@@ -33,6 +37,16 @@ def learner_of(name: str, stems: Iterable[str] = ()) -> str:
             rest = f"{before}_{after}" if before and after else before or after
             return "" if rest.casefold() in _FILLER else rest
     return name.strip("_") or name
+
+
+def of_canvas(names: Collection[str]) -> dict[str, str]:
+    """The learner of each file, where all `names` are as Canvas packs them, ``adalovelace_LATE_271_8282_dp.ipynb``.
+
+    The first number is the learner's; the second is the file's, and no other file has it.
+    """
+    found = [match for name in names if (match := _CANVAS.fullmatch(name))]
+    is_theirs = len({match[3] for match in found}) == len(names)
+    return {match.string: f"{match[1]}_{match[2]}" for match in found} if is_theirs else {}
 
 
 def printable(text: str, most: int = _MOST_SHOWN) -> str:

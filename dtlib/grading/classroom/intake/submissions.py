@@ -7,6 +7,7 @@
   ``alice.ipynb``, ``alice_collectives.ipynb`` and ``dp-alice (1).ipynb`` are all of alice, as is a folder ``alice``.
 - A notebook named after its chapter alone (``collectives.ipynb``) is of a learner named after the folder, so a folder
   that one learner works in can be graded as it is. `find` can also be told that all of the folder is one learner's.
+- The names of files that Canvas and Moodle pack are understood, once they are unpacked: all files of a learner count.
 
 Links are not followed. Hidden files, checkpoints and ``__MACOSX`` are passed over.
 """
@@ -28,7 +29,7 @@ from dtlib.grading.sandbox.runner import Cell
 
 from . import folders
 from .folders import Refused
-from .names import distinct, learner_of, printable
+from .names import distinct, learner_of, of_canvas, printable
 from .notebooks import chapters_of, known, parse, stem_of_name
 
 Place = tuple[int, int]
@@ -162,6 +163,8 @@ def find(submissions: Path, *, one_learner: bool = False) -> list[Submission]:
     """
     try:
         top = submissions.resolve(strict=True)  # the instructor may name a link, learners may not
+        if top.suffix.lower() in _INSTEAD and top.is_file():
+            raise Refused("is no notebook: what is packed has to be unpacked first")
         if top.is_file():
             return [Submission(printable(learner_of(submissions.name)) or "unnamed", top.parent, [top])]
         listed = folders.entries(top)
@@ -194,13 +197,20 @@ def _by_entry(
 ) -> Iterator[tuple[str, Path, Sequence[Path], Sequence[str]]]:
     """For each entry that is a learner's: the learner, where, the notebooks in it, and what there is to say."""
     stems = tuple(known())
+    files = [each.name for each in listed if Path(each.name).suffix.lower() in {".ipynb", *_INSTEAD}]
+    canvas = of_canvas(files)
     is_one_learners = any(folders.is_notebook(each) and not learner_of(each.name, stems) for each in listed)
     for each in listed:
         path = top / each.name
         if folders.is_folder(each):
             yield learner_of(each.name), path, *folders.notebooks(path)
         elif folders.is_notebook(each):
-            yield learner_of(each.name, stems) or own, top, [path], []
+            yield canvas.get(each.name) or learner_of(each.name, stems) or own, top, [path], []
         elif each.is_symlink() or (path.suffix.lower() in _INSTEAD and not is_one_learners):
             what = folders.LINK if each.is_symlink() else "no notebook (.ipynb)"
-            yield learner_of(path.stem, stems) or own, top, [], [f"{printable(each.name)} is {what}"]
+            yield (
+                canvas.get(each.name) or learner_of(path.stem, stems) or own,
+                top,
+                [],
+                [f"{printable(each.name)} is {what}"],
+            )
