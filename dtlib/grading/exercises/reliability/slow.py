@@ -11,12 +11,12 @@ from dtlib.grading.exercises.kinds import on_paper, values
 CARD, INPUT, LINK, NOBODY = "card", "input", "link", "nobody"
 STEPS = 7
 Span = list[Any]  # what, step, begin and end in seconds
-"""What it is, the step, and from when to when."""
 
 #: Who is slow, ranks, and what else is to be seen: of another rank (or of one, where nobody is slow) a step that took
 #: long, or two ("hiccup" of the card, "stutter" of link or input), input that is slow and ready in time ("hidden"), a
 #: first step that took long ("cold"), steps that are longer on all ranks ("uneven"), or another slow rank that costs
-#: less ("card", "link").
+#: less ("card", "link"). Of two ranks, times are short, and who costs something costs a seventh of a step; where nobody
+#: is slow, a fifteenth.
 KINDS = (
     (CARD, 2, ""), (CARD, 3, "hiccup"), (CARD, 4, "hidden"), (CARD, 5, "card"), (CARD, 4, "uneven"), (CARD, 4, "link"),
     (CARD, 6, "cold"), (INPUT, 2, ""), (INPUT, 3, "hiccup"), (INPUT, 4, "hidden"), (INPUT, 5, "uneven"),
@@ -28,12 +28,14 @@ KINDS = (
 
 def case(rng: Rng, number: int, cause: str, n: int, looks: str) -> dict[str, Any]:
     rank, other = (int(each) for each in rng.permutation(n)[:2])
-    compute, transfer, load = (float(rng.uniform(*each)) for each in ((0.2, 0.4), (0.03, 0.08), (0.05, 0.1)))
+    ranges, of = ((0.2, 0.4), (0.03, 0.08), (0.05, 0.1)), 0.1 if n == 2 else 1.0
+    compute, transfer, load = (of * float(rng.uniform(*each)) for each in ranges)
     step = compute + transfer
     seconds = {name: np.full((STEPS, n), each) for name, each in ((CARD, compute), (LINK, transfer), (INPUT, load))}
     if looks == "uneven":
         seconds[CARD] *= rng.permutation(np.linspace(0.7, 1.7, STEPS))[:, None]
     if looks in (CARD, LINK):
+        other = (rank - 1) % n  # whose message waits for `rank`
         seconds[looks][:, other] += 0.2 * step
     if looks == "hidden":
         seconds[INPUT][:, other] = 0.8 * step
@@ -45,18 +47,16 @@ def case(rng: Rng, number: int, cause: str, n: int, looks: str) -> dict[str, Any
         seconds[CARD if looks == "hiccup" else LINK][first, other] += 6 * step
         seconds[CARD if looks == "hiccup" else INPUT][second, other] += 4 * step
     if cause in (CARD, LINK):
-        seconds[cause][:, rank] += rng.uniform(0.4, 0.6) * step
+        seconds[cause][:, rank] += rng.uniform(*((0.16, 0.18) if n == 2 else (0.4, 0.6))) * step
+    seconds[CARD][:, rank] += 0.075 * step * (cause == NOBODY and n == 2)
     if cause == INPUT:
         seconds[cause][:, rank] = rng.uniform(1.4, 1.6) * (step * (1.3 if looks == "uneven" else 1))
         seconds[cause][:, rank] += 0.2 * step * (looks in (CARD, LINK))
     seconds = {name: each * rng.uniform(0.985, 1.015, each.shape) for name, each in seconds.items()}
     timelines = measured(seconds, rng.uniform(0, 1000, n))
-    told = "; ".join(
-        f"rank {each}: … {', '.join(map(in_short, spans[8:16]))} …" for each, spans in enumerate(timelines)
-    )
-    return call(f"run {number}: {told}", [timelines]) | {
-        "right": [None if cause == NOBODY else rank, cause], "cause": cause,
-    }  # fmt: skip
+    told = (f"rank {each}: … {', '.join(map(in_short, spans[8:16]))} …" for each, spans in enumerate(timelines))
+    found = {"right": [None if cause == NOBODY else rank, cause], "cause": cause}
+    return call(f"run {number}: {'; '.join(told)}", [timelines]) | found
 
 
 def measured(seconds: dict[str, Array], clocks: Array) -> list[list[Span]]:
