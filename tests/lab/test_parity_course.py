@@ -11,6 +11,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from dtlib.ranks import pp, sp, tp
@@ -155,22 +156,24 @@ RIGHT = [
     case("dp 2, cp 2", config=TIED), case("dp 2, tp 2", config=UNTIED), case("dp 2, pp 2", "ZB-H1", m=4, config=TIED),
 ]  # fmt: skip
 
+DTYPES = [torch.float64, *(pytest.param(each, marks=pytest.mark.soak) for each in (torch.float32, torch.bfloat16))]
+
 
 def is_quick(each):
     return each.axes in (DP4.axes, (("tp", 4),))
 
 
 @functools.cache
-def found(quick):
+def found(quick, dtype):
     """What is said of every mutant, by the ranks they take."""
     said = {}
     for n in (4,) if quick else (2, 4):
         some = {name: each for name, each in MUTANTS.items() if size(each[0]) == n and is_quick(each[0]) == quick}
-        runs = [(each, mutant, change) for each, mutant, change, *_ in some.values()]
+        runs = [(in_dtype(each, dtype), mutant, change) for each, mutant, change, *_ in some.values()]
         said |= dict(zip(some, reports(n, runs), strict=True))
     if where := os.environ.get("DTLIB_PARITY_TABLE"):
         rows = {name: [*MUTANTS[name][3:], r.kind, r.axes, str(r)] for name, r in said.items()}
-        Path(f"{where}.{quick}").write_text(json.dumps(rows, indent=1, ensure_ascii=False))
+        Path(f"{where}.{quick}.{dtype}").write_text(json.dumps(rows, indent=1, ensure_ascii=False))
     return said
 
 
@@ -178,17 +181,25 @@ def size(each):
     return functools.reduce(lambda a, b: a * b[1], each.axes, 1)
 
 
+def in_dtype(each, dtype):
+    return replace(each, config=replace(each.config, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("quick", [True, pytest.param(False, marks=pytest.mark.soak)])
-def test_right_steps_are_not_accused(quick):
+def test_right_steps_are_not_accused(quick, dtype):
     for n in {size(each) for each in RIGHT if is_quick(each) == quick}:
-        runs = [(each, nullcontext, {}) for each in RIGHT if size(each) == n and is_quick(each) == quick]
+        runs = [
+            (in_dtype(each, dtype), nullcontext, {}) for each in RIGHT if size(each) == n and is_quick(each) == quick
+        ]
         for (each, *_), report in zip(runs, reports(n, runs), strict=True):
             assert report.agrees, f"{each}: {report}"
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "name", [n if is_quick(each[0]) else pytest.param(n, marks=pytest.mark.soak) for n, each in MUTANTS.items()]
 )
-def test_a_mistake_is_named_with_its_axis(name):
-    report, (*_, kind, axes) = found(is_quick(MUTANTS[name][0]))[name], MUTANTS[name]
+def test_a_mistake_is_named_with_its_axis(name, dtype):
+    report, (*_, kind, axes) = found(is_quick(MUTANTS[name][0]), dtype)[name], MUTANTS[name]
     assert (report.kind, report.axes) == (kind, axes), str(report)

@@ -27,6 +27,8 @@ LAYERS = ("emb", "up", "down", "norm", "head")
 class Net(nn.Module):
     """Small, with a norm, a bias, and a head that may share its weight with the embedding."""
 
+    dtype = torch.float64
+
     def __init__(self, seed=0, p=0.0, tied=False):
         super().__init__()
         torch.manual_seed(seed)
@@ -34,7 +36,7 @@ class Net(nn.Module):
         self.norm, self.head, self.p = nn.LayerNorm(8), nn.Linear(8, 12, bias=False), p
         if tied:
             self.head.weight = self.emb.weight
-        self.double()
+        self.to(Net.dtype)
 
     def forward(self, x):
         x = self.emb(x)
@@ -147,6 +149,7 @@ def fsdp(x, y, *, factor=None, own_norm=False, divided=False, swapped=False, m=1
     fully_shard(net)
     if factor:
         for each in (net, *(getattr(net, name) for name in LAYERS)):
+            each.set_force_sum_reduction_for_comms(Net.dtype != torch.float64)  # gloo scales no sums
             each.set_gradient_divide_factor(factor)
     if swapped:
         with torch.no_grad():
@@ -241,7 +244,7 @@ def pipeline(x, y, *, scale=True, tied=False, sums=True, halves=False):
         schedule.step(target=y, losses=losses)
     else:
         schedule.step(x)
-    loss = torch.stack(losses).mean().detach() if rank else torch.zeros((), dtype=torch.float64)
+    loss = torch.stack(losses).mean().detach() if rank else torch.zeros((), dtype=net.emb.weight.dtype)
     dist.broadcast(loss, 1)
     if tied and sums:
         dist.all_reduce((net.head if rank else net.emb).weight.grad)
@@ -316,16 +319,18 @@ WRONG = {
 }  # fmt: skip
 
 
-def on_a_rank(runs):
+def on_a_rank(runs, dtype):
+    Net.dtype = dtype
     return [flattened(step(*data(uneven))) for step, uneven in runs]
 
 
 @functools.cache
-def found():
+def found(dtype):
     runs = RIGHT | WRONG
     options = {name: ALL | each[2] for name, each in runs.items()}
-    by_rank = lab.run(on_a_rank, 2, args=([(each[1], options[n]["uneven"]) for n, each in runs.items()],))
-    return {name: said(runs[name][0], options[name], [each[i] for each in by_rank]) for i, name in enumerate(runs)}
+    by_rank = lab.run(on_a_rank, 2, args=([(each[1], options[n]["uneven"]) for n, each in runs.items()], dtype))
+    with mock.patch.object(Net, "dtype", dtype):
+        return {name: said(runs[name][0], options[name], [each[i] for each in by_rank]) for i, name in enumerate(runs)}
 
 
 def said(mesh, options, held):
@@ -346,13 +351,18 @@ def known(mesh, function, net, uneven, m, unit):
     return expected
 
 
+DTYPES = [torch.float64, *(pytest.param(each, marks=pytest.mark.soak) for each in (torch.float32, torch.bfloat16))]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", RIGHT)
-def test_a_right_step_is_not_accused(name):
-    assert found()[name].agrees, str(found()[name])
+def test_a_right_step_is_not_accused(name, dtype):
+    assert found(dtype)[name].agrees, str(found(dtype)[name])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", WRONG)
-def test_a_mistake_is_named_with_its_axis(name):
-    report, (kind, axis) = found()[name], WRONG[name][3]
+def test_a_mistake_is_named_with_its_axis(name, dtype):
+    report, (kind, axis) = found(dtype)[name], WRONG[name][3]
     assert report.kind == kind, str(report)
     assert axis is None or report.axes == (axis,), str(report)

@@ -37,7 +37,7 @@ from dtlib.theory import units
 from dtlib.theory.valid import flag, whole
 
 from .case import KINDS, Kind
-from .expected import RUNS, Cut, Expected, Reference
+from .expected import Cut, Expected, Reference, runs_of
 from .judge import judge, refusals
 from .mesh import DATA_AXES, Axes
 from .pieces import Held, Piece, flattened, piece
@@ -77,10 +77,10 @@ def parity(
     rows again. `places` gives pieces to names by patterns: ``{"forward/*": {"dp": 0}}``. `dtype` is the coarsest that
     the step computes in, where what it returns does not show it: ``torch.bfloat16`` under autocast.
 
-    The reference is called 7 times and once for each part of the batch, always with ``torch.manual_seed(seed)``:
-    it must begin anew each time. Tensors are read when it returns: of a gradient that a later step changes, return a
-    clone. Rank r calls `step` with a seed of its own, ``seed + 1 + r``, so that nothing is
-    equal by chance.
+    The reference is called 7 times (15 in bfloat16 and float16) and once for each part of the batch, and where a
+    gradient may be cut off up to 200 times more, always with ``torch.manual_seed(seed)``: it must begin anew each
+    time. Tensors are read when it returns: of a gradient that a later step changes, return a clone. Rank r calls
+    `step` with a seed of its own, ``seed + 1 + r``, so that nothing is equal by chance.
 
     Outside of ranks it starts them, with `lab.run`; under torchrun it uses those that are there; in a rank, where
     ``torch.distributed`` is up, all ranks call it together, the first runs the reference, and all get the report.
@@ -119,15 +119,16 @@ def parity(
         raise ValueError(f"batch must be a tuple of what reference and step are called with, not {batch!r:.60}")
     cuts = _cuts(split, axes, batch)
     source = Reference(reference, batch, seed)
+    coarsest = 0.0 if dtype is None else eps_of(str(dtype).removeprefix("torch."))
     work = _Work(step, tuple(batch), axes, places, seed)
 
     def prepared(expected: Expected) -> int:
         parts = m * axes.size(cuts) if batch else 0
-        return _enough(expected, axes, parts, memory_bytes)
+        return _enough(expected, axes, parts, coarsest, memory_bytes)
 
     def concluded(expected: Expected, found: list[Held], needs: int) -> Report:
         dtypes = [eps_of(told.dtype) for each in found for told, _ in each.values()]
-        unit = max([eps_of(str(dtype).removeprefix("torch."))] if dtype is not None else dtypes, default=0.0)
+        unit = coarsest if dtype is not None else max(dtypes, default=0.0)
         source.measure(expected, unit)
         source.split(expected, axes, cuts, m)
         report = judge(expected, found, axes, m)
@@ -237,14 +238,15 @@ def _cuts(split: Mapping[str, Cut] | None, axes: Axes, batch: Sequence[Any]) -> 
     return dict(split)
 
 
-def _enough(expected: Expected, axes: Axes, parts: int, memory_bytes: float | None) -> int:
+def _enough(expected: Expected, axes: Axes, parts: int, unit: float, memory_bytes: float | None) -> int:
     """The bytes that a comparison holds at once beside the models; ``ValueError`` where that is more than allowed."""
-    needs = expected.copy_bytes * (3 + RUNS + 2 * parts + 2 * axes.world_size)
+    runs = runs_of(max([unit, *(eps_of(told.dtype) for told in expected.told.values())]))
+    needs = expected.copy_bytes * (3 + 2 * runs + 2 * parts + 2 * axes.world_size)
     limit = _free_bytes() if memory_bytes is None else memory_bytes
     if needs > limit:
         copy, many = (
             units.format_bytes(expected.copy_bytes),
-            f"{RUNS} perturbed, {parts} parts, {axes.world_size} ranks",
+            f"{runs} perturbed, {parts} parts, {axes.world_size} ranks",
         )
         raise ValueError(
             f"memory_bytes must be at least {units.format_bytes(needs)} for tensors of {copy} in float64 (one copy, "

@@ -35,6 +35,8 @@ KINDS = {
     "pieces swapped": "the piece of another rank",
     "stale": "what belongs to an earlier step",
     "not zeroed": "what earlier steps found is still in it",
+    "zeros": "zero where something is due",
+    "cut off": "a gradient that does not flow back through one place",
     "noise": "another stream of random numbers",
     "factor": "another multiple",
     "other weights": "the contributions with other weights",
@@ -92,6 +94,7 @@ class Case:
     def __post_init__(self) -> None:
         self.allowed = self.expected.allowed[self.name]
         self.share = max(self.allowed.share(self.right), 1e-15)
+        self.near = min(12 * self.share, 0.2)  # an explanation may be off by this share of what is held
         self.off = {h.rank: self.allowed.beyond(h.values, self.right[h.index], h.index) for h in self.held}
         self.differing = [h.rank for h in self.held if self.off[h.rank] > 1]
         self.ranks = [h.rank for h in self.held]
@@ -112,7 +115,7 @@ class Case:
     def is_right(self, misfit: float, ranks: Iterable[int] | None = None) -> bool:
         """Whether an explanation is near enough: within the rounding, and far nearer than "it is right" is."""
         mistake = self.misfit(lambda rank: self.right, ranks)
-        return misfit <= max(12 * self.share, 1e-12) and misfit <= 0.25 * mistake
+        return misfit <= max(self.near, 1e-12) and misfit <= 0.25 * mistake
 
     def best(self, explanations: Iterable[tuple[Kind, Predict]], ranks: Iterable[int] | None = None) -> list[Kind]:
         """The explanations that fit, and as well as the best of them; in their order."""

@@ -18,7 +18,10 @@ from .pieces import Array, Told, flattened
 from .rounding import Allowed, OtherDice, Perturbed, eps_of
 
 Cut = int | Callable[..., Any]
-RUNS = 4
+COARSE = 1e-4
+"""Spacings above this hide factors: those of bfloat16 and float16."""
+RUNS, MORE_RUNS = 4, 12
+"""Perturbed runs, and those where a coarse dtype hides factors (`matched`)."""
 
 
 @dataclass
@@ -39,13 +42,20 @@ class Expected:
     shares: Array | None = None
     allowed: dict[str, Allowed] = field(default_factory=dict)
     noise: dict[str, float] = field(default_factory=dict)
+    perturbed: dict[str, Array] = field(default_factory=dict)
     noticed: list[str] = field(default_factory=list)
     eps: float = 0.0
+    source: Reference | None = None
 
     @property
     def copy_bytes(self) -> int:
         """One copy of all tensors, in float64."""
         return sum(each.num_bytes for each in self.told.values())
+
+
+def runs_of(unit: float) -> int:
+    """How often the reference is perturbed, for a dtype of this spacing."""
+    return MORE_RUNS if unit > COARSE else RUNS
 
 
 class Reference:
@@ -79,15 +89,16 @@ class Reference:
         """Fill in how far each result may be off, and how much it depends on the random stream. `unit` is the spacing
         of the coarsest dtype of the parallel step."""
         runs = []
-        for number in range(RUNS):
+        for number in range(runs_of(unit)):
             with Perturbed(number, unit):
                 runs.append(self())
         with OtherDice():
             other = self()
-        expected.eps = unit
+        expected.eps, expected.source = unit, self
         for name, right in expected.whole.items():
             eps = max(unit, eps_of(expected.told[name].dtype))
             expected.allowed[name] = Allowed.of(right, [r[name][1] for r in runs], eps)
+            expected.perturbed[name] = np.stack([(r[name][1] - right).ravel() for r in runs])
             if name in other and other[name][1].shape == right.shape:
                 expected.noise[name] = float(np.linalg.norm(other[name][1] - right))
 
@@ -143,12 +154,19 @@ def _shares(expected: Expected, lines: Mapping[str, list[Array]]) -> Array | Non
         sizes = np.linalg.svd(columns, compute_uv=False)
         close = max(1e-9, 4 * expected.allowed[name].share(expected.whole[name]))
         found = decompose(expected.whole[name], parts, rtol=max(1e-6, 10 * close))
-        if found is not None and sizes[-1] > 1e-3 * sizes[0]:
+        if found is None or sizes[-1] <= 1e-3 * sizes[0]:
+            continue
+        right = expected.whole[name].ravel()
+        if expected.eps <= COARSE or np.linalg.norm(columns @ found - right) <= close / 8 * np.linalg.norm(right):
             told.append((close * sizes[0] / sizes[-1], found))
     if not told:
         return None
     told.sort(key=lambda each: each[0])
     error = told[0][0]
     shares: Array = np.median([found for _, found in told[: max(3, len(told) // 4)]], 0)
+    if expected.eps > COARSE:  # each name says little, and all together enough
+        every = np.stack([found for _, found in told])
+        shares = np.median(every, 0)
+        error = float(np.median(np.abs(every - shares).max(1))) / abs(float(shares.mean()))
     mean = float(shares.mean())
     return np.full_like(shares, mean) if np.abs(shares - mean).max() <= max(1e-9, 4 * error) * abs(mean) else shares

@@ -8,12 +8,14 @@ from dataclasses import replace
 import numpy as np
 
 from .case import Case, Held, Kind, joined
-from .expected import Expected
+from .cut import cut_off
+from .expected import COARSE, Expected
 from .linear import decoded, multiples, never_reduced, scaled, weighted
+from .matched import hidden
 from .mesh import Axes
 from .norms import of_norms
 from .pieces import Array, Told, index_of
-from .placed import alone, of_names, of_steps, reordered, swapped
+from .placed import alone, of_names, of_steps, over_pieces, reordered, swapped, zeros
 from .report import Report, Row
 from .rounding import TIMES
 from .terms import another_term, coarser, copies_apart, ends, of_logarithms, too_late
@@ -90,9 +92,21 @@ def judge(
         cases[name] = case
         rows.append(_row(case))
     rows = [row if row.agrees else replace(row, kind=_likeliest(row, cases, rows)) for row in rows]
+    rows = _cut_off(rows, cases, expected)
     rows = [replace(row, kind=_following(row, rows[:n])) if row.kind.code in _VAGUE else row
             for n, row in enumerate(rows)]  # fmt: skip
     return Report(rows, dict(axes.sizes), expected.noticed, expected.copy_bytes)
+
+
+def _cut_off(rows: list[Row], cases: dict[str, Case], expected: Expected) -> list[Row]:
+    """Where the first that differs is not known, or zero: whether a gradient is cut off somewhere."""
+    first = next((row for row in rows if not row.agrees), None)
+    if first is None or expected.source is None or first.kind.code not in (*_VAGUE, "zeros", "other weights"):
+        return rows
+    agrees = {row.name: row.agrees for row in rows}
+    sides = [[case for name, case in cases.items() if agrees[name] == side] for side in (False, True)]
+    kinds = cut_off(expected.source, *sides)
+    return [replace(row, kind=kinds.get(row.name, row.kind)) for row in rows]
 
 
 def _row(case: Case) -> Row:
@@ -101,11 +115,19 @@ def _row(case: Case) -> Row:
     if missing and case.right.size:
         words = f"no rank holds {missing} of its {case.right.size} elements"
         return Row(case.name, case.shape, Kind("nobody holds", (), words), off, ())
-    if not case.differing:
+    kinds = [] if case.differing else hidden(case) or _lost(case)
+    if not case.differing and not kinds:
         same = all(np.array_equal(h.values, case.right[h.index]) for h in case.held)
         words = "" if same else f"rounding: {100 * off:.2g} % of what it explains"
         return Row(case.name, case.shape, Kind("equal" if same else "rounding", (), words), off, (), blind(case))
-    return Row(case.name, case.shape, kind_of(case), off, tuple(case.differing))
+    kind = kind_of(case) if case.differing else _either(kinds, case)
+    return Row(case.name, case.shape, kind, off, tuple(case.differing or case.ranks))
+
+
+def _lost(case: Case) -> list[Kind]:
+    """Zeros that rounding would hide: in a coarse dtype a gradient is half of itself off, but not zero."""
+    kind = zeros(case) if case.expected.eps > COARSE else None
+    return [kind] if kind else []
 
 
 def blind(case: Case) -> float:
@@ -133,16 +155,20 @@ def _explained(case: Case) -> Kind:
         return Kind("not finite", (), f"not finite on {joined(map(case.axes.words, odd[:4]))}", tuple(odd))
     some = None if len(case.differing) == len(case.ranks) else case.differing
     zero = [h.rank for h in case.held if not h.values.any() and case.right[h.index].any()]
+    if kinds := hidden(case):
+        return _either(kinds, case)
     for explain in (multiples, of_norms, of_logarithms, of_steps):
         if kinds := case.best(explain(case), some):
             return _either(kinds, case)
-    if some is not None and len(zero) == len(case.differing) and (kind := alone(case)):
+    if some is not None and len(zero) == len(case.differing) and (kind := of_names(case) or alone(case)):
         return Kind(kind.code, kind.axes, f"{kind.words}; it holds zeros alone", kind.ranks)
-    if kinds := never_reduced(case) or case.best(weighted(case)) or case.best(too_late(case)):
+    sums = never_reduced(case) or case.best(weighted(case)) or case.best(over_pieces(case)) or case.best(too_late(case))
+    if kinds := sums:
         return _either(kinds, case)
-    if kind := coarser(case) or swapped(case) or of_names(case) or another_term(case) or reordered(case):
-        return kind
-    if (spread := case.expected.noise.get(case.name, 0.0)) > 12 * case.share * np.linalg.norm(case.right):
+    for find in (swapped, of_names, zeros, coarser, another_term, reordered):
+        if kind := find(case):
+            return kind
+    if (spread := case.expected.noise.get(case.name, 0.0)) > case.near * np.linalg.norm(case.right):
         apart = max(_whole_distance(case, h) for h in case.held)
         if 0.2 < apart / spread < 5:
             times = f"(× {apart / spread:.2g})"
@@ -152,8 +178,6 @@ def _explained(case: Case) -> Kind:
         return kind
     if kind := scaled(case) or decoded(case) or copies_apart(case):
         return kind
-    if not any(h.values.any() for h in case.held):
-        return Kind("factor", (), "zero: nothing has arrived")
     return Kind("unknown", case.axes.apart(case.differing), f"unknown: {case.numbers()}")
 
 
@@ -187,14 +211,15 @@ def _likeliest(row: Row, cases: Mapping[str, Case], rows: Sequence[Row]) -> Kind
     def fits(one: Kind) -> int:
         axes = [axis for axis in one.axes if axis in cases[row.name].axes.sizes]
         copied = {name: _is_copied(cases[name], axes) for name in tensors}
-        if not axes:
-            return 0
-        if one.code == "once per rank":  # what is cut over the axis cannot be counted once for each of its ranks
+        if axes and one.code == "once per rank":  # of what is cut over the axis no rank has the same
             cut = sum(not copied[name] for name in affected if name in copied)
             return -cut + sum(not copied[name] for name in right)
         return 0
 
-    ordered = sorted([kind, *kind.others], key=fits, reverse=True)
+    def votes(one: Kind) -> int:
+        return sum((one.code, one.axes) in [(k.code, k.axes) for k in (r.kind, *r.kind.others)] for r in rows)
+
+    ordered = sorted([kind, *kind.others], key=lambda one: (fits(one), votes(one)), reverse=True)
     first, *others = ordered
     if first is kind:
         return kind

@@ -64,7 +64,7 @@ def never_reduced(case: Case) -> list[Kind]:
                 float(np.sum((np.sum([values[r].values for r in g], 0) - factor * case.right[values[g[0]].index]) ** 2))
                 for g in groups
             )
-            if size and np.sqrt(off / size) <= max(12 * case.share, 1e-12) * np.sqrt(n):
+            if size and np.sqrt(off / size) <= max(case.near, 1e-12) * np.sqrt(n):
                 over = joined(axes)
                 if extra.startswith("a "):
                     return [Kind("never reduced", axes, f"never reduced over {over}: {extra} is due")]
@@ -171,7 +171,7 @@ def decoded(case: Case) -> Kind | None:
         return None
     lines = []
     for h in case.held:
-        found = decompose(h.values, [term[h.index] for term in case.terms], rtol=max(1e-9, 12 * case.share))
+        found = decompose(h.values, [term[h.index] for term in case.terms], rtol=max(1e-9, case.near))
         if found is None or len(found) * 2 > h.values.size:
             return None
         lines.append((h.rank, found))
@@ -221,12 +221,12 @@ def scaled(case: Case) -> Kind | None:
         if h.values.size < 4 or not wanted.any():
             return None
         factor = float(h.values @ wanted) / float(wanted @ wanted)
-        if np.linalg.norm(h.values - factor * wanted) > max(12 * case.share, 1e-9) * np.linalg.norm(h.values):
+        if np.linalg.norm(h.values - factor * wanted) > max(case.near, 1e-9) * np.linalg.norm(h.values):
             return None
         each[h.rank] = factor
     if max(abs(factor - 1) for factor in each.values()) < 0.02 or not any(each.values()):
         return None
-    if max(each.values()) - min(each.values()) <= max(12 * case.share, 1e-9) * max(map(abs, each.values())):
+    if max(each.values()) - min(each.values()) <= max(case.near, 1e-9) * max(map(abs, each.values())):
         factor = next(iter(each.values()))
         power = round(float(np.log2(abs(factor))))
         scale = (

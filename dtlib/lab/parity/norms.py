@@ -37,11 +37,12 @@ def of_norms(case: Case) -> Iterator[tuple[Kind, Predict]]:
     found = sum(_square_of(case.others.get(n, [])) for n in names)
     yield norm(Kind("follows", (), "the norm of tensors that differ themselves"), found)
     for axes in case.axes.subsets():
+        every_copy = sum(_counted(case, each, axes) for each in names)
+        ranks = f"{case.axes.size(axes)} ranks of {joined(axes)}"
+        yield norm(Kind("norm", axes, f"a norm: what several of the {ranks} hold is counted once for each"), every_copy)
+    for axes in case.axes.subsets():
         n, over = case.axes.size(axes), joined(axes)
         copies = [each for each in names if _is_copied(case, each, axes)]
-        every_copy = sum(_counted(case, each, axes) for each in names)
-        words = f"a norm: what several of the {n} ranks of {over} hold is counted once for each"
-        yield norm(Kind("norm", axes, words), every_copy)
         extra = sum(squares[each] for each in copies)
         if len(copies) < len(names):
             for place in (dict.fromkeys(axes, 0), {axis: case.axes.sizes[axis] - 1 for axis in axes}):
@@ -54,8 +55,6 @@ def of_norms(case: Case) -> Iterator[tuple[Kind, Predict]]:
                        total - (1 - 1 / n) * extra)  # fmt: skip
             yield norm(Kind("norm", axes, f"a norm: pieces on {over} are squared after division"),
                        extra + (total - extra) / n)  # fmt: skip
-        yield norm(Kind("norm", axes, f"a norm √{n} times too large, as if each of {over} counted all"), n * total)
-        yield norm(Kind("norm", axes, f"a norm √{n} times too small"), total / n)
         rest, every = set(case.axes.sizes) - set(axes), range(case.axes.world_size)
         own = {rank: _union(case, names, case.axes.group(rank, rest, every)) for rank in case.ranks}
         if any(abs(each - total) > 1e-9 * total for each in own.values()):
@@ -65,6 +64,10 @@ def of_norms(case: Case) -> Iterator[tuple[Kind, Predict]]:
                       for r in case.ranks}  # fmt: skip
             added = sum(np.sqrt(each) for each in firsts.values())
             yield norm(Kind("norm", axes, f"a norm: norms are added over {over}, and not their squares"), added**2)
+    for axes in case.axes.subsets():
+        n, over = case.axes.size(axes), joined(axes)
+        yield norm(Kind("norm", axes, f"a norm √{n} times too large, as if each of {over} counted all"), n * total)
+        yield norm(Kind("norm", axes, f"a norm √{n} times too small, as if each of {over} had a part"), total / n)
     yield from _left_out(case, squares, total, norm)
 
 

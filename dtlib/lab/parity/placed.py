@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from .case import Case, Kind, Predict, joined
 from .pieces import Array
+
+_FEW = 6
+"""So many zeros do not come about by chance."""
+_SAME = 1e-3
+"""Values further apart than this, sorted, are near each other by chance: all that are drawn alike are."""
 
 
 def swapped(case: Case) -> Kind | None:
@@ -21,18 +27,63 @@ def swapped(case: Case) -> Kind | None:
             for other in case.held
             if other.index.size == h.index.size
             and not np.array_equal(other.index, h.index)
-            and np.linalg.norm(h.values - case.right[other.index])
-            <= max(12 * case.share, 1e-9) * np.linalg.norm(h.values)
+            and np.linalg.norm(h.values - case.right[other.index]) <= max(case.near, 1e-9) * np.linalg.norm(h.values)
         ]
         if not near or not h.values.any():
             return None
         whose[h.rank] = near[0]
     axes = tuple(sorted({axis for pair in whose.items() for axis in case.axes.apart(pair)}))
-    if set(axes) <= set(case.expected.data) and set(whose.values()) != set(whose):
+    if set(axes) <= set(case.expected.data) and _depends(case) and set(whose.values()) != set(whose):
         text = ", ".join(f"rank {rank} those of rank {other}" for rank, other in list(whose.items())[:6])
         return Kind("same samples", axes, f"ranks of {joined(axes)} read the samples of others: {text}", tuple(whose))
     said = ", ".join(f"rank {rank} that of rank {other}" for rank, other in list(whose.items())[:6])
     return Kind("pieces swapped", axes, f"pieces swapped over {joined(axes)}: {said}", tuple(whose))
+
+
+def _depends(case: Case) -> bool:
+    """Whether it is another one for each part of the batch; a weight of before the step is not."""
+    parts = case.expected.alone.get(case.name)  # none of what has another shape for a part: rows of activations
+    return parts is None or any(not np.array_equal(part, case.expected.whole[case.name]) for part in parts)
+
+
+def zeros(case: Case) -> Kind | None:
+    """Whether all that differs is zero. A zero counts where the reference has more than rounding makes of nothing."""
+    held = [(h, (h.values == 0) & (np.abs(case.right[h.index]) > case.allowed.spread[h.index])) for h in case.held]
+    lost = [np.empty(0, int), *(h.index[zero] for h, zero in held)]
+    if any((~zero & (np.abs(h.values - case.right[h.index]) > case.limit(h))).any() for h, zero in held):
+        return None
+    index = np.unique(np.concatenate(lost))
+    if len(index) < min(_FEW, case.right.size):
+        return None
+    if not any(h.values.any() for h in case.held):
+        return Kind("zeros", (), "zero: nothing has arrived")
+    where = ""
+    for dim, size in enumerate(case.shape):
+        at = np.unique(np.unravel_index(index, case.shape)[dim])
+        if len(at) < size and len(index) > 0.5 * len(at) * case.right.size / size:
+            where = f": {joined(at[:6])}{' …' if len(at) > 6 else ''} along dimension {dim} of {size}"
+            break
+    return Kind("zeros", (), f"zero where something is due, in {len(index)} of {case.right.size} elements{where}")
+
+
+def over_pieces(case: Case) -> Iterator[tuple[Kind, Predict]]:
+    """Pieces of a whole, added up or averaged over ranks that hold different ones."""
+    held = {h.rank: h for h in case.held}
+    for axes in case.axes.subsets():
+        groups = {rank: case.axes.group(rank, axes, held) for rank in held}
+        if any(len({held[r].index.size for r in g}) > 1 or len({held[r].index[:1].tobytes() for r in g}) < len(g)
+               for g in groups.values()):  # fmt: skip
+            continue
+        over, n = joined(axes), case.axes.size(axes)
+        words = f"{{}} over {over}, whose ranks hold different pieces: the group of another parameter"
+        for how, by in (("averaged", n), ("added up", 1)):
+
+            def predict(rank: int, groups: Any = groups, by: int = by) -> Array:
+                whole = case.right.copy()
+                whole[held[rank].index] = sum(case.right[held[r].index] for r in groups[rank]) / by
+                return whole
+
+            yield Kind("wrong group", axes, words.format(how)), predict
 
 
 def reordered(case: Case) -> Kind | None:
@@ -45,7 +96,7 @@ def reordered(case: Case) -> Kind | None:
             return None
         whole = np.empty_like(case.right)
         whole[first.index] = first.values
-    wanted, near = case.right, max(12 * case.share, 1e-12)
+    wanted, near = case.right, max(case.near, 1e-12)
     if whole.size < 2 or np.ptp(wanted) <= near * np.abs(wanted).max():
         return None
     if np.linalg.norm(np.sort(whole) - np.sort(wanted)) > near * np.linalg.norm(wanted):
@@ -64,6 +115,9 @@ def reordered(case: Case) -> Kind | None:
         turned = whole.reshape(shape).T.ravel()
         if np.linalg.norm(turned - wanted) <= near * np.linalg.norm(wanted):
             return Kind("another order", (), "the same values in another order: transposed")
+    apart = np.count_nonzero(np.diff(np.sort(wanted)) > max(near, 1e-6) * np.ptp(wanted))
+    if near > _SAME or 2 * apart < wanted.size:  # few values, as after Adam's first step, are alike in any order
+        return None
     return Kind("another order", (), "the same values in another order, of no one dimension")
 
 
@@ -135,7 +189,7 @@ def of_names(case: Case) -> Kind | None:
         for h in (h for h in case.held if h.rank in case.differing):
             near = np.minimum(np.abs(h.values - flat[h.index]), np.abs(h.values - case.right[h.index]))
             far = max(far, float(near.max()) / max(float(np.abs(h.values).max()), 1e-300))
-        if far <= max(12 * case.share, 1e-12) and np.linalg.norm(flat - case.right) > 0:
+        if far <= max(4 * case.expected.eps, 1e-12) and np.linalg.norm(flat - case.right) > 0:
             where = case.axes.apart(case.differing) or case.axes.apart(case.ranks)
             return Kind("stale", where, f"on {case.axes.words(case.differing[0])} what differs is still {name!r}: what "
                         "was computed since has not arrived", tuple(case.differing))  # fmt: skip

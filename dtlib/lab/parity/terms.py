@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from .case import Case, Kind, Predict, joined
+from .norms import members
 from .pieces import Array
 
 _FEW = 6
@@ -38,7 +39,7 @@ def too_late(case: Case) -> Iterator[tuple[Kind, Predict]]:
 
 def of_logarithms(case: Case) -> Iterator[tuple[Kind, Predict]]:
     """A loss that is off by the logarithm of a size: in a sum of exponentials what all ranks hold is added up."""
-    for axes in case.axes.subsets() if case.right.size == 1 else ():
+    for axes in case.axes.subsets() if case.right.size == 1 and not members(case) else ():
         n, over = case.axes.size(axes), joined(axes)
         text = f"ln {n} too much: a sum of exponentials counts what all {n} ranks of {over} hold once for each"
         more = case.right + np.log(n)
@@ -96,7 +97,7 @@ def _called(case: Case, name: str) -> str:
 
 def _is_near(case: Case, off: Array, term: Array) -> bool:
     rest, size = float(np.linalg.norm(off - term)), float(np.linalg.norm(off))
-    near = 12 * case.share * float(np.sqrt(np.mean(case.right**2) * off.size))
+    near = case.near * float(np.sqrt(np.mean(case.right**2) * off.size))
     return rest <= 0.02 * size and rest <= max(near, 1e-9 * size)
 
 
