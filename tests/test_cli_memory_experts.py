@@ -156,7 +156,7 @@ def test_a_plan_says_its_ep_and_that_no_run_was_held_to_it():
     asked = ["plan", "qwen3-30b-a3b", "--gpus", "16", "--seq", "4096", "--batch", "256", "--imbalance", "1.5"]
     said = " ".join(CliRunner().invoke(main, asked, env={"COLUMNS": "100"}).output.split())
     assert "dp tp pp cp ep ZeRO" in said
-    assert "is taken to get up to 1.5 times the mean of tokens, and tokens on their way to hide behind nothing" in said
+    assert "is taken to get up to 1.5 times the mean of tokens; nothing hides the exchange of tokens" in said
     told = json.loads(CliRunner().invoke(main, [*asked, "--ep", "8", "--json"]).output)
     assert {each["plan"]["ep"] for each in told["plans"]} == {8}
     assert all(each["seconds"]["expert_parallel"] > 0 for each in told["plans"])

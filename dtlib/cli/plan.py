@@ -86,7 +86,7 @@ def _choices(command: Any) -> Any:
     "--framework",
     default="megatron",
     show_default=True,
-    help=f"Whose constants times are counted with: {', '.join(FRAMEWORKS)}.",
+    help=f"Whose constants times are counted with: {', '.join(FRAMEWORKS)}. Plans that it cannot run are shown too.",
 )
 @click.option("--keep", type=int, default=5, show_default=True, help="Plans to show, and a simpler one that ties.")
 @click.option("--tokens", type=float, help="Tokens of the whole run: days, energy and cost are told.")

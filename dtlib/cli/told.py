@@ -12,7 +12,7 @@ from dtlib.theory.planner import Answer, Fit, Found, Goal, Keeping, PlanMemory, 
 from dtlib.theory.planner.answer import TIE
 from dtlib.theory.planner.errors import INSIDE
 from dtlib.theory.planner.regime import SEEN, outside, regime
-from dtlib.theory.timing import FITTED, Constants, Plan
+from dtlib.theory.timing import FITTED, Constants, Plan, profile
 from dtlib.theory.units import GiB, format_bytes, format_seconds
 
 _COLUMNS = ("dp", "tp", "pp", "cp", "ep", "ZeRO", "batch", "schedule", "again", "GiB", "step", "MFU", "tie")
@@ -27,11 +27,10 @@ def row(answer: Answer, found: Found) -> tuple[str, ...]:
     """A plan of `answer` in the words of `columns`: "+sp" is sequence parallelism, "+sp*" one that keeps its gathered
     inputs, "1×128" the micro-batches."""
     p = found.plan
-    split = ("+sp*" if p.keep_gathered else "+sp") if p.sequence_parallel else ""
     of_experts = () if answer.model.experts is None else (str(p.ep),)
     tie = "≈" if len(answer.tied) > 1 and found in answer.tied else ""
     return (
-        str(p.dp), f"{p.tp}{split}", str(p.pp), str(p.cp), *of_experts, str(p.zero),
+        str(p.dp), f"{p.tp}{_split(p)}", str(p.pp), str(p.cp), *of_experts, str(p.zero),
         f"{p.micro_batch}×{p.micro_batches}", _schedule(p), p.recompute,
         f"{found.memory.total / GiB:.0f}±{found.fit.margin_bytes / GiB:.0f}", format_seconds(found.time.total),
         f"{answer.mfu(found):.1%}", tie,
@@ -91,7 +90,11 @@ def sentences(answer: Answer) -> list[str]:
         second, least = answer.plans[1], best.time.total / 1000
         worse = [(name, more) for name, more in answer.lost_to(second).items() if more > least][:2]
         lost = " and ".join(f"{format_seconds(more)} more of {name.replace('_', ' ')}" for name, more in worse)
-        said.append(f"The best of another kind, {_degrees(second.plan)}, has {lost or 'hardly more of any term'}.")
+        longer = format_seconds(second.time.total - best.time.total)
+        said.append(
+            f"The best of another kind, {_degrees(second.plan)}, takes {longer} longer, with "
+            f"{lost or 'hardly more of any term'}."
+        )
     if answer.too_large is not None:
         p, more = answer.too_large.plan, answer.too_large
         needed = format_bytes(more.memory.total + more.fit.margin_bytes, digits=3)
@@ -104,13 +107,18 @@ def sentences(answer: Answer) -> list[str]:
     told = ", ".join(f"{name} {gain:.1%}" for name, gain in sorted(gains.items(), key=lambda each: -each[1]))
     said.append(f"A tenth more of each shortens the step by: {told}.")
     if "twice the cards" in answer.buys:
-        said.append(f"Twice the cards: {format_seconds(answer.buys['twice the cards'])} a step.")
+        k, cards = answer.constants, answer.machine.gpus
+        stalls = k.stall_seconds > 0 and cards < k.stall_cards <= 2 * cards
+        why = f", if it stalls as runs on {k.stall_cards:.0f} cards did" if stalls else ""
+        said.append(f"Twice the cards: {format_seconds(answer.buys['twice the cards'])} a step{why}.")
     return said
 
 
 def of_interval(found: Found) -> str:
     """Between what the time of a plan is to be expected, or that nothing like it was measured."""
     off = found.interval
+    if off.runs and off.unlike == (off.regime,):
+        return f"Only {_number(off.runs, 'run', 's')} like it ({off.regime}) can be told: too few for an interval."
     if off.low is None or off.high is None:
         return f"Its time is not held to anything like this: {_and(off.unlike)}."
     said = (
@@ -129,15 +137,22 @@ def of_interval(found: Found) -> str:
 def _of_ties(answer: Answer) -> str:
     """Which plans tie, why, and which of them stands first."""
     number, first = len(answer.tied), answer.tied[0].plan
-    held = answer.best.interval.high is not None
-    why = "since the intervals of their times overlap" if held else f"since no time is known to {TIE:.0%}"
+    others = [found for found in answer.tied if found is not answer.best]
+    held = {answer.best.interval.high is not None and found.interval.low is not None for found in others}
+    close = f"no time is known to {TIE:.0%}"
+    why = {
+        (True,): "since the intervals of their times overlap",
+        (False,): f"since {close}",
+        (False, True): f"since the intervals of their times overlap, or, where there is none, {close}",
+    }[tuple(sorted(held))]
     return f"The first {number} are a tie (≈), {why}; the simplest of them stands first: {_degrees(first)}."
 
 
 def _degrees(p: Plan) -> str:
     """What tells two plans apart at a glance."""
-    return f"dp {p.dp}, tp {p.tp}, pp {p.pp}, cp {p.cp}, {f'ep {p.ep}, ' if p.ep > 1 else ''}ZeRO {p.zero}" + (
-        f", {p.schedule}" if p.pp > 1 else ""
+    return (
+        f"dp {p.dp}, tp {p.tp}{_split(p)}, pp {p.pp}, cp {p.cp}, {f'ep {p.ep}, ' if p.ep > 1 else ''}ZeRO {p.zero}"
+        + (f", {p.schedule}" if p.pp > 1 else "")
     )
 
 
@@ -199,10 +214,12 @@ def _of_experts(answer: Answer) -> str:
     """What the seconds of experts rest on."""
     load = max(found.plan.imbalance for found in answer.plans)
     even = "as many tokens as the others" if load == 1 else f"up to {load:g} times the mean of tokens"
-    return (
-        f"The busiest rank of experts is taken to get {even}, and tokens on their way to hide behind nothing: no "
-        "constant of these times was fitted to a run of a model with experts."
-    )
+    said = f"The busiest rank of experts is taken to get {even}"
+    if any(found.plan.ep > 1 for found in answer.plans):
+        said += "; nothing hides the exchange of tokens"
+    if answer.constants != profile(answer.framework):
+        return f"{said}."
+    return f"{said}; no constant of these times was fitted to a run of a model with experts."
 
 
 def _after_matmuls(found: Found) -> str:
@@ -255,6 +272,10 @@ def _need(plan: Plan, memory: PlanMemory, fitted: Fit | None, constants: Constan
 
 def _number(count: int, thing: str, ending: str) -> str:
     return f"{count:,} {thing}{ending if count > 1 else ''}"
+
+
+def _split(p: Plan) -> str:
+    return ("+sp*" if p.keep_gathered else "+sp") if p.sequence_parallel else ""
 
 
 def _schedule(p: Plan) -> str:

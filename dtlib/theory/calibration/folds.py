@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -32,22 +32,23 @@ def measured(runs: Iterable[Run]) -> dict[str, dict[str, Any]]:
     """What `planner.errors.known` holds, from `runs`: each planned with constants that were fitted to the other folds.
 
     The quantiles are the wider ones of these and of the constants in use, which are rounded and shared. `stalled` is
-    the share of runs that `told_apart` finds stalled, which stand in a regime of their own.
+    the share that `told_apart` finds stalled of runs that leave the node; these stand in a regime of their own.
 
     A fold is a table, of Megatron's; a model, of the sweep; a table and a card, of FSDP; tp and pp, of DeepSpeed. Of
     runs that two tables print, one counts.
     """
     by_framework: dict[str, list[Run]] = defaultdict(list)
-    held_up: Counter[str] = Counter()
+    far: dict[str, list[bool]] = defaultdict(list)
     for run in told_apart(unrepeated(runs)):
         by_framework[run.framework].append(run)
-        held_up[regime(run.plans[0], run.model, run.framework)] += run.stalled
+        if run.machine.gpus > run.machine.node:
+            far[regime(run.plans[0], run.model, run.framework)].append(run.stalled)
     found = defaultdict(list)
     for framework, those in by_framework.items():
         for run, ratio in left_out(those, framework):
             found[regime_of(run)].append((run, ratio))
     return {
-        name: _summary(pairs) | {"stalled": round(held_up[name] / (held_up[name] + len(pairs)), 4)}
+        name: _summary(pairs) | {"stalled": round(float(np.mean(far[name] or [False])), 4)}
         for name, pairs in sorted(found.items())
     }
 

@@ -62,7 +62,7 @@ def interval(plan: Plan, model: Architecture | str, machine: Machine, framework:
     model, constants = checked_model(model), profile(framework)
     usual = _interval(plan, model, machine, framework, constants, stalled=False)
     share = known()[usual.regime]["stalled"] if usual.low is not None else 0
-    if not share:
+    if not share or machine.gpus <= machine.node:
         return usual
     everywhere = replace(constants, stall_cards=0)
     return replace(usual, stalled=share, stall=_interval(plan, model, machine, framework, everywhere, stalled=True))

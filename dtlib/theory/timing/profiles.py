@@ -14,8 +14,8 @@ _PROFILES: dict[str, Constants] = {"megatron": FITTED}
 
 # Eager kernels; stages filled by their time; gradients one by one at ZeRO 1, behind nothing; a pipeline whose host
 # across nodes meets every tensor rank for each layer. Found on the sweep of `ultrascale_small` and `ultrascale_half`,
-# whose cluster is in them: nearly all of its pipelines on 512 cards, and a quarter of those on fewer, take 0.28 s more
-# for each message between stages, and no other time between.
+# whose cluster is in them: nearly all of its pipelines on 512 cards, and three in ten of those on 16 to 256, take 0.28
+# s more for each message between stages; hardly any lies between.
 _PROFILES["nanotron"] = replace(
     FITTED,
     matmul_share=0.69,
