@@ -44,7 +44,7 @@ def report(
     version nothing is joined. The scores are those of one machine with that seed. The folders are believed as they
     stand: take them from where learners cannot write. Exit codes are those of dtlib grade.
 
-    With a roster, who handed in nothing is absent, who is not in it is told, and canvas.csv and moodle.csv are written.
+    With a roster, who handed in no notebook is absent, who is not in it is told; canvas.csv and moodle.csv are written.
     """
     from rich.console import Console
 

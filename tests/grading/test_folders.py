@@ -132,6 +132,24 @@ class TestFind:
         write(tmp_path / "README.md", "x")
         assert [each.learner for each in find(tmp_path)] == ["adaž_12", "bo_13", "cy_14"]
 
+    def test_entries_of_text_and_files_of_others_leave_canvas_names_as_they_are(self, tmp_path):
+        for name in (
+            "adaž_12_101_dp.ipynb",
+            "adaž_12_102_tp.ipynb",
+            "bo_13_text.html",
+            "cy_LATE_14_link.html",
+            "dp.pdf",
+        ):
+            write(tmp_path / name)
+        learners = [each.learner for each in find(tmp_path)]
+        assert {"adaž_12", "bo_13", "cy_14"} < set(learners)
+        assert len(learners) == 4
+
+    def test_anonymous_files_of_canvas_are_one_learners(self, tmp_path):
+        for name in ("anon_X3fa2_101_dp.ipynb", "LATE_anon_X3fa2_102_tp.ipynb", "anon_Zq_103_dp.ipynb"):
+            write(tmp_path / name)
+        assert [each.learner for each in find(tmp_path)] == ["anon_X3fa2", "anon_Zq"]
+
     @pytest.mark.parametrize("other", ["hw_2026_1127_bo.ipynb", "bo.ipynb"])
     def test_numbers_in_names_make_nobody_somebody_else(self, tmp_path, other):
         for name in ("hw_2026_1127_ada.ipynb", other):

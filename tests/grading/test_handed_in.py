@@ -58,6 +58,15 @@ class TestChapter:
             "dp.ipynb is another notebook of chapter dp; sub/dp-Copy1.ipynb counts (7 answers, against 0)",
         )
 
+    @pytest.mark.parametrize("left", ["    raise NotImplementedError\n", "# was: raise NotImplementedError\n"])
+    def test_an_answer_above_the_line_that_raises_is_one(self, tmp_path, left):
+        write(tmp_path / "alice" / "dp.ipynb", BLANK_DP)
+        answer = f"def diagnose_backward(\n    events,\n):\n    return 1\n{left}"
+        write(tmp_path / "alice" / "dp (1).ipynb", notebook(("dp-1", answer)))
+        assert only(tmp_path).notes == [
+            "dp.ipynb is another notebook of chapter dp; dp (1).ipynb counts (1 answers, against 0)"
+        ]
+
     def test_of_equals_the_plain_name_counts_whatever_the_times(self, tmp_path):
         names = ["a/dp.ipynb", "dp.ipynb", "dp (1).ipynb", "a.ipynb"]
         for times in (range(4), reversed(range(4))):

@@ -58,7 +58,7 @@ class Gradebook:
             raise ValueError("late_percent must come with a deadline, and neither the class nor the roster has one")
 
     def of_class(self, learners: Collection[str], exercises: Sequence[Exercise]) -> tuple[dict[str, str], list[Record]]:
-        """The roster's id of each of `learners` who is in it, and the records of those who handed in nothing.
+        """The roster's id of each of `learners` who is in it, and the records of those who handed in no notebook.
 
         Raises ``ValueError`` where a row by hand is of nobody, or of an exercise that does not count, or has points
         that it is not worth.

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 
 NOTEBOOK_SUFFIX = re.compile(r"\.ipynb(?:\.(?:json|txt))?$", re.IGNORECASE)  # browsers like to add the second one
 _MOODLE = re.compile(r"(.+?)_assignsubmission_(?:file|onlinetext)(?:_.*)?", re.S)
-_CANVAS = re.compile(r"([^\W_]+)(?:_LATE)?_(\d+)_(\d+)_.+", re.S)
+_CANVAS = re.compile(r"(?:LATE_)?(anon_[^\W_]+|[^\W_]+(?:_LATE)?_\d+)_(?:(\d+)_.+|(?:text|link)\.html)", re.S)
 # Nothing in it may be given back, or a name of fifty copies takes for ever.
 _COPY = r"[\s_-]*+(?:\(\d{1,2}\)|copy[\s_]?+\d*+)"
 _COPIES = re.compile(rf"^(?:{_COPY})++|(?:{_COPY})++$", re.IGNORECASE)
@@ -40,13 +40,17 @@ def learner_of(name: str, stems: Iterable[str] = ()) -> str:
 
 
 def of_canvas(names: Collection[str]) -> dict[str, str]:
-    """The learner of each file, where all `names` are as Canvas packs them, ``adalovelace_LATE_271_8282_dp.ipynb``.
+    """The learner of each file that Canvas named, where most `names` are as it packs them,
+    ``adalovelace_LATE_271_8282_dp.ipynb`` or ``anon_X3fa2_8281_dp.ipynb``.
 
-    The first number is the learner's; the second is the file's, and no other file has it.
+    The first number is the learner's; the second is the file's, and no other file has it. An entry of text or a link
+    has none. Empty where fewer than two files have such a number, or two the same.
     """
     found = [match for name in names if (match := _CANVAS.fullmatch(name))]
-    is_theirs = len({match[3] for match in found}) == len(names)
-    return {match.string: f"{match[1]}_{match[2]}" for match in found} if is_theirs else {}
+    numbers = [match[2] for match in found if match[2]]
+    if len(numbers) < 2 or len(set(numbers)) < len(numbers) or 2 * len(found) <= len(names):
+        return {}
+    return {match.string: match[1].replace("_LATE_", "_") for match in found}
 
 
 def printable(text: str, most: int = _MOST_SHOWN) -> str:

@@ -91,12 +91,12 @@ class Chapter(NamedTuple):
 def chapters_of(content: Content, notes: list[str]) -> list[Chapter]:
     """The chapters that a notebook stands for; `Refused` for none. `notes` tells what is odd.
 
-    An answer is a function that does not raise ``NotImplementedError``. The text of a cell is searched once.
+    An answer is a function that returns something, or in a cell without ``NotImplementedError``.
     """
     ids = [cell.id for cell in content.cells]
     pairs = [(cell, _bound(cell.source)) for cell in content.cells]
     anywhere = {name for _, names in pairs for name in names}
-    answered = {name for cell, names in pairs if "NotImplementedError" not in cell.source for name in names}
+    answered = {name for cell, names in pairs for name in names if not _is_stub(cell.source, name)}
     stems = [stem for stem, exercises in known().items() if exercises.keys() & set(ids)]
     stems = stems or [stem for stem, exercises in known().items() if anywhere & set(exercises.values())]
     if not stems:
@@ -127,6 +127,15 @@ def _binds() -> re.Pattern[str]:
     names = "|".join(function for exercises in known().values() for function in exercises.values())
     defined = rf"(?:async[ \t]++)?def[ \t]++(?P<defined>{names})\b"
     return re.compile(rf"^[ \t]*+(?:{defined}|(?P<assigned>{names})[ \t]*+=(?!=))", re.M)
+
+
+def _is_stub(source: str, name: str) -> bool:
+    """Whether nothing is returned where a cell still raises: many leave the line that raises below their answer."""
+    if "NotImplementedError" not in source:
+        return False
+    head = re.search(rf"^[ \t]*+(?:async )?def {name}\b", source, re.M)
+    body = re.split(r"\n(?=[^\s)#])", source[head.end() :], maxsplit=1)[0] if head else ""
+    return not re.search(r"^[ \t]++(?:return|yield)\b", body, re.M)
 
 
 def _bound(source: str) -> Mapping[str, bool]:

@@ -84,7 +84,8 @@ def summary_lines(group: Record, limit: int = 10) -> list[str]:
     """The class in a few lines of plain text, for a terminal."""
     of_all, kept = group["class"], group["measured"]["kept"]
     middle = f"mean {of_all['mean_percent']:g} %, median {of_all['median_percent']:g} %"
-    lines = [f"{_count(of_all['graded'], 'learner')} graded, {kept} of them kept from an earlier run"]
+    earlier = f", {kept} of them kept from an earlier run" if kept else ""
+    lines = [f"{_count(of_all['graded'], 'learner')} graded{earlier}"]
     if of_all["graded"]:
         lines.append(f"{middle}, seed {', '.join(_seeds(group))}")
     if group["not_kept"]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 RESULTS_SCHEMA = "dtlib-grade/2"
 LEARNER_SCHEMA = "dtlib-grade-learner/2"
 WAITING = "not graded yet"
-ABSENT = "absent"  # in the roster, and handed in nothing
+ABSENT = "absent"  # in the roster, and handed in no notebook
 #: The statuses that are no verdict, the worst first: they are left out of every mean, and graded again.
 NO_VERDICT = ("error", "not known", WAITING, ABSENT)
 TIMES = ("seconds", "cpu_seconds", "starved_seconds", "grader_seconds")
