@@ -215,7 +215,7 @@ FIRST = ("top 2, no balance", "experts as if all had the same", "router cut off"
 EVERY = (*RIGHT, *WRONG)
 HIDDEN = ("router cut off, but for the balance", "tokens cut off", "balance of own tokens", "a norm without experts",
           "a norm of own experts", "earlier tokens are dropped")  # fmt: skip
-"""In bfloat16 smaller than the rounding of this small model, or without a name."""
+"""Not named in bfloat16: five are smaller than the rounding of this small model, the last gets another name."""
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 
 
@@ -236,9 +236,9 @@ def test_no_right_step_is_accused(name, dtype):
 @pytest.mark.soak
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", WRONG)
-def test_a_mistake_is_named_with_its_axis(name, dtype):
+def test_a_mistake_is_named_with_its_axis(name, dtype, request):
     if dtype == torch.bfloat16 and name in HIDDEN:
-        pytest.skip("its rounding hides it")
+        request.applymarker(pytest.mark.xfail(strict=True, reason="not named: a gap of the instrument"))
     report, (*_, kind, axes) = found(EVERY, dtype)[name], WRONG[name]
     assert report.kind == kind, str(report)
     assert not axes or report.axes == axes, str(report)
