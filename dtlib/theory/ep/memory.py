@@ -124,9 +124,9 @@ def kept_bytes(
 
     Of t tokens a rank with k choices each: the scores of all E experts, a row for each of the V ranks that a token
     visits (with `ep` 1 that is the input), and for each choice what the first matrices put out, 2f entries (f where not
-    `gated`) over `tp` ranks that split the width, and i bytes. What lies behind is computed again, and answers are
-    weighted before they are added up. The busiest rank gets `imbalance` times the mean. Written out plainly a layer
-    keeps more (`activations.layer_activations`).
+    `gated`) over `tp` ranks that split the width, and i bytes; what lies behind is computed again. The formula leaves
+    out shared experts, and what a router in float32 keeps of narrower tokens. The busiest rank gets `imbalance` times
+    the mean. Written out plainly a layer keeps more (`activations.layer_activations`).
 
     Uniform routing. ``ValueError`` for sizes below 1 or more choices than experts.
     """
