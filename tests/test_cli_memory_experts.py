@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from dtlib.cli import main
-from dtlib.theory import ep, footprint, models, planner
+from dtlib.theory import ep, footprint, models, planner, threed, units
 from dtlib.theory.footprint import Setup
 
 from .theory.hub_experts import EXPERTS
@@ -86,6 +86,21 @@ def test_the_exchange_is_counted_with_a_copy_an_expert_and_called_an_upper_bound
     words = f"The all-to-all is an upper bound: {top_k} copies of a token, one for each of its experts."
     assert words in invoke(*arguments).output
     assert "upper bound: " not in invoke(name).output
+
+
+def test_what_a_layer_keeps_is_said_in_both_ways_of_keeping_it():
+    """Written out, as it is counted, and as the ranks of the course keep it, which is measured to the byte."""
+    arguments = ("mixtral-8x7b", "--dp", 4, "--ep", 4, "--seq", 1024)
+    model, setup = models.model("mixtral-8x7b"), Setup(dp=4, ep=4, seq=1024)
+    written_out, ours = told(*arguments)["bytes"]["layer_activations"] / 32, threed.layer_bytes(model, setup, True)
+    dense = threed.layer_bytes(dataclasses.replace(model, experts=None, ffn_hidden=1), setup, False)
+    kept = ep.kept_bytes(1024, 4096, 14336, 8, 2, 4).total
+    assert ours == pytest.approx(dense + kept, rel=1e-3)  # but for a width of 1
+    assert ours < 0.7 * written_out
+    said = invoke(*arguments).output
+    assert f"written out, {units.format_bytes(written_out)} a micro-batch" in said
+    assert f"as in ranks.ep: {units.format_bytes(ours)}." in said
+    assert "written out" not in invoke(*arguments, "--recompute", "full").output
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 8])

@@ -242,7 +242,11 @@ def _counted(model: Architecture) -> str:
 
 
 def _of_experts(job: Job) -> list[str]:
-    """What is assumed of the load, of the exchange, and of how experts are split."""
+    """What is assumed of the load, of the exchange, of what a layer keeps, and of how experts are split."""
+    from dtlib.theory import threed
+    from dtlib.theory.activations import layer_activations
+    from dtlib.theory.units import format_bytes
+
     plan, experts, said = job.plan, job.model.experts, []
     if experts is None:
         return []
@@ -252,6 +256,18 @@ def _of_experts(job: Job) -> list[str]:
         said.append(
             f"The busiest rank of ep is taken to get {load}: --imbalance {plan.imbalance:g}. No token is dropped. The "
             f"all-to-all is an upper bound: {experts.top_k} copies of a token, one for each of its experts."
+        )
+    if plan.recompute != "full":
+        written_out = layer_activations(
+            job.model, plan.micro_batch, seq=plan.tokens_of(job.model), tp=plan.tp, attention=plan.attention,
+            sequence_parallel=plan.sequence_parallel, recompute=plan.recompute, dropout=plan.dropout,
+            imbalance=plan.imbalance, with_experts=True,
+        )  # fmt: skip
+        ours = threed.layer_bytes(job.model, plan, with_experts=True)
+        said.append(
+            f"A layer with experts is counted written out, {format_bytes(written_out.total)} a micro-batch. Where a "
+            "token is kept once a rank and what lies behind the bend is computed again, as in ranks.ep: "
+            f"{format_bytes(ours)}."
         )
     if plan.tp > 1:
         said.append(f"Each expert is split over tp {plan.tp}, as other matrices: none is whole on a rank.")

@@ -131,6 +131,17 @@ def kept(setup, **options):
     return threed.activation_bytes(GPT, setup, **options)
 
 
+def test_chunks_that_are_not_alike_are_in_flight_each_by_itself():
+    """By hand: the last of two ranks has two micro-batches of its first chunk in flight, and one of its second."""
+    model = replace(EXPERTS, experts=replace(EXPERTS.experts, first_dense=4))
+    setup = Setup(pp=2, chunks=2, micro_batches=4, micro_batch=3)
+    dense, sparse = (threed.layer_bytes(model, setup, kind) for kind in (False, True))
+    assert sparse != dense
+    alike = pp.most_in_flight("interleaved", 2, 4, 1, 2) * (2 * dense + 2 * sparse)
+    fullest = max(2 * 2 * dense + 2 * sparse, 3 * 2 * dense)
+    assert threed.activation_bytes(model, setup, stage=1) == fullest != alike
+
+
 def test_activations_are_a_layers_by_axis():
     """Layers by pp, tokens by cp, the split part by tp, all of it with split tokens; dp has its own sequences."""
     one = activations.layer_activations(GPT, 3, attention="flash", dropout=False).total

@@ -104,7 +104,7 @@ class KeptBytes(Breakdown):
     shared: float
 
 
-@formula("ep.kept_bytes", source="derived here", equation=r"t\,\bigl(4E + V h\,w + k\,(2 f\,w + i)\bigr)")
+@formula("ep.kept_bytes", source="derived here", equation=r"4\,(tE + th + hE) + t\,((Vh + 2(k + S)f)\,w + z)")
 def kept_bytes(
     tokens: int,
     hidden: int,
@@ -122,11 +122,12 @@ def kept_bytes(
 ) -> KeptBytes:
     """Bytes that a rank keeps of a layer of experts for its backward pass, beside the layer's input.
 
-    Of t tokens a rank with k choices each: the scores of all E experts, a row for each of the V ranks that a token
-    visits (with `ep` 1 that is the input), and for each choice what the first matrices put out, 2f entries (f where not
-    `gated`) over `tp` ranks that split the width, and i bytes; what lies behind is computed again. The formula leaves
-    out shared experts, and what a router in float32 keeps of narrower tokens. The busiest rank gets `imbalance` times
-    the mean. Written out plainly a layer keeps more (`activations.layer_activations`).
+    Of t tokens a rank with k choices each, in float32: the scores of all E experts and, where w `element_bytes` are
+    fewer than its 4, the router's input and matrix; a row for each of the V ranks that a token visits (with `ep` 1 that
+    is the input); what the first matrices of k and of S shared experts (`shared_hidden` is S f) put out, 2f entries (f
+    where not `gated`) over `tp` ranks that split the width; z bytes a token that say where its choices go, with which
+    weights. What lies behind is computed again. The busiest rank gets `imbalance` times the mean. Written out plainly a
+    layer keeps more (`activations.layer_activations`).
 
     Uniform routing. ``ValueError`` for sizes below 1 or more choices than experts.
     """

@@ -23,7 +23,7 @@ from .laws import (
 )
 from .partition import best_partition
 from .schedule import Action, Kind, Schedule, from_text
-from .simulate import Timetable, simulate
+from .simulate import Timetable, most_held, simulate
 from .validate import validate, with_messages
 from .zero_bubble import dualpipe_v, zb_h1, zb_h2, zb_v
 
@@ -57,6 +57,7 @@ __all__ = [
     "idle_seconds",
     "interleaved",
     "micro_batches_for",
+    "most_held",
     "most_in_flight",
     "one_f_one_b",
     "pipedream",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -64,11 +64,12 @@ class Timetable:
         return [most_held(own) / self.schedule.chunks for own in self.schedule.actions]
 
 
-def most_held(actions: Sequence[Action], waiting: float = 1.0) -> float:
-    """The most stages' activations at a time: a forward pass adds one, B takes one away, and I leaves the part
-    `waiting` to W."""
+def most_held(actions: Sequence[Action], waiting: float = 1.0, sizes: Mapping[int, float] | None = None) -> float:
+    """The most stages' activations at a time, or with the `sizes` of each stage their bytes: a forward pass adds one, B
+    takes one away, and I leaves the part `waiting` to W."""
     change = {"F": 1, "B": -1, "I": waiting - 1, "W": -waiting}
-    return float(np.cumsum([change.get(action.kind, 0) for action in actions]).max(initial=0))
+    held = [change.get(each.kind, 0) * (sizes[each.stage] if sizes else 1) for each in actions]
+    return float(np.cumsum(held).max(initial=0))
 
 
 def needs(action: Action, num_stages: int) -> Action | None:

@@ -7,13 +7,14 @@ Arguments out of range raise ``ValueError``, which names the argument, its value
 """
 
 from .crossing import pp_over_dp_tokens, tp_over_dp_tokens
-from .kept import activation_bytes
+from .kept import activation_bytes, layer_bytes
 from .states import state_bytes
 from .traffic import AxisBytes, sent_bytes
 
 __all__ = [
     "AxisBytes",
     "activation_bytes",
+    "layer_bytes",
     "pp_over_dp_tokens",
     "sent_bytes",
     "state_bytes",

@@ -33,33 +33,39 @@ def activation_bytes(
 ) -> float:
     """Activations that a rank keeps of its layers at its fullest, bytes.
 
-    Of pipeline stage `stage`, r: its layers, l/p in equal pieces, times the micro-batches in flight, the k of
-    `pp.most_in_flight` (of `schedule`, or of the interleaved one where there are `setup.chunks`), times M, what a
-    rank of tp keeps of a layer for b sequences (`setup.micro_batch`) of s/c tokens, as the `setup.cp` ranks of a
-    ring share them: `activations.layer_activations` in the entries of `widths`, and in the place of an MLP
-    `ep.kept_bytes`. dp does not occur: it shares sequences, not a sequence. Sequence parallelism divides all of M by t,
-    but for the gathered inputs of matrices where they stay (`gather_again` False; `sp.kept_bytes`), and for experts,
-    which get all tokens. Left out are embedding, head and loss, and what a backward pass needs while it runs or, if it
-    is split, until the weights have had their turn. ``ValueError`` where the model cannot be cut like that, and for
-    chunks of one rank of which one has more layers with experts than another.
+    Of pipeline stage `stage`, r: its layers, l/p, times the micro-batches in flight, the k of `pp.most_in_flight` (of
+    `schedule`, or with `setup.chunks` what the interleaved one has in flight of each), times M, what a rank of tp
+    keeps of a layer for b sequences (`setup.micro_batch`) of s/c tokens, as the `setup.cp` ranks of a ring share them:
+    `activations.layer_activations` in the entries of `widths`, and in the place of an MLP `ep.kept_bytes`. dp does not
+    occur: it shares sequences, not a sequence. Sequence parallelism divides all of M by t, but for the gathered inputs
+    of matrices where they stay (`gather_again` False; `sp.kept_bytes`), and for experts, which get all tokens. Left out
+    are embedding, head and loss, and what a backward pass needs while it runs or, if it is split, until the weights
+    have had their turn. ``ValueError`` where the model cannot be cut like that.
     """
     model = checked_dense(model, "what a mesh keeps", but_experts=True)
     setup.check(model)
     if whole("stage", stage, 0) >= setup.pp:
         raise ValueError(f"stage must be from 0 to {setup.pp - 1}, not {stage}")
-    layers, sparse = sum(setup.pieces(model)[stage]), expert_layers(model, setup.pp, stage, setup.chunks)
-    if len(set(sparse)) > 1:
-        raise ValueError(f"chunks must have as many layers with experts each, not {sparse} on stage {stage}")
-    kinds = {False: layers - sum(sparse), True: sum(sparse)}
-    kept = sum(
-        count * _of_a_layer(model, setup, gather_again, widths, with_experts)
-        for with_experts, count in kinds.items() if count
-    )  # fmt: skip
-    name = "interleaved" if setup.chunks > 1 else schedule
-    return pp.most_in_flight(name, setup.pp, setup.num_micro_batches, stage, setup.chunks) * kept
+    p, v = setup.pp, setup.chunks
+    kept = [
+        sum(count * layer_bytes(model, setup, kind, gather_again=gather_again, widths=widths)
+            for kind, count in ((False, layers - sparse), (True, sparse)) if count)
+        for layers, sparse in zip(setup.pieces(model)[stage], expert_layers(model, p, stage, v), strict=True)
+    ]  # fmt: skip
+    if v == 1:
+        return pp.most_in_flight(schedule, p, setup.num_micro_batches, stage) * kept[0]
+    actions = pp.interleaved(p, setup.num_micro_batches, v).actions[stage]
+    return pp.most_held(actions, sizes={stage + p * place: size for place, size in enumerate(kept)})
 
 
-def _of_a_layer(model: Architecture, setup: Setup, again: bool, widths: Widths, with_experts: bool) -> float:
+def layer_bytes(
+    model: Architecture, setup: Setup, with_experts: bool, *, gather_again: bool = True, widths: Widths = PAPER
+) -> float:
+    """The M of `activation_bytes`: what a rank keeps of one layer and micro-batch, dense or `with_experts`, bytes.
+
+    Where experts are written out, `activations.layer_activations` counts more: a copy of a token for each, what the
+    bend puts out, and the answers.
+    """
     tokens, b, t = setup.tokens_of(model), setup.micro_batch, setup.tp
     found = layer_activations(
         model, b, seq=tokens, tp=t, sequence_parallel=setup.sequence_parallel, recompute=setup.recompute,
@@ -68,9 +74,9 @@ def _of_a_layer(model: Architecture, setup: Setup, again: bool, widths: Widths, 
     if setup.recompute == "full":
         return found.total
     a_gathered = widths.element * b * tokens * model.hidden * (1 - 1 / t) if setup.sequence_parallel else 0
-    kept, gathered = found.total, 0 if again else 2
+    kept, gathered = found.total, 0 if gather_again else 2
     if with_experts and model.experts is not None:
-        experts, gathered = model.experts, 1 if again else 2
+        experts, gathered = model.experts, 1 if gather_again else 2
         kept -= sum(size for name, size in found.parts.items() if name in _IN_PLACE)
         kept += ep.kept_bytes(
             b * tokens, model.hidden, experts.hidden, experts.num_experts, experts.top_k, setup.ep, t,

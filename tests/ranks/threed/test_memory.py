@@ -30,6 +30,8 @@ EXPERTS = [  # every axis and option with which experts meet
     case("dp 2, tp 2", config=MOE, ep=2, m=1, recompute="full"),
     case("dp 2, pp 2", config=MOE, ep=2, m=4), case("dp 2, cp 2", config=MOE, ep=2, m=1, zero=2),
     case("pp 2, dp 2", "interleaved", config=replace(MOE, num_layers=4, first_dense=0), ep=2, m=2),
+    case("pp 2, dp 2", "interleaved", config=replace(MOE, num_layers=4), ep=2, m=2),  # chunks that are not alike
+    case("pp 4", "interleaved", config=replace(MOE, num_layers=8, first_dense=5), m=8),
 ]  # fmt: skip
 CASES = [
     case("pp 2, tp 2", config=TWO, m=4), case("tp 2, pp 2", config=TWO, m=4, sequence_parallel=True),
