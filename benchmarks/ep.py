@@ -2,15 +2,16 @@
 
 All compute the same layer of experts, forward and backward, with each rank's own tokens: `dtlib.ranks.ep`; tokens
 gathered from all ranks by rings, each rank computing its own experts, the answers reduced and scattered (gloo's own
-call sends twice as much); and a capacity of
-`CAPACITY` times the mean, each expert's slots sent whether they are filled or not. The first two must agree on the
-answers and on every gradient; the third drops what does not fit. The targets: at most 0.95 of the better one's time
-on two ranks and 0.75 on four. How far the products are the same work for all depends on how wide an expert is: so the
-race is run with three widths. Last, what torch has of its own for one rank's products: `grouped_mm`.
+call sends twice as much); and a capacity of `CAPACITY` times the mean, each expert's slots sent whether they are filled
+or not. The first two must agree on the answers and on every gradient; the third drops what does not fit. The targets:
+at most 0.95 of the better one's time on two ranks and 0.75 on four. How far the products are the same work for all
+depends on how wide an expert is: so the race is run with three widths. Beside it run as many products without any
+exchange: nobody gets below. Last, what torch has of its own for one rank's products: `grouped_mm`.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from benchmarks._report import console, print_table, ratio_cells, save
 from dtlib import lab
@@ -33,6 +36,7 @@ WORLD_SIZES, RATIOS = (2, 4), (0.25, 0.5, 1.0)
 TOKENS, ROUNDS, CAPACITY, SAME = 1024, 15, 1.25, 1e-4
 CONFIG = GPTConfig(hidden=512, num_heads=8, num_experts=16, top_k=2)
 OURS, GATHERED, PADDED = "ours", "gather all tokens", f"padded to {CAPACITY} of the mean"
+ALONE = "no exchange"
 TARGETS = {2: 0.95, 4: 0.75}
 
 
@@ -115,6 +119,15 @@ class Padded(nn.Module):
         return torch.zeros_like(x_th).index_add(0, row_p, answers_ph)
 
 
+class Alone(nn.Module):
+    """As many products on each rank, with its own experts alone: what is left where nothing is sent."""
+
+    def forward(self, x_th: Tensor, routed: Routed, experts: ep.OwnExperts, shared: Any) -> Tensor:
+        """Answers of the wrong experts."""
+        own = len(experts.up_ehf)
+        return experts(x_th, pairs_of(routed._replace(experts_tk=routed.experts_tk % own), own))
+
+
 class Layer:
     """A layer of experts on ranks, by one of the ways, and this rank's tokens."""
 
@@ -140,7 +153,7 @@ class Layer:
 
 def measured(config: GPTConfig) -> tuple[lab.Race, dict[str, int], float]:
     """In a rank: the race; bytes of a step by contender; how far ours and the gathered ones are apart."""
-    ways = {OURS: ep.Exchange(config.num_experts, None), GATHERED: GatherAll(), PADDED: Padded()}
+    ways = {OURS: ep.Exchange(config.num_experts, None), GATHERED: GatherAll(), PADDED: Padded(), ALONE: Alone()}
     contenders = {name: Layer(config, way) for name, way in ways.items()}
     ours, theirs = contenders[OURS].found(), contenders[GATHERED].found()
     off = max(float((mine - other).abs().max() / other.abs().max()) for mine, other in zip(ours, theirs, strict=True))
@@ -176,6 +189,18 @@ def of_torch() -> lab.Race:
     return lab.race({"grouped_mm": pass_of(torchs), OURS: pass_of(lambda: moe.experts(x_nh, pairs))}, rounds=ROUNDS)
 
 
+def dtensors_word() -> str:
+    """In a rank: what DTensor says of experts that lie on all ranks, in the first line."""
+    mesh, parts = init_device_mesh("cpu", (dist.get_world_size(),)), [Shard(0)]
+    tensors = torch.ones(4, 8), torch.ones(4, 8, 8), torch.arange(1, 5, dtype=torch.int32)
+    rows_nh, up_ehf, ends = (distribute_tensor(each, mesh, parts) for each in tensors)
+    logging.disable(logging.ERROR)  # torch prints its traceback as well
+    try:
+        return f"gives {F.grouped_mm(rows_nh, up_ehf, offs=ends).placements}"
+    except RuntimeError as error:
+        return str(error).partition("\n")[0]
+
+
 def main() -> None:
     """Measure, print, save."""
     load = os.getloadavg()[0]
@@ -195,7 +220,7 @@ def main() -> None:
             ours = race.ratio(OURS, better)
             verdict = "✓" if ours.median <= TARGETS[n] else "✗ missed"
             verdicts.append(f"{verdict} {n} ranks, experts {config.expert_hidden} wide: {ours} of “{better}” (at most "
-                            f"{TARGETS[n]})")  # fmt: skip
+                            f"{TARGETS[n]}); “{ALONE}” {race.ratio(ALONE, better).median:.3f}")  # fmt: skip
     columns = ["contender", "ranks", "width", "step", "over the better", "middle half", "core time", "sent by a rank"]
     size = f"{CONFIG.num_experts} experts, top-{CONFIG.top_k}, hidden {CONFIG.hidden}, {TOKENS} tokens a rank"
     print_table(f"A layer of {size}, forward and backward", columns, times)
@@ -203,9 +228,13 @@ def main() -> None:
         console.print(verdict)
     torchs = lab.run(of_torch, 1)[0]
     console.print(f"products alone, one rank: ours take {torchs.ratio(OURS, 'grouped_mm')} of torch's grouped_mm")
+    said = lab.run(dtensors_word, 2)[0]
+    console.print(f"grouped_mm of DTensors, on this machine: {said}")
     console.print(f"load of the machine before: {load:.1f}")
     grouped = {"ratio": torchs.ratio(OURS, "grouped_mm"), "seconds": torchs.seconds}
-    path = save("ep", {"race": records, "grouped_mm": grouped, "targets": TARGETS, "load_before": load})
+    path = save(
+        "ep", {"race": records, "grouped_mm": grouped, "dtensor": said, "targets": TARGETS, "load_before": load}
+    )
     console.print(f"[dim]{path.relative_to(path.parents[2])}[/]")
 
 
