@@ -59,26 +59,8 @@ def test_the_busiest_rank_is_that_of_drawn_batches(t, e, k, n, copies):
     ("t", "e", "k", "n"), [(1, 64, 1, 64), (4, 64, 1, 64), (4, 32, 2, 8), (2, 16, 2, 16), (1, 4, 2, 2)]
 )
 def test_with_few_tokens_the_law_is_off_by_less_than_one(t, e, k, n):
-    seen, off = busiest(t, e, k, n, "expert", times=3000)
+    seen, _ = busiest(t, e, k, n, "expert", times=3000)
     assert abs(ep.busiest_rank_tokens(t, e, k, n) - seen) < 1
-    least, most = ep.busiest_rank_bounds(t, e, k, n)
-    assert least - 4 * off <= seen <= most + 4 * off
-
-
-@pytest.mark.parametrize(
-    ("t", "e", "k", "n"), [(1, 4, 2, 2), (2, 4, 2, 2), (1, 6, 3, 3), (1, 4, 1, 4), (1, 4, 3, 4), (1, 3, 3, 3)]
-)
-def test_the_mean_of_all_routings_lies_between_the_bounds(t, e, k, n):
-    most = [loads.reshape(n, -1).sum(axis=1).max() for loads in every(t * n, e, k)]
-    lower, upper = ep.busiest_rank_bounds(t, e, k, n)
-    assert lower - 1e-9 <= np.mean(most) <= upper + 1e-9
-    assert upper < 1.35 * lower
-
-
-def test_bounds_close_in_with_tokens():
-    for t, apart in ((100, 0.011), (1000, 0.0035)):
-        least, most = ep.busiest_rank_bounds(t, 64, 8, 8)
-        assert least <= ep.busiest_rank_tokens(t, 64, 8, 8) <= most <= least * (1 + apart)
 
 
 def test_where_nothing_can_be_uneven_nothing_is():
@@ -87,7 +69,6 @@ def test_where_nothing_can_be_uneven_nothing_is():
     assert ep.busiest_rank_tokens(7, 1, 1, 1) == pytest.approx(7)
     assert ep.busiest_rank_tokens(7, 8, 3, 1, "rank") == pytest.approx(7)
     assert ep.busiest_rank_tokens(7, 8, 8, 4, "rank") == pytest.approx(7 * 4)
-    assert ep.busiest_rank_bounds(7, 8, 8, 4) == pytest.approx((56, 56))
     assert ep.busiest_rank_tokens(0, 8, 2, 4) == 0
 
 
@@ -266,7 +247,6 @@ def test_an_even_router_still_shows_chance(e, k):
         (lambda: ep.busiest_rank_tokens(1, 10, 2, 4), "ep must divide num_experts=10; 4 does not"),
         (lambda: ep.busiest_rank_tokens(-1, 8, 2, 4), "tokens must be at least 0"),
         (lambda: ep.busiest_rank_tokens(1, 8, 2, 4, "node"), "copies must be one of expert, rank"),
-        (lambda: ep.busiest_rank_bounds(10**9, 8, 2, 4), "tokens must be at most"),
         (lambda: ep.capacity(8, 2, 4, 0), "capacity_factor must be"),
         (lambda: ep.dropped_share(8, 5, 4, 1), "top_k must be at most num_experts"),
         (lambda: ep.dropped_share(10**8, 1, 4, 1), "tokens must be at most"),

@@ -9,7 +9,7 @@ independent of the others.
 Arguments out of range raise ``ValueError``, which names the argument, its value and the rule.
 """
 
-from .balance import busiest_rank_bounds, busiest_rank_tokens, capacity, dropped_share, largest_normal, padded_share
+from .balance import busiest_rank_tokens, capacity, dropped_share, largest_normal, padded_share
 from .hiding import all_to_all_seconds, hiding_tokens, hiding_width, layer_seconds, reading_tokens
 from .layer import Layer
 from .memory import KeptBytes, kept_bytes, layer_parameters, state_bytes
@@ -45,7 +45,6 @@ __all__ = [
     "balanced_violation",
     "bias_step",
     "bias_steps",
-    "busiest_rank_bounds",
     "busiest_rank_tokens",
     "capacity",
     "checked_routing",

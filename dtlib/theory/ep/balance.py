@@ -58,33 +58,12 @@ def busiest_rank_tokens(tokens: int, num_experts: int, top_k: int, ep: int, copi
     counts a token once however many of its experts lie there: with q_j the chance to miss j ranks, 1 − q₁ for k/N and
     q₁ − q₂ for v + v/(N − 1). N = E is the busiest expert.
 
-    With few tokens it is off by less than one copy on up to 64 ranks; `busiest_rank_bounds` hold for any number.
-    ``ValueError`` where N does not divide E.
+    With few tokens it is off by less than one copy on up to 64 ranks. ``ValueError`` where N does not divide E.
     """
     e, k = choices(num_experts, top_k)
     t, n = whole("tokens", tokens, 0), groups_of(e, ep, "ep")
     mean, spread = _moments(e, k, n, copies)
     return t * n * mean + largest_normal(n) * math.sqrt(max(0.0, t * n * spread))
-
-
-def busiest_rank_bounds(tokens: int, num_experts: int, top_k: int, ep: int) -> tuple[float, float]:
-    """The least and the most that the mean of the busiest rank's copies can be, exactly, however few tokens there are.
-
-    The count of one rank is the sum of Nt hypergeometric ones, its distribution F their convolution. Counts of a fixed
-    sum are negatively associated: all of them lie below x less often than independent ones would, F(x)^N. And one of
-    them is above x at most as often as each of them added up. So Σₓ (1 − F^N) ≤ the mean ≤ Σₓ min(1, N (1 − F)).
-    """
-    e, k = choices(num_experts, top_k)
-    t, n = whole("tokens", tokens, 0), groups_of(e, ep, "ep")
-    mine = e // n
-    one = np.array([comb(mine, x) * comb(e - mine, k - x) / comb(e, k) for x in range(min(k, mine) + 1)])
-    mean, spread = t * k, at_most("tokens", t * n, _MOST) * (k / n) * (1 - 1 / n)
-    length = 64 << int(1 + math.sqrt(spread)).bit_length()  # at least 64 deviations: the rest is 0 in doubles
-    first = max(0, mean - length // 2)
-    around = np.fft.irfft(np.fft.rfft(np.bincount(np.arange(len(one)) % length, one), length) ** (t * n), length)
-    above = np.clip(1 - np.cumsum(around[np.arange(first, first + length) % length]), 0, 1)
-    above[above < 1e-12] = 0  # what the transform is off by
-    return first + float((1 - (1 - above) ** n).sum()), first + float(np.minimum(1, n * above).sum())
 
 
 @formula(
