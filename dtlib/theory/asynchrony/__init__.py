@@ -9,10 +9,10 @@ Arguments out of range raise ``ValueError``, which names the argument, its value
 """
 
 from .bandwidth import bandwidth_for, utilisation
-from .gossip import exponential_matrix, exponential_rounds, ring_matrix, spectral_gap_ring
+from .gossip import exponential_rounds, spectral_gap_ring
 from .local import drift_noise, local_bytes, local_fixed_point
 from .server import mean_staleness, server_bytes, server_limit, staleness_bound, staleness_distribution, staleness_of
-from .stability import delayed_radius, fastest_rate, implicit_momentum, stable_rate
+from .stability import fastest_rate, implicit_momentum, stable_rate
 from .stragglers import (
     async_rate,
     expected_kth,
@@ -25,20 +25,17 @@ from .stragglers import (
 __all__ = [
     "async_rate",
     "bandwidth_for",
-    "delayed_radius",
     "drift_noise",
     "expected_kth",
     "expected_slowest",
     "expected_slowest_normal",
     "expected_slowest_of",
-    "exponential_matrix",
     "exponential_rounds",
     "fastest_rate",
     "implicit_momentum",
     "local_bytes",
     "local_fixed_point",
     "mean_staleness",
-    "ring_matrix",
     "server_bytes",
     "server_limit",
     "spectral_gap_ring",

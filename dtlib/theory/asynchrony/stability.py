@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from dtlib.theory.formula import formula
 from dtlib.theory.valid import number, whole
 
@@ -24,14 +22,6 @@ def stable_rate(curvature: float, delay: int) -> float:
     π/((2τ + 1) λ) with many; λ is the largest curvature. For a momentum of 0.
     """
     return 2 * math.sin(math.pi / (4 * whole("delay", delay, 0) + 2)) / number("curvature", curvature, positive=True)
-
-
-def delayed_radius(rate_times_curvature: float, delay: int) -> float:
-    """The factor by which |w| shrinks or grows an update in the long run: the largest |z| of z^{τ+1} − z^τ + a = 0."""
-    tau, a = whole("delay", delay, 0), number("rate_times_curvature", rate_times_curvature)
-    if tau == 0:
-        return abs(1 - a)
-    return float(abs(np.roots([1.0, -1.0, *[0.0] * (tau - 1), a])).max())
 
 
 @formula(
