@@ -79,22 +79,18 @@ def holds(case: Case) -> list[tuple[int, int, int, int]]:
 
 # What a server does with a gradient
 
-Factor = Callable[[int], float]
-"""By what the rate is multiplied at an age."""
+Factor = Callable[[int, int], float]
+"""(age, workers): by what the rate is multiplied."""
 Told = Callable[[int, int], int]
 """(updates so far, of them this worker's): which version it takes its weights for."""
 
 
-def newest(updates: int, own: int) -> int:
-    return updates
-
-
 def replay(
     *,
-    factor: Factor = lambda age: 1 / (1 + age),
+    factor: Factor = lambda age, n: 1 / (1 + age),
     before: bool = False,
     kept: bool = False,
-    told: Told = newest,
+    told: Told = lambda updates, own: updates,
     late: int = 0,
 ) -> Callable[[Case], tuple[list[list[float]], list[Array] | None]]:
     """The size of the weights with which each worker asks for each gradient, and the last weights of each rank. What is
@@ -109,7 +105,7 @@ def replay(
         turns = case["turns"]
 
         def moved(worker: int, update: int, which: int) -> Array:
-            down = case["rate"] * factor(update - version[worker]) * gradients[worker][which]
+            down = case["rate"] * factor(update - version[worker], len(gradients)) * gradients[worker][which]
             return np.asarray((own[worker] if kept else now) - down)
 
         for update, worker in enumerate(turns):
@@ -152,10 +148,11 @@ def asks(each: Observed) -> list[Ask]:
 
 
 HOW: dict[str, dict[str, Any]] = {
-    "the whole rate": {"factor": lambda age: 1.0},
-    "divided by the age": {"factor": lambda age: 1 / max(age, 1)},
-    "its own update counted": {"factor": lambda age: 1 / (2 + age)},
-    "uphill": {"factor": lambda age: -1 / (1 + age)},
+    "the whole rate": {"factor": lambda age, n: 1.0},
+    "divided by the age": {"factor": lambda age, n: 1 / max(age, 1)},
+    "one age for all": {"factor": lambda age, n: 1 / n},
+    "its own update counted": {"factor": lambda age, n: 1 / (2 + age)},
+    "uphill": {"factor": lambda age, n: -1 / (1 + age)},
     "the version of the start": {"told": lambda updates, own: 0},
     "its own gradients counted": {"told": lambda updates, own: own},
     "answered before the update": {"before": True},
@@ -193,7 +190,8 @@ def is_behind(each: Observed) -> bool:
 
 FETCHED: Wrong = {
     **{name: fetched(**how) for name, how in HOW.items()},
-    "its own update counted": (fetched(factor=lambda age: 1 / (2 + age)), fetched(told=lambda made, own: made - 1)),
+    "one age for all": tuple(fetched(factor=each) for each in (lambda age, n: 1 / n, lambda age, n: 0.5)),
+    "its own update counted": (fetched(factor=lambda age, n: 1 / (2 + age)), fetched(told=lambda made, own: made - 1)),
     "without the rate": lambda case: replay()(unrated(case))[0],
     "stops one update early": stopped,
     "old gradients only": every(is_aged),
