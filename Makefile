@@ -49,7 +49,7 @@ notebooks: $(READY)  ## execute exercises and solutions with nbval (`make book` 
 	@DTLIB_LEDGER=$(CURDIR)/_build/nbval-ledger.jsonl $(PART) $@ $(BIN)/pytest $(NBVAL) $(XML) exercises solutions
 
 pages: $(READY)  ## open the pages of the book that was built, and follow their links
-	@$(PART) $@ $(BIN)/pytest -q $(XML) tests/book
+	@$(PART) $@ $(BIN)/pytest -q -n 2 --dist loadscope $(XML) tests/book
 
 lab: $(READY)  ## open JupyterLab on the exercises
 	@$(BIN)/jupyter lab --notebook-dir=. --LabApp.default_url=/lab/tree/exercises

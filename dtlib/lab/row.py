@@ -121,7 +121,9 @@ class Row:
     def _allowed_briefly(self) -> str:
         if self.rtol is None:
             return "shown"
-        return "exact" if self.rtol == 0 else f"±{100 * self.rtol:.3g} %"
+        if self.rtol <= 1e-6:
+            return "to rounding" if self.rtol else "exact"
+        return f"±{100 * self.rtol:.3g} %"
 
 
 def format_ratio(ratio: float) -> str:

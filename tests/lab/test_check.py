@@ -239,6 +239,7 @@ def test_html_row_is_escaped_and_complete():
     for part in ("1 KiB", "2 KiB", "wire", "±50 %", "predicted", "measured"):
         assert part in page
     assert ">exact<" in lab.check("testing.num_steps", theory=3, measured=3, by="count")._repr_html_()
+    assert ">to rounding<" in lab.check("testing.num_steps", theory=3, measured=3, by="count", rtol=1e-9)._repr_html_()
     assert "color:#" not in page  # colours come from the page, light or dark
 
 
