@@ -26,6 +26,18 @@ def unusable(*cells: tuple[str, str] | str) -> Unusable:
     return caught.value
 
 
+FILLED_NOWHERE = """
+class F:
+    def forward(x):
+        'Words.'
+        raise NotImplementedError('forward')
+
+    def backward(x):
+        raise NotImplementedError('backward')
+
+def f():
+    return F.forward(1)
+"""
 EXERCISES = list(all_exercises().values())
 
 
@@ -104,8 +116,25 @@ class TestOwnCell:
         assert demo(own("def f():\n return 1\ndef f():\n return 2"))() == 2
         assert demo(own("def f(): pass\nf = lambda: 3"))() == 3
 
-    def test_a_check_cell_defines_nothing(self):
-        error = unusable((OWN + "-check", "def f():\n return 1"))
+    @pytest.mark.parametrize("where", [OWN + "-check", "demo-1", "demo-1-check"])
+    @pytest.mark.parametrize("left", ["", "def f(): pass", FILLED_NOWHERE], ids=["empty", "stub", "class"])
+    def test_an_answer_counts_in_whatever_cell_it_was_typed(self, where, left):
+        typed = (where, "def f():\n    return 1\ngrading.check('demo.2')\nf()")
+        for cells in ([own(left), typed], [typed, own(left)]):
+            assert demo(*cells)() == 1
+            assert demo(*cells, own("def f():\n    return 2"))() == demo(*cells, "def f():\n    return 2")() == 2
+        last = ("demo-3", "def f():\n    return 3")
+        assert demo(own(left), typed, last)() == (1 if where == OWN + "-check" else 3)
+        assert unusable(own("def f(): pass"), (where, "f = print")).kind == "blank", "a name of theirs"
+
+    def test_a_class_of_which_one_method_is_written_is_an_answer(self):
+        assert demo(own(FILLED_NOWHERE + "\ndef f(): return 2"), ("demo-1", "def f(): return 1"))() == 2
+        begun = FILLED_NOWHERE.replace("raise NotImplementedError('backward')", "return 2")
+        with pytest.raises(NotImplementedError):
+            demo(own(begun), ("demo-1", "def f(): return 1"))()
+
+    def test_a_check_cell_defines_nothing_else(self):
+        error = unusable((OWN + "-check", "f = 1"))
         assert (error.kind, error.line) == ("missing", "")
         assert error.text == "only cell `demo-2-check` defines `f`, and checks do not run here"
         error = unusable(("demo-1-check", "a = 1"), own("f = a"))

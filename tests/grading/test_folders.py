@@ -28,6 +28,8 @@ from .submitted import (
     write,
 )
 
+PACKED = "no notebook (.ipynb): it is packed, and counts once it is unpacked, into a folder"
+
 
 class TestFind:
     def test_one_notebook(self, tmp_path):
@@ -117,13 +119,16 @@ class TestFind:
         write(tmp_path / "carol" / "report.docx", "x")
         found = find(tmp_path)
         assert [(each.learner, each.notes) for each in found] == [
-            ("alice", ["alice.zip is no notebook (.ipynb)"]),
+            ("alice", [f"alice.zip is {PACKED} alice"]),
             ("bob", ["bob_dp.pdf is no notebook (.ipynb)"]),
             ("carol", ["no notebook (.ipynb) is in the folder, only report.docx"]),
         ]
         assert (
-            problem_of(read(found[0]), "dp") == "no notebook dp.ipynb was handed in (alice.zip is no notebook (.ipynb))"
+            problem_of(read(found[1]), "dp")
+            == "no notebook dp.ipynb was handed in (bob_dp.pdf is no notebook (.ipynb))"
         )
+        with pytest.raises(ValueError, match=r"class.tar.gz' .is no notebook .*, into a folder class"):
+            find(write(tmp_path / "class.tar.gz", "x"))
 
     def test_all_files_that_canvas_packs_of_a_learner_are_one_learners(self, tmp_path):
         names = ["adaž_12_101_dp.ipynb", "adaž_LATE_12_102_week 2-1.ipynb", "bo_13_103_dp.ipynb", "cy_14_104_dp.pdf"]

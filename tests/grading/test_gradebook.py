@@ -62,6 +62,11 @@ def told(graded, tmp_path, *words, code=0):
     return said if code else {each["learner"]: each for each in load(tmp_path / "told/results.json")["learners"]}
 
 
+def seeds_told(tmp_path):
+    """Whose reports name the digest of a seed."""
+    return {each.stem for each in (tmp_path / "told" / "reports").iterdir() if "with the digest" in each.read_text()}
+
+
 def table(path):
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.reader(file))
@@ -77,6 +82,7 @@ def test_who_handed_in_nothing_is_absent_and_who_is_not_listed_is_told(graded, t
     jsonschema.validate(results, report.schema())
     for path in (tmp_path / "told" / "learners").iterdir():
         jsonschema.validate(load(path), report.schema("learner"))
+    assert seeds_told(tmp_path) == {"anna", "bob", "cleo", "dan", "eve"}, "nothing was drawn for the absent"
     said = (tmp_path / "told" / "report.md").read_text()
     assert re.search(r"Absent[^\n]*\(2\): ::error, zoe", said.replace("&#58;", ":"))
     assert "Not in the roster** (2): dan, eve" in said
@@ -89,6 +95,7 @@ def test_who_is_absent_and_judged_by_hand_in_everything_is_graded(graded, tmp_pa
     by_hand = write(tmp_path, "by hand.csv", f"learner,exercise,points,comment\n{rows}")
     learners = told(graded, tmp_path, "--roster", write(tmp_path, "roster.csv", ROSTER), "--by-hand", by_hand)
     assert (learners["zoe"]["status"], learners["::error"]["status"]) == ("graded", "absent")
+    assert "zoe" not in seeds_told(tmp_path)
     assert load(tmp_path / "told" / "results.json")["class"]["graded"] == 6
     given = {row[3]: row[5] for row in table(tmp_path / "told" / "canvas.csv")[2:]}
     assert (given["zoe"], given["::error"]) == ("10", "")

@@ -9,11 +9,12 @@ import re
 import pytest
 
 from dtlib.grading.classroom.intake import find, folders, submissions
-from dtlib.grading.classroom.intake.notebooks import MAX_CODE_CHARS, MAX_VALUES
+from dtlib.grading.classroom.intake.notebooks import MAX_CODE_CHARS, MAX_VALUES, chapters_of, parse
 from dtlib.grading.classroom.intake.submissions import MAX_NOTEBOOK_BYTES
 from dtlib.grading.exercises.catalogue import all_exercises
 from dtlib.grading.sandbox.runner import Cell
 
+from .answers import ROOT
 from .submitted import BLANK_DP, COLLECTIVES, DP, cells_of, functions, notebook, of, only, problem_of, read, write
 
 
@@ -66,6 +67,11 @@ class TestChapter:
         assert only(tmp_path).notes == [
             "dp.ipynb is another notebook of chapter dp; dp (1).ipynb counts (1 answers, against 0)"
         ]
+
+    def test_nobody_has_answered_in_a_notebook_as_it_was_handed_out(self):
+        for path in sorted((ROOT / "exercises").glob("*.ipynb")):
+            (chapter,) = chapters_of(parse(path.read_bytes()), [])
+            assert (chapter.stem, chapter.answers) == (path.stem, 0)
 
     def test_of_equals_the_plain_name_counts_whatever_the_times(self, tmp_path):
         names = ["a/dp.ipynb", "dp.ipynb", "dp (1).ipynb", "a.ipynb"]

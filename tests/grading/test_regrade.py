@@ -12,8 +12,9 @@ from dtlib.grading.classroom.gradebook import Gradebook
 from dtlib.grading.classroom.grader import GradeError
 from dtlib.grading.classroom.shards import Shard, join
 from dtlib.grading.exercises.seen import Trouble
+from dtlib.grading.sandbox.walls.limits import Limits
 
-from .classroom import PAPER, FakeSandbox, hand_in, load, outcome, points, reference, run, troubled
+from .classroom import PAPER, SEED, FakeSandbox, hand_in, load, outcome, points, reference, run, troubled
 
 pytestmark = pytest.mark.usefixtures("home")
 
@@ -91,6 +92,19 @@ def test_points_by_hand_and_lateness_outlive_a_regrade(group, tmp_path):
     for each in (out, tmp_path / "new"):
         join([each], shown, book)
         assert (shown / "scores.csv").read_text() == before
+
+
+@pytest.mark.parametrize(
+    "more", [{"seed": SEED + 1}, {"limits": Limits(5.0)}, {"exercises": PAPER[:2]}, {"out": "new"}]
+)
+def test_a_regrade_that_finds_nothing_to_keep_is_refused(group, tmp_path, more):
+    run(group, tmp_path / "out")
+    before = (tmp_path / "out" / "results.json").read_bytes()
+    asked = {"regrade": ["collectives.1"], **more}
+    with pytest.raises(GradeError, match="regrade must find an earlier run to keep"):
+        run(group, tmp_path / asked.pop("out", "out"), sandbox=(sandbox := FakeSandbox()), **asked)
+    assert sandbox.began == []
+    assert (tmp_path / "out" / "results.json").read_bytes() == before
 
 
 @pytest.mark.parametrize("more", [{"fresh": True}, {"shard": Shard(1, 2)}, {"regrade": ["tp.1"]}])

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,6 +23,7 @@ from dtlib.grading.sandbox.runner import Answer, Cell, Limits, Outcome, Sandbox
 from dtlib.grading.sandbox.walls import WALLS
 
 from .answers import FEW, ROOT, answer, cells, programs
+from .engine import on_paper, run
 
 SEED = 20263
 SETUP = "import numpy as np\nimport torch\nimport torch.distributed as dist\nfrom dtlib import lab\n"
@@ -236,3 +238,10 @@ def test_the_walls_stand_around_a_course_in_the_temporary_folder_too(sandbox: Sa
     assert standing.split() == sandbox.standing
     if "files" in sandbox.standing:
         assert seen.strip() == "['dtlib'] [] False"
+
+
+def test_a_harness_that_cannot_be_loaded_is_no_fault_of_a_submission(sandbox: Sandbox):
+    exercise, cases = on_paper(1)
+    (observed,) = run(sandbox, (replace(exercise, harness="paper.gone"), cases), "def f(x):\n    return 1\n").observed
+    assert observed.trouble.kind == "not known"
+    assert "'paper.gone'" in observed.trouble.text

@@ -106,6 +106,9 @@ def grade(
             folder, counted, found, drawn, limits or Limits(), progress, shard, None if fresh else since, regrade
         )
         left = [each for each in found if each.learner in roster.share and (fresh or not roster.keep(each, seed))]
+        if regrade and not roster.again:
+            told = f"graded these notebooks for the same exercises and limits{' with this seed' * (seed is not None)}"
+            raise GradeError(f"regrade must find an earlier run to keep, and none in {since or out} {told}")
         roster.begin(left)
         try:
             if left:

@@ -84,10 +84,14 @@ class Roster:
             mark = fingerprint.of_learner(shard.of, [self._fingerprint(each, seed) for each in found], kept)
             self.group["shard"] = {**shard._asdict(), "class": mark, "kept": kept}
         self.group["alike"] = sorted({tuple(each.alike) for each in found if each.alike})
-        folder.remove_others({each["file"] for each in self._standings.values()})
         self._walls: Mapping[str, str] = {}
         self._graded: dict[str, dict[str, Record]] = {}
         self._done = self._num_steps = self._unsaved = 0
+
+    @property
+    def again(self) -> int:
+        """Of how many learners an earlier run has what is not graded again."""
+        return len(self._before)
 
     def keep(self, submission: Submission, seed: int | None) -> bool:
         """Whether the record of an earlier run holds the learner's verdict; then it is taken as it is.
@@ -129,6 +133,7 @@ class Roster:
 
     def begin(self, left: Sequence[Submission]) -> None:
         """Write a zero for everybody who is `left`: whatever happens later, there is a result."""
+        self.folder.remove_others({each["file"] for each in self._standings.values()})
         self._num_steps = len(self.steps(left))
         if not left and self.group["learners"]:
             self.group["seed"] = self.group["learners"][0]["seed"]
@@ -138,7 +143,7 @@ class Roster:
             self.folder.write_json(self.folder.of(GRADESCOPE, self._standings[each]["file"]), zero)
         if left and (kept := self.group["measured"]["kept"]):
             self.say(f"{kept} of {len(self._standings)} learners are kept from an earlier run", is_line=True)
-        if kept := len(self._before):
+        if kept := self.again:
             what = f"{', '.join(self._again)} again; all else of {kept} of {len(self._standings)} learners is kept"
             self.say(what, is_line=True)
 

@@ -38,6 +38,11 @@ def is_untouched(exercise: str, cells: Sequence[tuple[str, str]]) -> bool:
     return not any(name in source for source in others for name in names)
 
 
+def is_handed_out(source: str) -> bool:
+    """Whether a cell is that of some exercise as `dtlib release` made it."""
+    return _digest(source) in _handed_out().values()
+
+
 def _as_python_reads(source: str) -> str:
     """Other forms of letters as the plain ones that names get. One by one: of long texts the whole takes for ever."""
     return source if source.isascii() else "".join(unicodedata.normalize("NFKC", each) for each in source)

@@ -6,6 +6,7 @@ import hashlib
 import re
 import unicodedata
 from collections.abc import Collection, Iterable
+from pathlib import PurePath
 
 NOTEBOOK_SUFFIX = re.compile(r"\.ipynb(?:\.(?:json|txt))?$", re.IGNORECASE)  # browsers like to add the second one
 _MOODLE = re.compile(r"(.+?)_assignsubmission_(?:file|onlinetext)(?:_.*)?", re.S)
@@ -14,6 +15,7 @@ _CANVAS = re.compile(r"(?:LATE_)?(anon_[^\W_]+|[^\W_]+(?:_LATE)?_\d+)_(?:(\d+)_.
 _COPY = r"[\s_-]*+(?:\(\d{1,2}\)|copy[\s_]?+\d*+)"
 _COPIES = re.compile(rf"^(?:{_COPY})++|(?:{_COPY})++$", re.IGNORECASE)
 _FILLER = {"answer", "answers", "copy", "exercise", "exercises", "final", "solution", "solutions", "solved"}
+_PACKED = {".7z", ".gz", ".rar", ".tar", ".tgz", ".zip"}
 _SEPARATORS = " \t_-.,;+"
 _PLAIN = re.compile(r"(?!(?:con|prn|aux|nul|com\d|lpt\d)(?:\.|$))\w(?:[\w.-]{0,46}\w)?", re.IGNORECASE)
 _OURS = re.compile(r"-[0-9a-f]{16}$", re.IGNORECASE)
@@ -51,6 +53,15 @@ def of_canvas(names: Collection[str]) -> dict[str, str]:
     if len(numbers) < 2 or len(set(numbers)) < len(numbers) or 2 * len(found) <= len(names):
         return {}
     return {match.string: match[1].replace("_LATE_", "_") for match in found}
+
+
+def instead(name: str) -> str:
+    """What a file is that is called `name`, and what to do about it."""
+    path = PurePath(name)
+    if path.suffix.lower() not in _PACKED:
+        return "no notebook (.ipynb)"
+    into = printable(path.stem.removesuffix(".tar"))
+    return f"no notebook (.ipynb): it is packed, and counts once it is unpacked, into a folder {into}"
 
 
 def printable(text: str, most: int = _MOST_SHOWN) -> str:

@@ -29,7 +29,7 @@ from dtlib.grading.sandbox.runner import Cell
 
 from . import folders
 from .folders import Refused
-from .names import distinct, learner_of, of_canvas, printable
+from .names import distinct, instead, learner_of, of_canvas, printable
 from .notebooks import chapters_of, known, parse, stem_of_name
 
 Place = tuple[int, int]
@@ -164,7 +164,7 @@ def find(submissions: Path, *, one_learner: bool = False) -> list[Submission]:
     try:
         top = submissions.resolve(strict=True)  # the instructor may name a link, learners may not
         if top.suffix.lower() in _INSTEAD and top.is_file():
-            raise Refused("is no notebook: what is packed has to be unpacked first")
+            raise Refused(f"is {instead(top.name)}")
         if top.is_file():
             return [Submission(printable(learner_of(submissions.name)) or "unnamed", top.parent, [top])]
         listed = folders.entries(top)
@@ -207,7 +207,7 @@ def _by_entry(
         elif folders.is_notebook(each):
             yield canvas.get(each.name) or learner_of(each.name, stems) or own, top, [path], []
         elif each.is_symlink() or (path.suffix.lower() in _INSTEAD and not is_one_learners):
-            what = folders.LINK if each.is_symlink() else "no notebook (.ipynb)"
+            what = folders.LINK if each.is_symlink() else instead(each.name)
             yield (
                 canvas.get(each.name) or learner_of(path.stem, stems) or own,
                 top,

@@ -34,8 +34,8 @@ def resolve(name: str) -> Harness:
     module, _, function = name.rpartition(".")
     try:
         found = getattr(importlib.import_module(f"{__name__}.{module}"), function)
-    except (ImportError, AttributeError, ValueError):
-        raise ValueError(f"name must be that of a harness, module.function, not {name!r}") from None
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"name must be that of a harness, module.function, not {name!r} ({error})") from error
 
     def watched(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
         watch = _WATCHES.get(name, Watch)()

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from .magics import parse
-from .slices import PRELUDE, Statement, compiled, defined_in_text, is_stub, needed
+from .slices import PRELUDE, Statement, compiled, defined_in_text, is_stub, is_stub_class, needed
 
 _OF_AN_EXERCISE = re.compile(r"[a-z_]+-\d+")
 _CHECK = re.compile(r"[a-z_]+-\d+-check")
@@ -66,17 +66,28 @@ class _Cell:
 
     def answers(self, function: str) -> bool:
         """Whether its last definition of `function` is more than a stub; to import a function is not to answer."""
-        last = [each for each in self.statements if function in each.binds][-1:]
-        return bool(last) and not last[0].is_import and not is_stub(last[0], function)
+        last = self._last(function)
+        if last is None or last.is_import or is_stub(last, function):
+            return False
+        return not any(is_stub_class(each) for each in self.statements if each.binds & last.uses)
+
+    def writes(self, function: str) -> bool:
+        """Whether it answers, and with a definition: ``f = None`` in the cell of another exercise means another `f`."""
+        last = self._last(function)
+        return last is not None and last.is_definition and self.answers(function)
+
+    def _last(self, function: str) -> Statement | None:
+        return next((each for each in reversed(self.statements) if function in each.binds), None)
 
 
 def load(cells: Sequence[tuple[str, str]], cell_id: str, function: str) -> Callable[..., Any]:
     """The learner's `function` for the exercise whose cell has the id `cell_id`; `cells` are (id, source) in order.
 
     - The own cell is the last one with that id that answers; where none does (deleted, broken or still a stub), the
-      last added cell that answers, wherever it stands; then what is left. In a cell, the last definition wins.
+      last added cell that answers, wherever it stands; then the exercise's check and the cell of another exercise, if
+      somebody typed the answer there; then what is left. In a cell, the last definition wins.
     - What it needs of other cells runs first, in notebook order. A statement there that raises is skipped, and
-      `explain` knows it. Cells called ``…-check``, `lab.run` and `grading.check` do not run.
+      `explain` knows it. Other cells called ``…-check``, `lab.run` and `grading.check` do not run.
     - `np`, `torch`, `dist`, `lab` and `grading` are there even without a set-up cell.
     - Lines of the own cell that try the function out below its last definition do not run (they would send what no
       task asks for), and what else raises there is skipped: the function stands.
@@ -150,6 +161,8 @@ def _own_cell(cells: Sequence[_Cell], cell_id: str, function: str) -> _Cell | No
     rest = [cell for cell in reversed(cells) if cell.id != cell_id and not _CHECK.fullmatch(cell.id)]
     shared = [cell for cell in rest if not _OF_AN_EXERCISE.fullmatch(cell.id)]
     answers = [cell for cell in (*by_id, *shared) if cell.answers(function)]
+    of_others = sorted(cells, key=lambda cell: (cell.id != f"{cell_id}-check", -cell.place))
+    answers += [cell for cell in of_others if cell.writes(function)]
     if answers:
         return answers[0]
     in_others = [cell for cell in rest if cell not in shared and cell.answers(function)]

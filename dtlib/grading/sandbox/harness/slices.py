@@ -97,6 +97,11 @@ class Statement:
         return isinstance(self.node, _IMPORTS)
 
     @property
+    def is_definition(self) -> bool:
+        """Whether it defines a function or a class."""
+        return isinstance(self.node, _DEFINITIONS)
+
+    @property
     def is_simple(self) -> bool:
         """Whether it only defines, imports or assigns."""
         return isinstance(self.node, (*_DEFINITIONS, *_IMPORTS, *_ASSIGNMENTS))
@@ -108,6 +113,13 @@ def is_stub(statement: Statement, function: str) -> bool:
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.name != function:
         return False
     return all(_is_nothing(each) for each in node.body)
+
+
+def is_stub_class(statement: Statement) -> bool:
+    """Whether `statement` defines a class that has methods, and nothing in any of them."""
+    body = statement.node.body if isinstance(statement.node, ast.ClassDef) else ()
+    methods = [each for each in body if isinstance(each, ast.FunctionDef)]
+    return bool(methods) and all(_is_nothing(line) for each in methods for line in each.body)
 
 
 def needed(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dtlib.grading.exercises import plain
+from dtlib.grading.sandbox.harness import resolve
 from dtlib.processes.channel import open_fd, send_frame
 from dtlib.processes.namespace import adopt_orphans, die_with_parent, enter_namespaces, raise_loopback
 from dtlib.processes.rank import RankFiles, spawn
@@ -50,6 +51,8 @@ def guard(control: socket.socket, job_fd: int, *, fork: bool = True) -> None:
         with open_fd(job_fd, "rb") as file:
             file.seek(int.from_bytes(file.read(8), "big"))
             task = plain.unpack(file.read())
+        for job in task["jobs"] if fork else ():  # what it cannot import here is no fault of what runs later
+            resolve(job["harness"])
         if os.getsid(0) != os.getpid():
             os.setsid()  # a signal to its process group reaches no process outside
         standing = frozenset(task["walls"])
