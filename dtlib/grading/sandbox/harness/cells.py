@@ -165,8 +165,7 @@ def _own_cell(cells: Sequence[_Cell], cell_id: str, function: str) -> _Cell | No
     answers += [cell for cell in of_others if cell.writes(function)]
     if answers:
         return answers[0]
-    in_others = [cell for cell in rest if cell not in shared and cell.answers(function)]
-    defines = [cell for cell in (*by_id, *in_others, *rest) if cell.defines(function)]
+    defines = [cell for cell in (*by_id, *rest) if cell.defines(function)]
     if defines:
         return defines[0]
     return next((cell for cell in by_id if cell.source.strip()), None)
