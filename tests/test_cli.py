@@ -52,16 +52,17 @@ def without_torch(*arguments):
     return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
 
 
-def test_what_pip_install_gives_answers_or_says_what_is_missing():
+def test_what_pip_install_gives_answers_or_says_what_is_missing(tmp_path):
     assert without_torch("--help").returncode == 0
     job = without_torch("memory", "--model", "llama3-70b", "--dp", "4", "--zero", "3", "--gpu", "H100")
     assert job.returncode == 0, job.stderr
     assert "it does not fit" in job.stdout
     assert without_torch("memory", "--list").returncode == 0
-    done = without_torch("ledger")
-    assert done.returncode == 1, done.stderr
-    assert "which is not installed: pip install '.[lab]' in the folder of the course" in done.stderr
-    assert "Traceback" not in done.stderr
+    for needs in (["ledger"], ["grade", "exercises", "--out", str(tmp_path)], ["report", ".", "--out", str(tmp_path)]):
+        done = without_torch(*needs)
+        assert done.returncode == 1, done.stderr
+        assert "which is not installed: pip install '.[lab]' in the folder of the course" in done.stderr
+        assert "Traceback" not in done.stderr
     done = without_torch("doctor")
     assert (done.returncode, done.stderr) == (0, "")
     assert "install the extra lab, and ask again: pip install '.[lab]'" in " ".join(done.stdout.split())

@@ -113,7 +113,9 @@ def checked(fail_under: float | None) -> None:
 
 
 def failed(error: Exception) -> SystemExit:
-    """Tell that the grader itself failed; what to raise."""
+    """Tell that the grader itself failed; what to raise. A package that is not installed is for `main` to tell."""
+    if isinstance(error, ModuleNotFoundError):
+        raise error
     if not isinstance(error, OSError):
         click.echo(logged(traceback.format_exc()), err=True)
     click.echo(logged(f"Error: the grader itself failed: {type(error).__name__}: {error}"), err=True)
