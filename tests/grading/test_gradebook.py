@@ -86,6 +86,8 @@ def test_who_handed_in_nothing_is_absent_and_who_is_not_listed_is_told(graded, t
     said = (tmp_path / "told" / "report.md").read_text()
     assert re.search(r"Absent[^\n]*\(2\): ::error, zoe", said.replace("&#58;", ":"))
     assert "Not in the roster** (2): dan, eve" in said
+    odd = said.partition("## Worth a look")[2].partition("## Walls")[0]
+    assert re.findall(r"^- (\w+): .* is no valid JSON", odd, re.M) == ["eve"], "once, for all exercises"
     rows = {row[0]: row for row in table(tmp_path / "told" / "scores.csv")}
     assert (rows["zoe"][1], rows["dan"][1]) == ("absent", "graded")
 

@@ -188,11 +188,15 @@ class Counts:
         self._failures: defaultdict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
         self._who: defaultdict[tuple[str, tuple[str, str]], list[str]] = defaultdict(list)
         self.measured: dict[str, Any] = {**dict.fromkeys(TIMES[1:], 0.0), "exercise_seconds": Counter()}
-        self.odd: list[Record] = []  # what went beyond the rules
+        self.odd: list[Record] = []  # what went beyond the rules, or is nothing that can be graded
         self.not_known: list[Record] = []
 
     def add(self, record: Record) -> None:
         """Count one learner. What has no verdict is left out of every mean."""
+        unread = [each["reason"] for each in record["exercises"] if each["trouble"] == "unreadable"]
+        if {each["status"] for each in record["exercises"]} <= {"not attempted", ABSENT}:
+            unread = record["notes"]  # a script, or a folder that is empty
+        self.odd += [told(record["learner"], "", each[:300]) for each in unread[:1]]
         for entry in record["exercises"]:
             name, status = entry["id"], entry["status"]
             self._statuses[name, status] += 1
