@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -110,6 +111,21 @@ def test_binder_installs_the_exact_versions_and_the_course():
     setup = (ROOT / ".devcontainer" / "setup").read_text("utf-8")
     assert set(packages) <= set(setup.split())
     assert (ROOT / "binder" / "postBuild").stat().st_mode & 0o111
+
+
+def test_make_links_finds_the_extensions_of_the_book():
+    recipe = subprocess.run(["make", "-n", "links"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    (script,) = re.findall(r"sed ('.*?') _config.yml > _build/links.yml", recipe)
+    done = subprocess.run(["bash", "-c", f"sed {script} _config.yml"], cwd=ROOT, capture_output=True, text=True)
+    told = yaml.safe_load(done.stdout)
+    assert told["execute"]["execute_notebooks"] == "off"
+    places = told["sphinx"]["local_extensions"]
+    assert places
+    assert [
+        name
+        for name, folder in places.items()
+        if not Path(os.path.normpath(ROOT / "_build" / folder / f"{name}.py")).is_file()
+    ] == []
 
 
 @pytest.mark.parametrize("script", ["binder/postBuild", ".devcontainer/setup", ".ci/run"])
