@@ -21,16 +21,7 @@ _SECTION = re.compile(
     r"- reason: (?P<reason>[^\n]+)\n- control: (?P<control>[^\n]+)\n\n```python\n(?P<source>.*?)^```$",
     re.M | re.S,
 )
-HARMS = (
-    "full marks",
-    "hangs",
-    "no verdict",
-    "process left",
-    "file left",
-    "results changed",
-    "memory",
-    "huge report",
-)
+HARMS = ("full marks", "hangs", "no verdict", "process left", "file left", "results changed", "memory", "huge report")
 READ_WHOLE = ("sparse file", "nested brackets", "link to the solutions", "linked folder", "pipe")
 SPARSE_BYTES = 500 * 2**20
 

@@ -17,7 +17,6 @@ from .submitted import (
     BLANK_DP,
     COLLECTIVES,
     DP,
-    REFUSED_TO_ROOT,
     STEMS,
     cells_of,
     functions,
@@ -262,17 +261,7 @@ class TestStrangeFolders:
         with pytest.raises(folders.Refused, match="is larger than 0 MiB"):
             folders.content(path, 1000)
 
-    @REFUSED_TO_ROOT
-    def test_unreadable(self, tmp_path):
-        write(tmp_path / "alice" / "dp.ipynb").chmod(0)
-        write(tmp_path / "bob" / "dp.ipynb")
-        (tmp_path / "bob").chmod(0)
-        alice, bob = map(read, find(tmp_path))
-        (tmp_path / "bob").chmod(0o700)
-        assert problem_of(alice, "dp") == "dp.ipynb cannot be opened (Permission denied)"
-        assert "cannot be opened (Permission denied)" in problem_of(bob, "dp")
-
-    def test_unreadable_for_whoever_runs_this(self, tmp_path, monkeypatch):
+    def test_unreadable(self, tmp_path, monkeypatch):
         write(tmp_path / "alice" / "sub" / "dp.ipynb")
         write(tmp_path / "bob" / "dp.ipynb")
         for name in ("open", "scandir"):

@@ -20,11 +20,7 @@ from .hostile_bank import hostile_submissions
 # Root of a user namespace in which it is nobody special, and of another group, as every other user is.
 AS_A_USER = ["setpriv", "--regid=65534", "--clear-groups", "unshare", "--user", "--map-user=1000", "--map-group=1000"]
 # Where it matters who one is: signals, other processes, what a user may change or take back. `make soak` takes all.
-FEW = (
-    "Bits in signals to the whole group",
-    "Killing the process group",
-    "Reading and steering other processes",
-)
+FEW = ("Bits in signals to the whole group", "Killing the process group", "Reading and steering other processes")
 CHANNELS = "test_no_way_but_the_network_is_open"
 
 

@@ -17,19 +17,7 @@ from dtlib.grading.classroom.seals import Key
 from dtlib.grading.sandbox.walls.limits import Limits
 
 from .answers import ROOT
-from .classroom import (
-    NAMES,
-    PAPER,
-    SEED,
-    WALLS,
-    FakeSandbox,
-    hand_in,
-    load,
-    points,
-    reference,
-    run,
-    verdicts,
-)
+from .classroom import NAMES, PAPER, SEED, WALLS, FakeSandbox, hand_in, load, points, reference, run, verdicts
 
 pytestmark = pytest.mark.usefixtures("home")
 
