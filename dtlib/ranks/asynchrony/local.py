@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dtlib.ranks.dp import Bucket
-from dtlib.ranks.dp.bucketed import Exchange, all_reduce
+from dtlib.ranks.dp.bucketed import Exchange, Started, all_reduce
 from dtlib.ranks.mesh import Group
 from dtlib.ranks.shared.alike import refuse_unlike_calls, size_of
 from dtlib.ranks.shared.replicas import begin_alike
@@ -19,6 +20,29 @@ from dtlib.theory.valid import amount, flag, whole
 from .flat import described, in_a_row, joined, statistics, trained
 
 STATES = ("kept", "averaged", "restarted")
+
+
+@dataclass
+class _UnderWay:
+    """A meeting that has begun: about which part, after which step it ends, which share of its own a rank keeps."""
+
+    number: int
+    until: int
+    kept: float
+    flat: Tensor | None
+    started: Started | None = None
+
+    def arrived(self) -> Tensor | None:
+        """What all have said, once it is there."""
+        if self.started is not None:
+            self.started.wait()
+        self.started = None
+        return self.flat
+
+    def saved(self) -> tuple[int, int, float, Tensor | None]:
+        """All of it, copied."""
+        flat = self.arrived()
+        return self.number, self.until, self.kept, None if flat is None else flat.clone()
 
 
 class LocalSGD:
@@ -39,9 +63,11 @@ class LocalSGD:
     weights is no model.
 
     With `fragments` F the parameters travel in F parts, one every H/F steps, each every H: as many bytes, in smaller
-    bursts (Douillard et al. 2025, arXiv 2501.18512), each waited for: nothing hides behind computing.
-    ``inside=(steps, group)`` lets a smaller group take its mean every
-    so many steps in between, unless all meet then. In the first `warm_up` steps all meet after each.
+    bursts. With `overlap` τ, H/F at most, a part is on its way while τ more steps are taken. Then the old weights step
+    along what has arrived, and a rank's become `kept` times its own and 1 − `kept` times these. So ranks' weights stay
+    apart; `common` has those of all (Douillard et al. 2025, arXiv 2501.18512, where `kept` is α).
+    ``inside=(steps, group)`` lets a smaller group take its mean every so many steps in between, unless all meet then.
+    In the first `warm_up` steps all meet after each, without delay.
 
     Of the parameters only those that require a gradient travel: with N ranks an all-reduce of D bytes a meeting.
     At the first one they are moved together in memory, where they are averaged without a copy. All ranks must step
@@ -60,6 +86,8 @@ class LocalSGD:
         average_buffers: bool | None = None,
         exchange: Exchange = all_reduce,
         fragments: int = 1,
+        overlap: int = 0,
+        kept: float = 0.5,
         inside: tuple[int, dist.ProcessGroup] | None = None,
         warm_up: int = 0,
         group: Group = None,
@@ -70,6 +98,10 @@ class LocalSGD:
         if self.local_steps % self.fragments or self.fragments > len(parameters):
             raise ValueError(f"fragments must divide local_steps, {self.local_steps}, and be at most the number of "
                              f"parameters, {len(parameters)}; {self.fragments} is not so")  # fmt: skip
+        self.overlap, self.kept = whole("overlap", overlap, 0), amount("kept", kept)
+        if self.overlap * self.fragments > self.local_steps or self.kept >= 1:
+            raise ValueError("overlap must be at most local_steps over fragments, and kept below 1, "
+                             f"not {overlap} and {kept}")  # fmt: skip
         if states not in STATES:
             raise ValueError(f"states must be one of {', '.join(STATES)}, not {states!r}")
         if not callable(exchange):
@@ -83,6 +115,7 @@ class LocalSGD:
             whole("inside", inside[0], 1)
             size_of(inside[1])
         rules = f"local_steps={local_steps}, fragments={fragments}, warm_up={warm_up}, states={states}, "
+        rules += f"overlap={overlap}, kept={kept}, "
         rules += f"outer={outer is not None}, inside={inside and inside[0]}, average_buffers={average_buffers}"
         refuse_unlike_calls("LocalSGD", f"{rules}: {described(parameters)}", group)
         self.model, self.optimizer, self.states, self.exchange = model, optimizer, states, exchange
@@ -93,7 +126,8 @@ class LocalSGD:
         names = in_parts({name: each.numel() for name, each in parameters.items()}, self.fragments)
         self._parts = [{name: parameters[name] for name in part} for part in names]
         self._old: list[list[nn.Parameter]] = []
-        if outer is not None or exchange is not all_reduce:
+        self._under_way: _UnderWay | None = None
+        if outer is not None or exchange is not all_reduce or overlap:
             self._old = [[nn.Parameter(p.detach().clone()) for p in part.values()] for part in self._parts]
         self.outer = [] if outer is None else [outer(old) for old in self._old]
 
@@ -101,6 +135,7 @@ class LocalSGD:
         """A step of the inner optimizer, and a meeting where one is due."""
         self.optimizer.step()
         self.steps += 1
+        self._arrive()
         due = [number for number in range(self.fragments) if self._is_due(number)]
         for number in due:
             self._meet(number)
@@ -118,27 +153,45 @@ class LocalSGD:
             or after % self.local_steps == (number + 1) * self.local_steps // self.fragments % self.local_steps
         )
 
+    def common(self) -> dict[str, Tensor]:
+        """By name what the last meetings made, the same on all ranks, copied; what is under way is not in it. Empty
+        without `outer`, an `exchange` and `overlap`: then ranks have the same weights after a meeting."""
+        pairs = zip(self._parts, self._old, strict=False)
+        return {n: each.detach().clone() for part, old in pairs for n, each in zip(part, old, strict=True)}
+
     @torch.no_grad()
     def _meet(self, number: int) -> None:
-        part = self._parts[number]
-        parameters = list(part.values())
-        if not self._old:
+        """Begin a meeting about a part, and end it, unless steps are to be taken in between."""
+        part, flat, started = self._parts[number], None, None
+        if self._old:
+            parameters = list(part.values())
+            flat = (in_a_row(self._old[number]) - in_a_row(parameters)).mul_(self.share)
+            views = {n: v.view(p.shape) for (n, p), v in zip(part.items(), _split(flat, parameters), strict=True)}
+            started = self.exchange(Bucket(flat, views, group=self.group), self.group) if self.n > 1 else None
+        late, kept = (self.overlap, self.kept) if self.overlap and self.steps > self.warm_up else (0, 0.0)
+        self._under_way = _UnderWay(number, self.steps + late, kept, flat, started)
+        self._arrive()
+
+    @torch.no_grad()
+    def _arrive(self) -> None:
+        """End the meeting that is under way, if it is due."""
+        if (ends := self._under_way) is None or ends.until > self.steps:
+            return
+        self._under_way = None
+        number, flat, parameters = ends.number, ends.arrived(), list(self._parts[ends.number].values())
+        if flat is None:
             self._mean(parameters, self.share, self.group)
         else:
             old = self._old[number]
-            before, now = in_a_row(old), in_a_row(parameters)
-            flat = (before - now).mul_(self.share)
-            views = {n: v.view(p.shape) for (n, p), v in zip(part.items(), _split(flat, parameters), strict=True)}
-            if self.n > 1 and (started := self.exchange(Bucket(flat, views, group=self.group), self.group)) is not None:
-                started.wait()
             if self.outer:
-                for each, view in zip(old, views.values(), strict=True):
-                    each.grad = view
+                for each, part in zip(old, _split(flat, old), strict=True):
+                    each.grad = part.view(each.shape)
                 self.outer[number].step()
                 self.outer[number].zero_grad()
             else:
-                before.sub_(flat)
-            now.copy_(in_a_row(old))
+                in_a_row(old).sub_(flat)
+            common, now = in_a_row(old), in_a_row(parameters)
+            now.lerp_(common, 1 - ends.kept) if ends.kept else now.copy_(common)
         if self.average_buffers and number == self.fragments - 1:
             self._mean(self.statistics, self.share, self.group)
         if self.states == "restarted":
@@ -157,10 +210,12 @@ class LocalSGD:
             dist.all_reduce(flat, group=group)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that this rank needs beside the model's own state to go on to the bit: each rank saves its own."""
+        """All that this rank needs beside the model's own state to go on to the bit: each rank saves its own, all after
+        the same step, as what is under way is waited for."""
         state: dict[str, Any] = {"steps": self.steps, "optimizer": self.optimizer.state_dict()}
         state["old"] = [[each.detach().clone() for each in old] for old in self._old]
         state["outer"] = [each.state_dict() for each in self.outer]
+        state["under_way"] = self._under_way and self._under_way.saved()
         if hasattr(self.exchange, "state_dict"):
             state["exchange"] = self.exchange.state_dict()
         return state
@@ -173,6 +228,7 @@ class LocalSGD:
         self.optimizer.load_state_dict(state["optimizer"])
         for mine, old in zip(self._old, state["old"], strict=True):
             in_a_row(mine).copy_(joined(old))
+        self._under_way = _UnderWay(*state["under_way"]) if state["under_way"] else None
         for outer, theirs in zip(self.outer, state["outer"], strict=True):
             outer.load_state_dict(theirs)
         if hasattr(self.exchange, "load_state_dict"):

@@ -95,8 +95,9 @@ class Side:
     """`n` ranks of local steps in one process; each rule written out, not the library's."""
 
     def __init__(
-        self, n, inner, *, period, weights=None, outer=None, states="kept", fragments=1, nodes=None, warm_up=0
-    ):
+        self, n, inner, *, period, weights=None, outer=None, states="kept", fragments=1, nodes=None, warm_up=0,
+        overlap=0, kept=0.5,
+    ):  # fmt: skip
         self.n, self.period, self.states, self.warm_up, self.nodes = n, period, states, warm_up, nodes
         self.models = [Small(0) for _ in range(n)]
         self.inner = [inner(trained(model)) for model in self.models]
@@ -104,7 +105,7 @@ class Side:
         self.outer, self.old, self.velocity = outer, [p.detach().clone() for p in trained(self.models[0])], {}
         names = len(self.old)
         cuts = {1: [range(names)], 2: [range(1), range(1, names)]}  # the first matrix has about half of all entries
-        self.parts = cuts[fragments]
+        self.parts, self.overlap, self.kept, self.under_way = cuts[fragments], overlap, kept, []
 
     def train(self, steps):
         """The weights of each rank after so many steps."""
@@ -113,22 +114,33 @@ class Side:
                 inner.zero_grad()
                 loss_of(model, rank, step - 1).backward()
                 inner.step()
+            self.arrive(step)
             met = False
             for number, part in enumerate(self.parts):
                 at = (number + 1) * self.period // len(self.parts)
                 if step <= self.warm_up or (step - self.warm_up - at) % self.period == 0:
-                    met = True
-                    for place in part:
-                        self.meet(place)
+                    met, late = True, self.overlap * (step > self.warm_up)
+                    self.under_way += [(step + late, place, self.mean(place), late and self.kept) for place in part]
+            self.arrive(step)
             if self.nodes and not met and step % self.nodes[0] == 0:
                 self.inside(self.nodes[1])
         return [flat(model) for model in self.models]
 
     @torch.no_grad()
-    def meet(self, place):
-        """All ranks, about one parameter."""
+    def mean(self, place):
+        """Of one parameter, over the ranks."""
+        return sum(share * trained(model)[place] for share, model in zip(self.shares, self.models, strict=True))
+
+    def arrive(self, step):
+        """What was to be known after so many steps."""
+        for each in [each for each in self.under_way if each[0] == step]:
+            self.under_way.remove(each)
+            self.meet(*each[1:])
+
+    @torch.no_grad()
+    def meet(self, place, mean, kept):
+        """All ranks, about one parameter, of which this was the mean."""
         every = [trained(model)[place] for model in self.models]
-        mean = sum(share * p for share, p in zip(self.shares, every, strict=True))
         if self.outer is not None:
             rate, momentum = self.outer
             gradient = self.old[place] - mean
@@ -136,7 +148,7 @@ class Side:
             mean = self.old[place] - rate * (gradient + momentum * self.velocity[place])
         self.old[place] = mean.clone()
         for inner, p in zip(self.inner, every, strict=True):
-            p.copy_(mean)
+            p.copy_(kept * p + (1 - kept) * mean)
             if self.states == "restarted":
                 inner.state.pop(p)
         if self.states == "averaged":

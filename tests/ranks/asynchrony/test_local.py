@@ -23,6 +23,7 @@ from .oracle import Side, Small, flat, loss_of, trained
 PERIOD, STEPS, RATE, MOMENTUM = 4, 11, 0.7, 0.9
 adam = functools.partial(torch.optim.Adam, lr=0.01)
 sgd = functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+WEIGHTS = [1.0, 3.0, 0.5, 2.0]
 nesterov = functools.partial(torch.optim.SGD, lr=RATE, momentum=MOMENTUM, nesterov=True)
 
 # By name: the inner optimizer, what the library is told, what the oracle is told.
@@ -34,13 +35,18 @@ CASES = {
     "adam, restarted": (adam, {"states": "restarted"}, {"states": "restarted"}),
     "outer": (adam, {"outer": nesterov}, {"outer": (RATE, MOMENTUM)}),
     "outer of rate 1": (sgd, {"outer": functools.partial(torch.optim.SGD, lr=1.0)}, {"outer": (1.0, 0.0)}),
-    "weighted": (sgd, {"weight": "own"}, {"weights": [1.0, 3.0, 0.5, 2.0]}),
+    "weighted": (sgd, {"weight": "own"}, {"weights": WEIGHTS}),
     "weighted, outer": (sgd, {"weight": "own", "outer": nesterov},
-                        {"weights": [1.0, 3.0, 0.5, 2.0], "outer": (RATE, MOMENTUM)}),
+                        {"weights": WEIGHTS, "outer": (RATE, MOMENTUM)}),
     "two parts": (sgd, {"fragments": 2}, {"fragments": 2}),
     "two parts, outer": (adam, {"fragments": 2, "outer": nesterov, "states": "averaged"},
                          {"fragments": 2, "outer": (RATE, MOMENTUM), "states": "averaged"}),
     "warm-up": (sgd, {"warm_up": 3}, {"warm_up": 3}),
+    "late": (sgd, {"overlap": 3}, {"overlap": 3}),
+    "late, outer": (adam, {"overlap": 1, "fragments": 2, "outer": nesterov, "kept": 0.25, "weight": "own"},
+                    {"overlap": 1, "fragments": 2, "outer": (RATE, MOMENTUM), "kept": 0.25, "weights": WEIGHTS}),
+    "late as can be": (sgd, {"overlap": 4, "outer": nesterov, "warm_up": 2, "exchange": compression.TopK(1.0)},
+                       {"overlap": 4, "outer": (RATE, MOMENTUM), "warm_up": 2}),
     "all that is to be sent": (sgd, {"exchange": compression.TopK(1.0)}, {}),
     "all, outer": (adam, {"exchange": compression.TopK(1.0), "outer": nesterov}, {"outer": (RATE, MOMENTUM)}),
 }  # fmt: skip
@@ -76,6 +82,22 @@ class Equal(LocalSGD):
         super().__init__(*args, **options)
 
 
+class Waits(LocalSGD):
+    """Mutant: what is to come some steps later is waited for."""
+
+    def _arrive(self):
+        if self._under_way is not None:
+            self._under_way.until = self.steps
+        super()._arrive()
+
+
+class Overwrites(LocalSGD):
+    """Mutant: what a rank did while the mean was under way is lost."""
+
+    def __init__(self, *args, kept=0.5, **options):
+        super().__init__(*args, kept=0.0, **options)
+
+
 class Twice(LocalSGD):
     """Mutant: the difference is taken from the weights of the rank, not from those of the last meeting."""
 
@@ -90,6 +112,8 @@ MUTANTS = {
     "outer momentum dropped": (Forgetful, "outer"),
     "one step early": (Early, "mean"),
     "weights ignored": (Equal, "weighted"),
+    "waited for": (Waits, "late"),
+    "own steps lost": (Overwrites, "late, outer"),
     "from elsewhere": (Twice, "outer"),
 }
 
@@ -203,7 +227,7 @@ def test_bytes_are_those_of_the_meetings(n):
             header = one.total_bytes // (n * (n - 1)) - 4
         found = {}
         for name, options in {"mean": {}, "outer": {"outer": nesterov}, "averaged": {"states": "averaged"},
-                              "parts": {"fragments": 2}}.items():  # fmt: skip
+                              "parts": {"fragments": 2}, "late": {"fragments": 2, "overlap": 1}}.items():  # fmt: skip
             model = nn.Sequential(nn.Linear(24, 24, bias=False), nn.Linear(24, 24, bias=False))
             local = LocalSGD(model, sgd(model.parameters()), local_steps=PERIOD, **options)
             with lab.wire() as wire:
@@ -223,7 +247,25 @@ def test_bytes_are_those_of_the_meetings(n):
     assert found["mean"] == found["outer"] == n * local_bytes(full, n, STEPS, PERIOD) + meetings * headers
     assert found["averaged"] == 2 * found["mean"]  # momentum as well
     halves = meetings + STEPS // PERIOD + (STEPS % PERIOD >= PERIOD // 2)
-    assert found["parts"] == n * local_bytes(full / 2, n, halves) + halves * headers
+    assert found["late"] == found["parts"] == n * local_bytes(full / 2, n, halves) + halves * headers
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_ranks_that_never_agree_have_weights_in_common(n):
+    def trained_late():
+        model, local = made("late, outer")
+        return train(model, local, range(STEPS))[-1], local.common(), made("mean")[1].common()
+
+    found = lab.run(trained_late, n)
+    side = Side(n, adam, period=PERIOD, **{**CASES["late, outer"][2], "weights": WEIGHTS[:n]})
+    side.train(STEPS)
+    for own, common, none in found:
+        for name, old in zip(common, side.old, strict=True):
+            assert_close(common[name], old, rtol=1e-9, atol=1e-11)
+            assert torch.equal(common[name], found[0][1][name])
+        assert not torch.equal(own, torch.cat([each.flatten() for each in common.values()]))
+        assert none == {}
+    assert n == 1 or not torch.equal(found[0][0], found[1][0])
 
 
 class Normed(nn.Module):
@@ -272,7 +314,9 @@ def test_statistics_of_a_norm_are_averaged_or_refused():
         lab.run(with_norm, 2, args=(None,))
 
 
-@pytest.mark.parametrize("name", ["adam, kept", "two parts, outer", "all, outer", "sparse"])
+@pytest.mark.parametrize(
+    "name", ["adam, kept", "two parts, outer", "all, outer", "sparse", "late, outer", "late as can be"]
+)
 def test_what_is_saved_goes_on_to_the_bit(name):
     def saved():
         CASES["sparse"] = adam, {"exchange": compression.TopK(0.2), "outer": nesterov}, {}
@@ -330,6 +374,9 @@ def test_a_difference_that_is_not_finite_is_told_and_nothing_of_it_kept():
         ({"warm_up": -1}, "warm_up must be at least 0"),
         ({"fragments": 3}, "fragments must divide local_steps, 4"),
         ({"fragments": 4, "local_steps": 4}, "be at most the number of parameters, 3; 4"),
+        ({"overlap": 5}, "overlap must be at most local_steps over fragments"),
+        ({"overlap": 3, "fragments": 2}, "overlap must be at most local_steps over fragments"),
+        ({"overlap": 1, "kept": 1.0}, "kept below 1, not 1 and 1.0"),
         ({"states": "lost"}, "states must be one of kept, averaged, restarted"),
         ({"exchange": "ring"}, "exchange must be a function"),
         ({"weight": -1.0}, "weight must be finite and zero or more"),
