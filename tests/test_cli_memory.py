@@ -101,7 +101,8 @@ def test_a_gpu_says_whether_it_fits():
     assert told(*SPLIT, "--gpu", "h100", "--micro-batch", most + 1)["device"]["verdict"] == "unsure"
     crowded = invoke("--model", "llama3-70b", "--gpu", "h100")
     assert crowded.exit_code == 0
-    assert "it does not fit, its states alone are larger than the card" in crowded.output
+    states = told("--model", "llama3-70b", "--gpu", "h100")["states_bytes"]
+    assert f"it does not fit, its states alone are {states / H100.memory_bytes:.1f} times the card" in crowded.output
     assert "largest micro-batch" not in crowded.output
     assert told("--model", "llama3-70b", "--gpu", "h100")["device"]["largest_micro_batch"] == 0
     assert "device" not in told(*SPLIT)
@@ -194,10 +195,16 @@ def test_what_no_run_of_the_margin_had_is_unknown():
     chosen = invoke("llama2-7b", "--tp", 4, "--sequence-parallel", "--card-memory", 500).output
     assert "another card" in chosen
     assert "whether it fits is unknown" in chosen
-    assert (
-        "it does not fit, its states alone are larger than the card"
-        in invoke("llama3-70b", "--pp", 2, "--card", "H100").output
-    )
+    assert "it does not fit, its states alone are 7.5 times" in invoke("llama3-70b", "--pp", 2, "--card", "H100").output
+
+
+def test_what_is_far_too_large_does_not_fit_though_no_run_was_like_it():
+    """By the count alone: more than runs that ran were counted at, on cards as large."""
+    for batch, verdict, said in ((4, "unknown", "unknown, the count is 2.6"), (6, "no", "not fit, the count is 3.5")):
+        asked = ("llama3-8b", "--tp", 2, "--micro-batch", batch, "--card", "H100")
+        assert told(*asked)["device"]["verdict"] == verdict
+        assert told(*asked)["planned"]["fit"]["states_bytes"] < H100.memory_bytes
+        assert f"{said} times the card." in invoke(*asked).output
 
 
 def test_a_model_by_its_file_or_by_flags(tmp_path):

@@ -143,7 +143,8 @@ def plan(
     dp ranks share them, and what their exchange takes is an estimate that no run was held to.
     Times come from formulas and the constants of --framework, which were fitted to published runs of it. By what runs
     of one regime were off, each left out of the fit, is the interval of a time; what no run was like is told. Plans
-    that tie with the fastest are marked ≈, the simplest of them first: the fewest axes, the commonest schedule.
+    that tie with the fastest are marked ≈, the simplest of them first: the fewest axes, the commonest schedule. Whether
+    those marked ≟ are slower nobody knows, since they or the fastest have no interval.
     With --critical-batch B* a step of B tokens is taken to need 1 + B*/B times the least steps of a goal, and so 1 +
     B/B* times its least tokens: cards that double the batch save a quarter of the steps at B*, and less beyond, for
     half as many tokens more, and more beyond. B* is measured by runs to one goal, and grows during a run. Measured as
@@ -209,7 +210,8 @@ def plan(
     if as_json:
         click.echo(json.dumps(_as_dict(answer, run, goals, kept, refit), indent=2, ensure_ascii=False))
     else:
-        _print(answer, run, goals, kept, refit)
+        defaults = {f"{name}_given": given[name] is not None for name in ("seq", "batch")}
+        _print(answer, run, goals, kept, refit, defaults)
 
 
 def _space(given: dict[str, Any]) -> Space:
@@ -252,6 +254,7 @@ def _as_dict(
             "fit": each.fit.as_dict(),
             "interval": asdict(each.interval),
             "ties": answer.best.ties(each),
+            "unknown": answer.best.unknown(each),
             "mfu": answer.mfu(each),
             "bottleneck": each.bottleneck,
         }
@@ -278,8 +281,9 @@ def _as_dict(
 
 
 def _print(
-    answer: Answer, run: Training | None, goals: list[Goal] | None, kept: Keeping | None, refit: Refit | None
-) -> None:
+    answer: Answer, run: Training | None, goals: list[Goal] | None, kept: Keeping | None, refit: Refit | None,
+    defaults: dict[str, bool],
+) -> None:  # fmt: skip
     from rich.console import Console
     from rich.table import Table
 
@@ -292,7 +296,7 @@ def _print(
     console.print(f"{answer.machine.gpus:,} × {answer.machine.accelerator.name}, {answer.machine.node} a node")
     if refit is not None:
         console.print(told.of_refit(refit))
-    console.print(f"{told.head(answer)}\n")
+    console.print(f"{told.head(answer, **defaults)}\n")
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in told.columns(answer):
         table.add_column(column, justify="left" if column in ("schedule", "again") else "right", no_wrap=True)

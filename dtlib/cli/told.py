@@ -11,6 +11,7 @@ from dtlib.theory.models import Architecture
 from dtlib.theory.planner import Answer, Fit, Found, Goal, Keeping, PlanMemory, margin_of
 from dtlib.theory.planner.answer import TIE
 from dtlib.theory.planner.errors import INSIDE
+from dtlib.theory.planner.memory import SURELY
 from dtlib.theory.planner.regime import SEEN, outside, regime
 from dtlib.theory.timing import FITTED, Constants, Plan, profile
 from dtlib.theory.units import GiB, format_bytes, format_seconds
@@ -25,10 +26,10 @@ def columns(answer: Answer) -> tuple[str, ...]:
 
 def row(answer: Answer, found: Found) -> tuple[str, ...]:
     """A plan of `answer` in the words of `columns`: "+sp" is sequence parallelism, "+sp*" one that keeps its gathered
-    inputs, "1×128" the micro-batches."""
+    inputs, "1×128" the micro-batches, "≈" a tie with the fastest, "≟" one that may be as fast or not."""
     p = found.plan
     of_experts = () if answer.model.experts is None else (str(p.ep),)
-    tie = "≈" if len(answer.tied) > 1 and found in answer.tied else ""
+    tie = "≟" if answer.best.unknown(found) else "≈" if len(answer.tied) > 1 and found in answer.tied else ""
     return (
         str(p.dp), f"{p.tp}{_split(p)}", str(p.pp), str(p.cp), *of_experts, str(p.zero),
         f"{p.micro_batch}×{p.micro_batches}", _schedule(p), p.recompute,
@@ -37,12 +38,12 @@ def row(answer: Answer, found: Found) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def head(answer: Answer) -> str:
-    """What a step is."""
+def head(answer: Answer, *, seq_given: bool = True, batch_given: bool = True) -> str:
+    """What a step is, and what of it nobody asked for."""
     seq = answer.best.plan.seq_of(answer.model)
-    sequences = f"{answer.sequences:,} sequence{'s' * (answer.sequences > 1)}"
-    plans = f"{answer.looked_at:,} plan{'s' * (answer.looked_at > 1)}"
-    return f"a step: {sequences} of {seq:,} tokens; {plans} looked at"
+    sequences = _number(answer.sequences, "sequence", "s") + ("" if batch_given else " (by default)")
+    tokens = f"{seq:,} tokens" + ("" if seq_given else " (the model's own length)")
+    return f"a step: {sequences} of {tokens}; {_number(answer.looked_at, 'plan', 's')} looked at"
 
 
 def terms(found: Found) -> tuple[list[tuple[str, str, float]], list[tuple[str, str, float]]]:
@@ -84,6 +85,9 @@ def sentences(answer: Answer) -> list[str]:
     ]
     if len(answer.tied) > 1:
         said.append(_of_ties(answer))
+    if any(map(best.unknown, answer.plans)):
+        whose = "the fastest plan has" if best.interval.high is None else "they have"
+        said.append(f"Whether the plans marked ≟ are slower is unknown: {whose} no interval.")
     if answer.model.experts is not None:
         said.append(_of_experts(answer))
     if len(answer.plans) > 1:
@@ -237,13 +241,21 @@ _VERDICTS = {
 }
 
 
+def _verdict(fitted: Fit) -> str:
+    """Whether it fits, and where it is far from that, how far."""
+    card = fitted.usable_bytes
+    if fitted.states_bytes > card:
+        return f"it does not fit, its states alone are {fitted.states_bytes / card:,.1f} times the card"
+    said = "it does not fit" if fitted.needed_bytes > SURELY * card else _VERDICTS[fitted.verdict]
+    far = f", the count is {fitted.needed_bytes / card:,.1f} times the card"
+    return said + far * (fitted.free_bytes < -card)
+
+
 def margin(
     memory: PlanMemory, plan: Plan, model: Architecture, fitted: Fit | None, constants: Constants = FITTED
 ) -> str:
     """What a rank needs by the planner, and where its margin is from; with `fitted` whether it fits a card."""
-    verdict = "" if fitted is None else f": {_VERDICTS[fitted.verdict]}"
-    if fitted is not None and fitted.verdict == "no" and fitted.states_bytes > fitted.usable_bytes:
-        verdict = ": it does not fit, its states alone are larger than the card"
+    verdict = "" if fitted is None else f": {_verdict(fitted)}"
     return (
         f"With what the runtime and libraries take, the planner expects "
         f"{_need(plan, memory, fitted, constants)}{verdict}. "

@@ -113,12 +113,19 @@ def test_plans_that_nothing_tells_apart_tie_and_the_simplest_stands_first():
     assert answer.shown == (one_axis, staged, plans[0], far)
     assert answer.tied == answer.shown[:3]
     marks = [told.row(answer, each)[-1] for each in answer.shown]
-    assert marks == ["≈", "≈", "≈", ""]
+    assert marks == ["≈", "≈", "≈", "≟"]
     said = " ".join(told.sentences(answer))
     assert "The first 3 are a tie (≈), since no time is known to 2%; the simplest of them stands first: dp 128" in said
     alone = replace(found, plans=(a, far), simpler=None)
-    assert [told.row(alone, each)[-1] for each in alone.shown] == ["", ""]
-    assert "a tie" not in " ".join(told.sentences(alone))
+    assert [told.row(alone, each)[-1] for each in alone.shown] == ["", "≟"]
+    said = " ".join(told.sentences(alone))
+    assert "a tie" not in said
+    whose = "the fastest plan has" if a.interval.high is None else "they have"
+    assert f"Whether the plans marked ≟ are slower is unknown: {whose} no interval." in said
+    sure = [replace(each, interval=replace(known, low=each.time.total, high=each.time.total)) for each in (a, far)]
+    surely = replace(found, plans=tuple(sure), simpler=None)
+    assert [told.row(surely, each)[-1] for each in surely.shown] == ["", ""]
+    assert "unknown: " not in " ".join(told.sentences(surely)).partition("Whether")[2]
 
 
 @pytest.mark.parametrize("name", ["llama3-70b", "llama3-8b"])

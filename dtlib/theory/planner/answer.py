@@ -50,6 +50,10 @@ class Found:
             return low <= high
         return other.time.total < (1 + TIE) * self.time.total
 
+    def unknown(self, other: Found) -> bool:
+        """Whether nobody can say that a slower plan is slower: one of them has no interval, and they are no tie."""
+        return (self.interval.high is None or other.interval.low is None) and not self.ties(other)
+
 
 @dataclass(frozen=True)
 class Answer:

@@ -39,14 +39,18 @@ class PlanMemory(Breakdown):
     all_to_all: float = 0
 
 
+SURELY = 3
+"""No published run that ran needs by the count so many times its card: what does is too large, whatever the error."""
+
+
 @dataclass(frozen=True)
 class Fit:
     """How a need compares with a card: `needed_bytes` and `usable_bytes`, and the error that is left to `margin_bytes`.
 
     `free_bytes` is what remains, negative where the plan needs too much. `verdict` is ``"yes"`` where the need plus the
     margin stays below the card, ``"no"`` where the need minus the margin is above it, ``"unsure"`` in between. What is
-    `outside` of the runs that the margin was seen on makes it ``"unknown"``, but where the states alone, `states_bytes`
-    that no library saves, are larger than the card: ``"no"``.
+    `outside` of the runs that the margin was seen on makes it ``"unknown"``, but for ``"no"`` where the states alone,
+    `states_bytes` that no library saves, are larger than the card, or the need is `SURELY` times the card.
     """
 
     needed_bytes: float
@@ -63,7 +67,7 @@ class Fit:
     @property
     def verdict(self) -> str:
         """``"yes"``, ``"no"``, ``"unsure"`` or ``"unknown"``."""
-        if self.states_bytes > self.usable_bytes:
+        if max(self.states_bytes, self.needed_bytes / SURELY) > self.usable_bytes:
             return "no"
         if self.outside:
             return "unknown"
