@@ -89,6 +89,41 @@ def test_runs_of_pipelines_stall_or_they_do_not():
     )
 
 
+def off(runs, /, **changes):
+    k = replace(planner.profile("nanotron"), **changes)
+    return np.median([abs(np.expm1(run.log_error(k))) for run in runs])
+
+
+def test_runs_that_gather_again_over_nodes_wait_for_their_host():
+    """Their memory says that they did; pipelines gave the constant, and keep it where these runs are left out."""
+    over = [run for run in RUNS if run.framework == "nanotron" and run.plans[0].pp == 1 and run.plans[0].tp > 8]
+    again, keeps = ([run for run in over if run.plans[0].keep_gathered == each] for each in (False, True))
+    assert (len(again), len(keeps)) == (31, 104)
+    quick = planner.profile("nanotron").rank_host_seconds
+    assert off(again) < 0.1 < 0.5 < off(again, staged_rank_host_seconds=quick)
+    assert off(keeps) < 0.1
+    turned = [replace(run, plans=(run.plans[0].changed(keep_gathered=not run.plans[0].keep_gathered),)) for run in over]
+    assert off(turned) > 0.5
+
+
+def test_each_pipeline_over_32_tensor_ranks_stalls():
+    wide = [run for run in RUNS if run.plans[0].pp > 1 and run.plans[0].tp == 32 and run.machine.gpus < 512]
+    assert len(wide) == 46
+    assert not any(run.stalled for run in wide)  # none is left to tell apart
+    errors = [abs(np.expm1(run.log_error(planner.profile("nanotron")))) for run in wide]
+    assert np.quantile(errors, 0.9) < 0.15
+    assert off(wide, stall_ranks=0) > 0.3
+
+
+def test_gradients_of_many_cards_go_round_in_buckets_where_they_are_summed_whole():
+    large = [run for run in RUNS if run.framework == "nanotron" and run.machine.gpus == 512 and run.plans[0].pp == 1]
+    whole, sharded = ([run for run in large if (run.plans[0].zero == 0) == each] for each in (True, False))
+    few = [run for run in whole if run.plans[0].tp <= 8]
+    assert off(few) < 0.1 < 0.3 < off(few, stall_hop_seconds=0)
+    assert off(sharded) < 0.1
+    assert off(large, stall_seconds=0.56) > 1.3 * off(large) < off(large, stall_seconds=0) / 1.3
+
+
 def test_a_stall_is_told_beside_the_interval():
     """A share of the runs, in a regime of its own: the seconds with each message held up."""
     model = models.llama("ours", num_layers=24, hidden=3072, num_heads=32, vocab=64000, seq=4096, ffn_hidden=8192)
@@ -159,11 +194,10 @@ def mean_regret(fewest, most, framework="nanotron", of=SWEEP):
     return np.mean([speed for (_, cards), speed in found.items() if fewest <= cards <= most])
 
 
-def test_the_pick_of_a_measured_sweep_is_nearly_the_best_up_to_256_cards():
-    """On 512 runs of one plan but for ZeRO differ sixfold: what is best there is luck."""
+def test_the_pick_of_a_measured_sweep_is_nearly_the_best():
     assert mean_regret(1, 64) >= 0.95 > mean_regret(1, 64, "megatron")
     assert mean_regret(128, 256) >= 0.85 > mean_regret(128, 256, "megatron")
-    assert mean_regret(512, 512) >= 0.65
+    assert mean_regret(512, 512) >= 0.9 > 0.7 > mean_regret(512, 512, "megatron")
 
 
 def test_runs_that_failed_are_worth_nothing_where_memory_does_not_exclude_them():
@@ -177,7 +211,8 @@ def test_runs_that_failed_are_worth_nothing_where_memory_does_not_exclude_them()
 LEFT_OUT = {  # mean or median error of runs that the fit had not seen, as the issue asks
     "megatron, a pipeline": ("mean", 0.08), "megatron, no pipeline": ("mean", 0.08),
     "fsdp, no pipeline, sharded weights": ("mean", 0.10), "deepspeed, a pipeline": ("mean", 0.10),
-    "nanotron, no pipeline": ("median", 0.08),
+    "nanotron, no pipeline": ("mean", 0.08), "nanotron, no pipeline, stalled": ("mean", 0.15),
+    "nanotron, no pipeline, tp over 8": ("mean", 0.15), "nanotron, no pipeline, tp over 8, stalled": ("mean", 0.15),
 }  # fmt: skip
 
 

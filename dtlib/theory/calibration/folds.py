@@ -13,7 +13,7 @@ import numpy as np
 from dtlib.theory.models import model_parameters
 from dtlib.theory.planner import fit, plan_memory
 from dtlib.theory.planner.errors import INSIDE, regime
-from dtlib.theory.timing import Constants, profile, step_time
+from dtlib.theory.timing import FITTED, Constants, profile, step_time
 
 from .fitting import HABITS, NEUTRAL, TIME_CONSTANTS, fitted
 from .run import Run
@@ -59,18 +59,31 @@ def regime_of(run: Run) -> str:
 
 
 def told_apart(runs: Iterable[Run]) -> list[Run]:
-    """The runs, each marked where it stalled on fewer cards than all do.
+    """The runs, each marked where it stalled and not all like it do, and read as its memory says.
 
-    It did where its seconds are nearer to those with every message between stages held up than to those without: no
-    table prints it. Hardly any of the sweep's runs lie between the two.
+    It stalled where its seconds are nearer to those with every message between stages held up than to those without:
+    no table prints it. Hardly any of the sweep's runs lie between the two. Over tensor ranks of several nodes it kept
+    what it gathered, or gathered again, by which of the two its memory is nearer to, where they are further apart than
+    the memory's own error.
     """
     marked = []
-    for run in runs:
+    for run in map(_by_memory, runs):
         k, plan = profile(run.framework), run.plans[0]
-        may = k.stall_seconds > 0 and plan.pp > 1 and run.machine.node < plan.world_size < k.stall_cards
+        may = k.stall_seconds > 0 and plan.pp > 1 and run.machine.node < plan.world_size and not k.stalls(plan)
         held = may and abs(replace(run, stalled=True).log_error(k)) < abs(run.log_error(k))
         marked.append(replace(run, stalled=held))
     return marked
+
+
+def _by_memory(run: Run) -> Run:
+    plan = run.plans[0]
+    if run.memory_bytes is None or plan.pp > 1 or plan.tp <= run.machine.node:
+        return run
+    again, keeps = (plan.changed(keep_gathered=each) for each in (False, True))
+    low, high = (plan_memory(run.model, each).total - FITTED.runtime_bytes for each in (again, keeps))
+    if high < (1 + FITTED.margin) * low:
+        return run
+    return replace(run, plans=(keeps if run.memory_bytes**2 > low * high else again,))
 
 
 def left_out(runs: Sequence[Run], framework: str) -> list[tuple[Run, float]]:

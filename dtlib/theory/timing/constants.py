@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from dtlib.theory.units import GiB, ms, us
 from dtlib.theory.valid import amount
+
+if TYPE_CHECKING:
+    from .plan import Plan
 
 _FIVE, _SWEEP = "the five tables of step times", "ultrascale_small"
 _PROFILES = "a framework's habit: see `profiles`"
@@ -36,10 +40,15 @@ MEANING: Mapping[str, tuple[str, str]] = MappingProxyType(
         "sharded_messages": ("messages a layer for gradients or weights at ZeRO 1 and 2; 0: one for all", _PROFILES),
         "accumulated_bytes": ("bytes a parameter that a micro-batch moves to add its gradient to the sum", _PROFILES),
         "rank_host_seconds": ("seconds that the host takes for a layer, for each tensor rank that it meets", _PROFILES),
-        "staged_rank_host_seconds": ("the same where a pipeline's messages leave the node", _PROFILES),
+        "staged_rank_host_seconds": (
+            "the same in jobs over several nodes with a pipeline, or that gather inputs again; messages hide behind it",
+            _PROFILES,
+        ),
         "head_balance": ("1 where stages are filled by their products, the head's among them, 0 by layers", _PROFILES),
         "stall_seconds": ("seconds more that a message between nodes takes where a job stalls", _PROFILES),
+        "stall_hop_seconds": ("seconds more that a bucket of gradients takes from rank to rank there", _PROFILES),
         "stall_cards": ("cards from which on nearly every job stalls; fewer may", _PROFILES),
+        "stall_ranks": ("tensor ranks from which on each pipeline stalls, fewer may; 0 for no such number", _PROFILES),
         "logit_passes": ("times that a pass moves the logits; 0: `kept_passes`", _PROFILES),
         "selective_products": ("share of products that selective recompute repeats, in place of attention", _PROFILES),
         "staged_activation_factor": ("`activation_factor` where there is a pipeline", _PIPES),
@@ -84,7 +93,9 @@ class Constants:
     head_balance: float = 0
     logit_passes: float = 0
     stall_seconds: float = 0
+    stall_hop_seconds: float = 0
     stall_cards: float = 0
+    stall_ranks: float = 0
     selective_products: float = 0
     staged_activation_factor: float = 1.2
     staged_kept_share: float = 0.6
@@ -93,6 +104,10 @@ class Constants:
     def __post_init__(self) -> None:
         for each in fields(self):
             amount(each.name, getattr(self, each.name), positive=each.default is MISSING)
+
+    def stalls(self, plan: Plan) -> bool:
+        """Whether every job of such a plan stalls."""
+        return plan.world_size >= self.stall_cards or (plan.pp > 1 and 0 < self.stall_ranks <= plan.tp)
 
 
 FITTED = Constants(

@@ -6,30 +6,33 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from dtlib.theory.units import TFLOP, ms
+from dtlib.theory.units import TFLOP, ms, us
 
 from .constants import FITTED, Constants
 
 _PROFILES: dict[str, Constants] = {"megatron": FITTED}
 
-# Eager kernels; stages filled by their time; gradients one by one at ZeRO 1, behind nothing; a pipeline whose host
-# across nodes meets every tensor rank for each layer. Found on the sweep of `ultrascale_small` and `ultrascale_half`,
-# whose cluster is in them: nearly all of its pipelines on 512 cards, and three in ten of those on 16 to 256, take 0.28
-# s more for each message between stages; hardly any lies between.
+# Eager kernels; stages filled by their time; gradients one by one at ZeRO 1, behind nothing; a host that meets every
+# tensor rank for each layer, six times as long across nodes with a pipeline, or in what seems a later version, which
+# gathers inputs again. Found on the sweep of `ultrascale_small` and `ultrascale_half`, whose cluster is in them: nearly
+# all of its pipelines on 512 cards, all over 32 tensor ranks, and a fifth of the others on 16 to 256 cards, take 0.28 s
+# more for each message between stages; hardly any lies between.
 _PROFILES["nanotron"] = replace(
     FITTED,
     matmul_share=0.69,
     kept_passes=2.65,
     logit_passes=1,
-    layer_host_seconds=4.3 * ms,
-    rank_host_seconds=0.52 * ms,
+    layer_host_seconds=3.8 * ms,
+    rank_host_seconds=0.46 * ms,
     staged_rank_host_seconds=2.95 * ms,
     data_hiding=0.1,
     sharded_messages=6,
     accumulated_bytes=10,
     head_balance=1,
     stall_seconds=0.28,
+    stall_hop_seconds=50 * us,
     stall_cards=512,
+    stall_ranks=32,
 )
 
 # Kernels of attention without the newest cards' instructions; selective recompute repeats every second product.

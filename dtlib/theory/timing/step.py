@@ -20,6 +20,7 @@ from dtlib.theory.breakdown import Breakdown
 from dtlib.theory.formula import formula
 from dtlib.theory.memory import recipe
 from dtlib.theory.models import Architecture, checked_model, layer_of_rank
+from dtlib.theory.units import MiB
 
 from .constants import FITTED, Constants
 from .layer import exchange_seconds, half_all_reduce, layer_seconds, link_shares, rates
@@ -116,7 +117,7 @@ def step_terms(
         inner = np.array([(model.num_layers * one + head - fullest_seconds) / (mesh.pp - 1)])
     micro = micro_batch(slow) + head * is_last
     messages = _pipeline_seconds(model, mesh, c, machine, k) if mesh.pp > 1 else 0 * m
-    waits = _waits(mesh, c, k)
+    waits = _waits(mesh, sizes, c, k)
     summed = k.accumulated_bytes * (sizes.others + sizes.experts) / machine.accelerator.memory_bytes_per_s
     owned = sizes.others / np.where(c.zero > 0, mesh.dp * mesh.cp, 1)
     owned = owned + sizes.experts / np.where(c.zero > 0, mesh.expert_copies, 1)
@@ -159,17 +160,19 @@ def _layer(
     if with_experts:  # the gradients travel as the tokens did
         exchange = exchange_seconds(model, mesh, c.micro_batch, c.sequence_parallel, machine, k) * (2 + again)
         busy = busy + exchange
+    far = mesh.world_size > machine.node
+    slow = far & ((mesh.pp > 1) | (c.sequence_parallel & ~c.keep_gathered))
+    behind = busy - np.where(slow, 0, tensor)
     return {
         "matmuls": matmuls, "attention": attention, "elementwise": elementwise, "recompute": recomputed,
         "tensor": tensor, "context": context, "exchange": exchange, "busy": busy,
-        "host": np.maximum(0, _host_seconds(mesh, machine, k) * (1 + again / 3) - busy),
+        "host": np.maximum(0, _host_seconds(mesh, slow, k) * (1 + again / 3) - behind),
     }  # fmt: skip
 
 
-def _host_seconds(mesh: Plan, machine: Machine, k: Constants) -> float:
+def _host_seconds(mesh: Plan, slow: Column, k: Constants) -> Column:
     """Seconds that the host takes to launch a layer: once, or for each tensor rank that it meets where that is more."""
-    far = mesh.pp > 1 and mesh.world_size > machine.node
-    return max(k.layer_host_seconds, mesh.tp * (k.staged_rank_host_seconds if far else k.rank_host_seconds))
+    return np.maximum(k.layer_host_seconds, mesh.tp * np.where(slow, k.staged_rank_host_seconds, k.rank_host_seconds))
 
 
 def _head(model: Architecture, mesh: Plan, b: Column, machine: Machine, k: Constants) -> Column:
@@ -219,19 +222,21 @@ def _pipeline_seconds(model: Architecture, mesh: Plan, c: Any, machine: Machine,
     return np.asarray(2 * c.chunks * (2 * entries / rate + k.across_alpha_seconds))
 
 
-def _waits(mesh: Plan, c: Any, k: Constants) -> dict[str, Any]:
+def _waits(mesh: Plan, sizes: StageSizes, c: Any, k: Constants) -> dict[str, Any]:
     """Seconds for which a stalled job waits: each message between nodes that nothing hides takes `stall_seconds` more.
 
     An inner stage has four of each micro-batch, an outer one two; the first and the last of the slowest pass p - 3
-    others each. Without a pipeline gradients are what waits, two messages for each half of their sum, of which
-    sharded states leave one until weights are wanted.
+    others each. Without a pipeline gradients are what waits, a message for each half of their sum, of which sharded
+    states leave one until weights are wanted; gradients that are summed whole go round all ranks in buckets.
     """
-    each = k.stall_seconds if mesh.world_size >= k.stall_cards else 0.0
+    each, hop = (k.stall_seconds, k.stall_hop_seconds) if k.stalls(mesh) else (0.0, 0.0)
     if mesh.pp > 1:
         of_stage = (4 if mesh.pp > 2 else 2) * c.chunks * c.micro_batches
         return {"pipeline_messages": each * of_stage, "bubble": each * 2 * max(0, mesh.pp - 3), "data_parallel": 0.0}
-    halves = np.where(c.zero > 0, 1, 2) if mesh.size("dp", "cp") > 1 else 0
-    return {"pipeline_messages": 0.0, "bubble": 0.0, "data_parallel": each * 2 * halves}
+    hops = mesh.size("dp", "cp") - 1
+    buckets = recipe(mesh.recipe).per_param.gradients * (sizes.others + sizes.experts) / (25 * MiB)
+    summed = np.where(c.zero > 0, each, 2 * (each + hop * hops * buckets)) if hops else 0.0
+    return {"pipeline_messages": 0.0, "bubble": 0.0, "data_parallel": summed}
 
 
 def _data_seconds(
