@@ -333,6 +333,7 @@ def test_the_commands_from_the_first_to_the_last(group, tmp_path, monkeypatch):
         shard = ("--seed", SEED, "--shard", f"{number}/2")
         done = command("grade", group, "--out", parts[-1], *shard, *chosen)
         assert f"a share, for dtlib report: {parts[-1]}" in done.output.replace("\n", "")
+        assert "mean" not in done.output, "of parts of exercises"
         codes.append(done.exit_code)
     assert sorted(codes) == [0, 4]
     joined = command("report", *parts, "--out", tmp_path / "out", "--fail-under", 50)

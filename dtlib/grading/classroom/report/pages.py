@@ -87,7 +87,8 @@ def summary_lines(group: Record, limit: int = 10) -> list[str]:
     earlier = f", {kept} of them kept from an earlier run" if kept else ""
     lines = [f"{_count(of_all['graded'], 'learner')} graded{earlier}"]
     if of_all["graded"]:
-        lines.append(f"{middle}, seed {', '.join(_seeds(group))}")
+        told = "" if "shard" in group else f"{middle}, "  # a share has no learner's points whole
+        lines.append(f"{told}seed {', '.join(_seeds(group))}")
     if group["not_kept"]:
         lines.append(f"the next run grades everybody again, since no record is kept: {group['not_kept']}")
     lines += [f"these names look alike: {', '.join(names)}" for names in group["alike"][:limit]]
