@@ -91,6 +91,10 @@ def test_the_table_has_the_best_plans_and_fits_80_columns():
     assert "This plan has sequences of another length: its error is unknown." in said
     seen = " ".join(invoke("llama3-8b", "--gpus", 16, "--batch", 64, "--seq", 4096).output.split())
     assert "This plan has" not in seen
+    assert "a step: 64 sequences of 4,096 tokens; " in seen
+    assert "a step: 64 sequences of 8,192 tokens (the model's own length); " in said
+    usual = " ".join(invoke("llama3-8b", "--gpus", 16, "--seq", 4096).output.split())
+    assert "a step: 1,024 sequences (by default) of 4,096 tokens; " in usual
     other = " ".join(invoke("llama3-8b", "--gpus", 64, "--batch", 64, "--seq", 4096, "--card", "A100").output.split())
     assert "another card: its error is unknown." in other
     cut = " ".join(invoke("llama3-8b", "--gpus", 16, "--batch", 64, "--pp", 2).output.split())
