@@ -1,4 +1,4 @@
-"""The command line: ``dtlib doctor | explain | grade | ledger | memory | plan | release | report``, a module each."""
+"""``dtlib doctor | explain | grade | ledger | memory | parity | plan | release | report``, a module each."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from .explain import explain
 from .grade import grade
 from .ledger import ledger
 from .memory import memory
+from .parity import parity
 from .plan import plan
 from .release import release
 from .report import report
@@ -40,5 +41,5 @@ def main() -> None:
     """The mathematics of distributed training: derived, run on real processes, and measured."""
 
 
-for command in (doctor, explain, grade, ledger, memory, plan, release, report):
+for command in (doctor, explain, grade, ledger, memory, parity, plan, release, report):
     main.add_command(command)

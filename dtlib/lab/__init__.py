@@ -14,7 +14,7 @@ from .launch.faults import Stop as stop
 from .launch.faults import step
 from .memory import MemorySpan, memory, memory_spans, saved_bytes
 from .messages import count_steps, messages
-from .parity import ParityError, Piece, parity, piece, watched
+from .parity import ParityError, Piece, over_meshes, parity, piece, watched
 from .race import Race, Ratio, fastest, race
 from .recorder import SendCounter
 from .scale import at_scale
@@ -47,6 +47,7 @@ __all__ = [
     "memory",
     "memory_spans",
     "messages",
+    "over_meshes",
     "paced",
     "parity",
     "piece",

@@ -1,9 +1,7 @@
 """`lab.parity` on steps by hand: right ones agree, each mistake is named with its axis, and bad input is said before
 anything is sent."""
 
-import contextlib
 import doctest
-import io
 import json
 import os
 import subprocess
@@ -13,9 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from click.testing import CliRunner
 
 from dtlib import lab
-from dtlib.lab.parity import KINDS, Axes
+from dtlib.cli import main
+from dtlib.lab.parity import KINDS, Axes, Kind, Report, Reports, Row
 from dtlib.lab.parity.expected import Reference
 from dtlib.lab.parity.judge import judge
 from dtlib.lab.parity.pieces import flattened
@@ -113,14 +113,77 @@ def test_bad_arguments_are_refused():
         lab.piece(X, at=(1,))
 
 
-def test_the_readme_says_what_it_says():
+def command(path, *options):
+    done = CliRunner().invoke(main, ["parity", str(path), *options])
+    return done.exit_code, done.output
+
+
+def test_the_readme_says_what_it_says(tmp_path):
     text = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
     (script,) = (part for part in text.split("```python\n")[1:] if "lab.parity(" in part)
     code = script.split("```")[0]
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(code, {"__name__": "readme"})
-    assert code.strip().splitlines()[-1].removeprefix("# ") in printed.getvalue()
+    path = tmp_path / "check.py"
+    path.write_text(code)
+    alone = subprocess.run([sys.executable, path], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert command(path) == (1, alone.stdout)
+    assert code.strip().splitlines()[-1].removeprefix("# ") in alone.stdout
+    status, printed = command(path, "--json")
+    told = json.loads(printed)
+    assert (status, told["kind"], told["axes"], told["first"]) == (1, "sum for mean", ["dp"], "weight")
+    assert set(told) == {"agrees", "kind", "axes", "first", "mesh", "needs_bytes", "rows"}
+    path.write_text(code.replace("dist.all_reduce(grad)", "dist.all_reduce(grad); grad /= 2"))
+    assert command(path)[0] == 0
+    for broken in (code.replace("mesh, batch", "mush, batch"), code.replace("return found", "return {}")):
+        path.write_text(broken)
+        assert command(path)[0] == 2
+
+
+def of_mesh(mesh, x):
+    """Right but where the tokens are cut over cp: then a rank's part counts as if it were all."""
+    found = reference(x.tensor_split(dist.get_world_size())[dist.get_rank()])
+    for name in ("loss", "grad"):
+        dist.all_reduce(found[name])
+        found[name] /= mesh["dp"]
+    return found | {"norm": found["grad"].norm()}
+
+
+def test_over_several_meshes_the_axis_is_named():
+    meshes = [{"dp": 2, "cp": 1}, {"dp": 1, "cp": 2}, {"dp": 2, "cp": 2}, {"dp": 3, "cp": 1}]
+    options = {"batch": (X,), "split": {"dp": 0, "cp": 0}}
+    found = lab.over_meshes(meshes, reference, of_mesh, **options)
+    assert [report.agrees for report in found.reports] == [True, False, False, True]
+    assert found.axes == ("cp",)
+    assert "where it differs: wherever cp has several ranks, and nowhere else" in str(found)
+    assert json.loads(found.json())["axes"] == ["cp"]
+    assert [each["mesh"] for each in json.loads(found.json())["reports"]] == meshes
+    with pytest.raises(lab.ParityError, match="wherever cp"):
+        lab.over_meshes(meshes[:2], reference, of_mesh, raise_on_difference=True, **options)
+    assert lab.over_meshes(meshes[::3], reference, of_mesh, **options).agrees
+    with pytest.raises(ValueError, match="at least one mesh"):
+        lab.over_meshes([], reference, of_mesh)
+
+
+@pytest.mark.parametrize(
+    ("meshes", "agrees", "axes"),
+    [
+        ([{"dp": 2, "tp": 2}, {"dp": 2, "tp": 1}, {"dp": 1, "tp": 2}], [False, True, True], ("dp", "tp")),
+        ([{"dp": 2, "tp": 2}, {"dp": 1, "tp": 1}], [False, False], ()),
+        ([{"dp": 2}, {"dp": 3}], [False, True], ()),
+    ],
+)
+def test_the_fewest_axes_that_part_wrong_from_right_are_to_blame(meshes, agrees, axes):
+    bad = Kind("unknown")
+    rows = [Row("w", (1,), Kind("equal") if right else bad, 0.0, ()) for right in agrees]
+    assert Reports([Report([row], mesh) for row, mesh in zip(rows, meshes, strict=True)]).axes == axes
+
+
+def test_ranks_that_drew_other_batches_are_told_so():
+    def script():
+        torch.manual_seed(dist.get_rank())
+        with pytest.raises(ValueError, match="batch must be the same on each rank, and rank 1 has another"):
+            lab.parity(reference, right, {"dp": 2}, batch=(torch.randn(12, 4).double(),))
+
+    lab.run(script, 2)
 
 
 def test_it_works_in_ranks_that_are_up():

@@ -96,6 +96,51 @@ def test_a_vector_in_each_row_is_named_without_its_name():
     assert said(wrong).kind == "unknown"
 
 
+def normalised(x, biases=1):
+    """A batch norm, a convolution with a bias, and a loss."""
+    torch.manual_seed(0)
+    first, second = torch.nn.BatchNorm1d(3).double(), torch.nn.Conv1d(3, 5, 2).double()
+    hidden = first(x)
+    found = second(hidden) + (biases - 1) * second.bias[:, None]
+    return {"bias": second.bias, "forward/norm": hidden, "forward/conv": found, "loss": found.square().mean()}
+
+
+def judged(steps):
+    source = Reference(normalised, (torch.randn(8, 3, 7, generator=torch.Generator().manual_seed(2)).double(),), 0)
+    expected, axes = source.whole(), Axes({"dp": 2})
+    source.measure(expected, 2.0**-52)
+    source.split(expected, axes, {"dp": 0}, 1)
+    return judge(expected, [flattened(step(source.batch[0]), {"forward/*": {"dp": 0}}) for step in steps], axes, 1)
+
+
+def test_a_statistic_of_each_ranks_own_samples_is_never_reduced():
+    report = judged([lambda x, r=r: normalised(x.chunk(2)[r]) for r in range(2)])
+    assert (report.first.name, report.kind, report.axes) == ("forward/norm", "never reduced", ("dp",)), str(report)
+    assert "a statistic of the batch" in str(report.first.kind)
+
+
+def test_a_bias_of_a_convolution_that_each_rank_adds_is_named():
+    def twice(x, r):
+        found = normalised(x, biases=2)
+        return {n: v.chunk(2)[r] if n.startswith("forward") else v for n, v in found.items()}
+
+    report = judged([lambda x, r=r: twice(x, r) for r in range(2)])
+    assert (report.first.name, report.kind) == ("forward/conv", "another term"), str(report)
+    assert "+1 × 'bias'" in str(report.first.kind)
+
+
+def test_rows_that_are_another_ranks_to_look_up_are_named():
+    table = torch.randn(12, 6, generator=torch.Generator().manual_seed(4)).double()
+    source = Reference(lambda x: {"start/table": table, "rows": table[x]}, (torch.arange(24) * 7 % 12,), 0)
+    expected, axes = source.whole(), Axes({"tp": 2})
+    source.measure(expected, 2.0**-52)
+    x = source.batch[0]
+    both = sum(table[6 * r + (x - 6 * r).clamp(0, 5)] for r in range(2))
+    report = judge(expected, [flattened({"start/table": table, "rows": both})] * 2, axes, 1)
+    assert (report.first.name, report.kind) == ("rows", "another term"), str(report)
+    assert "rows are off by a row of 'start/table' too much" in str(report.first.kind)
+
+
 def test_a_factor_that_weights_follow_is_the_cause_and_a_power_of_two_is_a_loss_scale():
     report = said(net(batch(torch.float32), scale=2.0**16), torch.float32)
     assert report.cause.name == "grad/down"

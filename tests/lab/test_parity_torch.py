@@ -90,25 +90,32 @@ def hook_that_sums(state, bucket):
     return work.then(lambda future: future.value()[0])
 
 
-def ddp(x, y, *, wrap=DDP, sums=False, reads=None, late=False, m=1, forgets=False, scale=True,
-        idle=None, copies=False, steps=1, zero=True, p=0.0, seed=0):  # fmt: skip
+def hook_in_fp8(state, bucket):
+    work = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+    return work.then(lambda future: (future.value()[0] / 2).to(torch.float8_e5m2).to(Net.dtype))
+
+
+def ddp(x, y, *, wrap=DDP, hook=None, reads=None, late=False, m=1, forgets=False, scale=True,
+        idle=None, copies=False, steps=1, zero=True, p=0.0, seed=0, untied=False):  # fmt: skip
     rank, n = dist.get_rank(), dist.get_world_size()
-    net = Net(rank if seed is None else seed, p)
+    net = Net(rank if seed is None else seed, p, tied=untied)
+    if untied:
+        net.head.weight = nn.Parameter(net.emb.weight.detach().clone())
     net.up.bias.requires_grad_(not late)
     model = wrap(net)
     net.up.bias.requires_grad_(True)
-    if sums:
-        model.register_comm_hook(None, hook_that_sums)
+    if hook:
+        model.register_comm_hook(None, hook)
     start = {f"start/{n}": p.detach().clone() for n, p in net.named_parameters()}
     sgd, found = torch.optim.SGD(net.parameters(), 0.5), []
-    part = (slice(None), rank) if reads is None else (slice(None), reads)
+    part = rank if reads is None else reads
     torch.manual_seed(rank + 5)
     for number in range(steps):
         said = {f"start/{n}": p.detach().clone() for n, p in net.named_parameters()} if number else start
         if zero:
             sgd.zero_grad()
         losses = []
-        for mx, my in zip(x.chunk(n)[part[1]].chunk(m), y.chunk(n)[part[1]].chunk(m), strict=True):
+        for mx, my in zip(x.chunk(n)[part].chunk(m), y.chunk(n)[part].chunk(m), strict=True):
             if forgets:
                 sgd.zero_grad()
             loss = loss_of(model(mx), my)
@@ -122,7 +129,7 @@ def ddp(x, y, *, wrap=DDP, sums=False, reads=None, late=False, m=1, forgets=Fals
         if idle == rank:
             sgd = mock.Mock()
         said |= after(net, sgd, norm)
-        found.append(said)
+        found.append({name: each for name, each in said.items() if not (untied and "head" in name)})
     return found[0] if steps == 1 else found
 
 
@@ -174,7 +181,21 @@ def fsdp(x, y, *, factor=None, own_norm=False, divided=False, swapped=False, m=1
 # --- parallelize_module -----------------------------------------------------------------------------------------------
 
 
-def tensor(x, y, *, reduce=None, interleaved=False):
+def unmasked(weight, x):
+    """An embedding cut by rows, whose ranks look up something for the tokens of others too."""
+    rows = weight.tensor_split(dist.get_world_size())[dist.get_rank()]
+    found = rows[(x - dist.get_rank() * len(rows)).clamp(0, len(rows) - 1)]
+    other = found.detach().clone()
+    dist.all_reduce(other)
+    return found + (other - found).detach()
+
+
+def in_backward(real, given):
+    """Sums are made in the forward pass alone."""
+    return real if torch._C._current_graph_task_id() == -1 else given
+
+
+def tensor(x, y, *, reduce=None, interleaved=False, mask=True):
     from torch.distributed._functional_collectives import all_reduce
     from torch.distributed.tensor import placement_types
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -189,25 +210,40 @@ def tensor(x, y, *, reduce=None, interleaved=False):
     sgd = torch.optim.SGD(net.parameters(), 0.5)
     change = reduce or (lambda real, given: real)
     wrong = lambda given, *rest, **options: change(all_reduce(given, *rest, **options), given)  # noqa: E731
-    seen = {}
-    net.down.register_forward_hook(lambda module, given, output: seen.update(down=output.detach().clone()))
+    if not mask:
+        net.emb.forward = functools.partial(unmasked, net.emb.weight)
+    seen = watching(net)
     with mock.patch.object(placement_types.funcol, "all_reduce", wrong):
         loss = loss_of(net(x), y)
         loss.backward()
     whole = [p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad for p in net.parameters()]
-    found |= {"forward/down": seen["down"], "loss": loss}
-    return found | after(net, sgd, torch.nn.utils.get_total_norm(whole))
+    return found | seen | {"loss": loss} | after(net, sgd, torch.nn.utils.get_total_norm(whole))
+
+
+def watching(net):
+    """Fills with what two of its modules give."""
+    seen = {}
+    for name in ("emb", "down"):
+        part = getattr(net, name)
+        part.register_forward_hook(
+            lambda module, given, output, name=f"forward/{name}": seen.update({name: output.detach().clone()})
+        )
+    return seen
 
 
 def reference_tp(net, x, y):
-    model, seen = net(), {}
-    model.down.register_forward_hook(lambda module, given, output: seen.update(down=output.detach().clone()))
+    model = net()
+    seen = watching(model)
     sgd = torch.optim.SGD(model.parameters(), 0.5)
     found = {f"start/{n}": p.detach().clone() for n, p in model.named_parameters()}
     loss = loss_of(model(x), y)
     loss.backward()
-    found |= {"forward/down": seen["down"], "loss": loss}
-    return found | after(model, sgd, torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]))
+    return (
+        found
+        | seen
+        | {"loss": loss}
+        | after(model, sgd, torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]))
+    )
 
 
 # --- pipelining -------------------------------------------------------------------------------------------------------
@@ -280,7 +316,7 @@ RIGHT = {
 }  # fmt: skip
 THREE = {"reference": functools.partial(reference, steps=3)}
 WRONG = {
-    "DDP: a hook that sums": (DP, functools.partial(ddp, sums=True), {}, ("sum for mean", "dp")),
+    "DDP: a hook that sums": (DP, functools.partial(ddp, hook=hook_that_sums), {}, ("sum for mean", "dp")),
     "DDP: always in no_sync": (DP, functools.partial(ddp, wrap=Silent), {}, ("never reduced", "dp")),
     "DDP: unfrozen after it was wrapped": (DP, functools.partial(ddp, late=True), {}, ("never reduced", "dp")),
     "DDP: a mean of means": (DP, ddp, {"uneven": True}, ("mean of means", "dp")),
@@ -295,6 +331,8 @@ WRONG = {
     "DDP: a norm summed over copies": (DP, functools.partial(ddp, copies=True), {}, ("norm", "dp")),
     "DDP: gradients never zeroed": (DP, functools.partial(ddp, steps=3, zero=False), THREE, ("not zeroed", None)),
     "DDP: dropout of another stream": (DP, functools.partial(ddp, p=0.5), {"net": DICE}, ("noise", None)),
+    "DDP: gradients in fp8": (DP, functools.partial(ddp, hook=hook_in_fp8), {}, ("coarser", None)),
+    "DDP: tied weights come apart": (DP, functools.partial(ddp, untied=True), {"net": TIED}, ("cut off", None)),
     "FSDP2: divided by 1": (DP, functools.partial(fsdp, factor=1.0), {}, ("sum for mean", "dp")),
     "FSDP2: divided by 4": (DP, functools.partial(fsdp, factor=4.0), {}, ("mean for sum", "dp")),
     "FSDP2: the loss divided by n too": (DP, functools.partial(fsdp, divided=True), {}, ("mean for sum", "dp")),
@@ -308,6 +346,10 @@ WRONG = {
                          {"reference": reference_tp}, ("mean for sum", "tp")),
     "tp: rows, twice": (TP, functools.partial(tensor, reduce=lambda real, given: real * 2),
                         {"reference": reference_tp}, ("once per rank", "tp")),
+    "tp: nothing summed in backward": (TP, functools.partial(tensor, reduce=in_backward), {"reference": reference_tp},
+                                       ("copies apart", "tp")),
+    "tp: an embedding without its mask": (TP, functools.partial(tensor, mask=False), {"reference": reference_tp},
+                                          ("another term", None)),
     "tp: halves interleaved": (TP, functools.partial(tensor, interleaved=True), {"reference": reference_tp},
                                ("another order", None)),
     "pp: micro-batches summed": (PP, functools.partial(pipeline, scale=False), {"reference": reference_pp, "m": 4},
@@ -362,7 +404,9 @@ def test_a_right_step_is_not_accused(name, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", WRONG)
-def test_a_mistake_is_named_with_its_axis(name, dtype):
+def test_a_mistake_is_named_with_its_axis(name, dtype, request):
+    if (name, dtype) == ("tp: nothing summed in backward", torch.bfloat16):
+        request.applymarker(pytest.mark.xfail(strict=True, reason="not named: smaller than the rounding of this net"))
     report, (kind, axis) = found(dtype)[name], WRONG[name][3]
     assert report.kind == kind, str(report)
     assert axis is None or report.axes == (axis,), str(report)

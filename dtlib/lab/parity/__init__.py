@@ -27,25 +27,27 @@ Others find *where*: TTrace (arXiv 2506.09280) by comparing tensors with toleran
 from __future__ import annotations
 
 import pickle
+import zlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from dtlib.lab.launch import run, torchrun
-from dtlib.theory import units
 from dtlib.theory.valid import flag, whole
 
 from .case import KINDS, Kind
-from .expected import Cut, Expected, Reference, runs_of
+from .expected import Cut, Expected, Reference, enough
 from .judge import judge, refusals
 from .mesh import DATA_AXES, Axes
 from .pieces import Held, Piece, flattened, piece
-from .report import ParityError, Report, Row
+from .report import ParityError, Report, Reports, Row
 from .rounding import eps_of
 from .watch import Watched, watched
 
-__all__ = ["KINDS", "Kind", "ParityError", "Piece", "Report", "Row", "Watched", "parity", "piece", "watched"]
+__all__ = ["KINDS", "Kind", "ParityError", "Piece", "Report", "Reports", "Row", "Watched", "over_meshes", "parity",
+           "piece", "watched"]  # fmt: skip
 
 
 def parity(
@@ -77,10 +79,11 @@ def parity(
     rows again. `places` gives pieces to names by patterns: ``{"forward/*": {"dp": 0}}``. `dtype` is the coarsest that
     the step computes in, where what it returns does not show it: ``torch.bfloat16`` under autocast.
 
-    The reference is called 7 times (15 in bfloat16 and float16) and once for each part of the batch, and where a
-    gradient may be cut off up to 200 times more, always with ``torch.manual_seed(seed)``: it must begin anew each
-    time. Tensors are read when it returns: of a gradient that a later step changes, return a clone. Rank r calls
-    `step` with a seed of its own, ``seed + 1 + r``, so that nothing is equal by chance.
+    The reference is called 7 times (15 in bfloat16 and float16, 49 more where these seem to hide something) and once
+    for each part of the batch, and where a gradient may be cut off up to 200 times more, always with
+    ``torch.manual_seed(seed)``: it must begin anew each time. Tensors are read when it returns: of a gradient that a
+    later step changes, return a clone. Rank r calls `step` with a seed of its own, ``seed + 1 + r``, so that nothing is
+    equal by chance.
 
     Outside of ranks it starts them, with `lab.run`; under torchrun it uses those that are there; in a rank, where
     ``torch.distributed`` is up, all ranks call it together, the first runs the reference, and all get the report.
@@ -124,7 +127,7 @@ def parity(
 
     def prepared(expected: Expected) -> int:
         parts = m * axes.size(cuts) if batch else 0
-        return _enough(expected, axes, parts, coarsest, memory_bytes)
+        return enough(expected, axes, parts, coarsest, memory_bytes)
 
     def concluded(expected: Expected, found: list[Held], needs: int) -> Report:
         dtypes = [eps_of(told.dtype) for each in found for told, _ in each.values()]
@@ -151,6 +154,26 @@ def parity(
     return report
 
 
+def over_meshes(
+    meshes: Sequence[Any],
+    reference: Callable[..., Any],
+    step: Callable[..., Any],
+    *,
+    raise_on_difference: bool = False,
+    **options: Any,
+) -> Reports:
+    """`parity` on one mesh after another; ``step(mesh, *batch)`` is told on which. `options` are those of `parity`.
+
+    What comes back says which axes those that differ have in common; ``ValueError`` where there is no mesh.
+    """
+    if not meshes:
+        raise ValueError(f"meshes must have at least one mesh, not {meshes!r}")
+    found = Reports([parity(reference, partial(step, mesh), mesh, **options) for mesh in meshes])
+    if raise_on_difference and not found.agrees:
+        raise ParityError(found)
+    return found
+
+
 class _Work:
     """What a rank does: the step, then the exchange of names and shapes."""
 
@@ -172,12 +195,22 @@ class _Work:
             plain = isinstance(error, ValueError)
             trouble, raised = f"rank {dist.get_rank()}: {error if plain else repr(error)}", error
         told: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(told, (trouble, {name: each for name, (each, _) in held.items()}))
-        said = [words for words, _ in told if words]
+        dist.all_gather_object(told, (trouble, {name: each for name, (each, _) in held.items()}, _sums(self.batch)))
+        said = [words for words, *_ in told if words]
         if raised is not None:
             raise raised
-        refused = said[0] if said else refusals(expected, [each for _, each in told], self.axes)
+        other = [rank for rank, (*_, sums) in enumerate(told) if sums != told[0][2]]
+        if other:
+            said.append(f"batch must be the same on each rank, and rank {other[0]} has another: seed what draws it")
+        refused = said[0] if said else refusals(expected, [each for _, each, _ in told], self.axes)
         return refused, {} if refused else held
+
+
+def _sums(batch: Sequence[Any]) -> list[int]:
+    """Of each plain tensor its checksum."""
+    plain = [x.detach().cpu().contiguous().flatten() for x in batch if isinstance(x, torch.Tensor) and x.numel()
+             and not hasattr(x, "placements")]  # fmt: skip
+    return [zlib.crc32(x.view(torch.uint8).numpy()) for x in plain]
 
 
 def _together(source: Reference, work: _Work, prepared: Callable[..., int], concluded: Callable[..., Report]) -> Report:
@@ -236,29 +269,3 @@ def _cuts(split: Mapping[str, Cut] | None, axes: Axes, batch: Sequence[Any]) -> 
         if not callable(cut):
             whole(f"the dimension of split[{axis!r}]", cut, 0)
     return dict(split)
-
-
-def _enough(expected: Expected, axes: Axes, parts: int, unit: float, memory_bytes: float | None) -> int:
-    """The bytes that a comparison holds at once beside the models; ``ValueError`` where that is more than allowed."""
-    runs = runs_of(max([unit, *(eps_of(told.dtype) for told in expected.told.values())]))
-    needs = expected.copy_bytes * (3 + 2 * runs + 2 * parts + 2 * axes.world_size)
-    limit = _free_bytes() if memory_bytes is None else memory_bytes
-    if needs > limit:
-        copy, many = (
-            units.format_bytes(expected.copy_bytes),
-            f"{runs} perturbed, {parts} parts, {axes.world_size} ranks",
-        )
-        raise ValueError(
-            f"memory_bytes must be at least {units.format_bytes(needs)} for tensors of {copy} in float64 (one copy, "
-            f"{many}), not {units.format_bytes(limit)}: compare fewer names, or a smaller model"
-        )
-    return needs
-
-
-def _free_bytes() -> float:
-    try:
-        with open("/proc/meminfo") as file:
-            lines = dict(line.split(":") for line in file)
-        return float(lines["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError):
-        return float("inf")

@@ -24,6 +24,7 @@ KINDS = {
     "not broadcast": "the first rank alone is right",
     "rank alone": "one rank alone differs",
     "some ranks": "some ranks differ, and the others are right",
+    "some rows": "some rows differ, and the others are right",
     "micro-batch missing": "what some micro-batches contribute is not in it",
     "part missing": "what some ranks contribute is not in it",
     "counted twice": "what some ranks or micro-batches contribute is in it twice",

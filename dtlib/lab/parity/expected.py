@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dtlib.theory import units
 from dtlib.theory.decompose import decompose
 
 from .mesh import Axes
@@ -20,8 +21,8 @@ from .rounding import Allowed, OtherDice, Perturbed, eps_of
 Cut = int | Callable[..., Any]
 COARSE = 1e-4
 """Spacings above this hide factors: those of bfloat16 and float16."""
-RUNS, MORE_RUNS = 4, 12
-"""Perturbed runs, and those where a coarse dtype hides factors (`matched`)."""
+RUNS, MORE_RUNS, MOST_RUNS = 4, 12, 48
+"""Perturbed runs; those where a coarse dtype hides factors (`matched`); those where something seems to be hidden."""
 
 
 @dataclass
@@ -30,7 +31,8 @@ class Expected:
 
     `parts` are the places of the parts: where they lie on the axes that split the batch, and which micro-batch. Of a
     name in `shares` the whole is the sum over parts of share × what the reference finds on this part alone, and
-    `contributed` has the terms of the sum. `alone` has what the reference finds on each part, of all names.
+    `contributed` has the terms of the sum. `alone` has what the reference finds on each part, of all names; `pieces`
+    of those of which a part gives a piece, as of activations.
     """
 
     whole: dict[str, Array]
@@ -39,6 +41,7 @@ class Expected:
     data: tuple[str, ...] = ()
     contributed: dict[str, list[Array]] = field(default_factory=dict)
     alone: dict[str, list[Array]] = field(default_factory=dict)
+    pieces: dict[str, list[Array]] = field(default_factory=dict)
     shares: Array | None = None
     allowed: dict[str, Allowed] = field(default_factory=dict)
     noise: dict[str, float] = field(default_factory=dict)
@@ -51,11 +54,6 @@ class Expected:
     def copy_bytes(self) -> int:
         """One copy of all tensors, in float64."""
         return sum(each.num_bytes for each in self.told.values())
-
-
-def runs_of(unit: float) -> int:
-    """How often the reference is perturbed, for a dtype of this spacing."""
-    return MORE_RUNS if unit > COARSE else RUNS
 
 
 class Reference:
@@ -85,11 +83,11 @@ class Reference:
             raise ValueError("reference must return at least one tensor, and returned none")
         return Expected({n: v for n, (_, v) in found.items()}, {n: t for n, (t, _) in found.items()})
 
-    def measure(self, expected: Expected, unit: float) -> None:
+    def measure(self, expected: Expected, unit: float, num_runs: int | None = None) -> None:
         """Fill in how far each result may be off, and how much it depends on the random stream. `unit` is the spacing
         of the coarsest dtype of the parallel step."""
         runs = []
-        for number in range(runs_of(unit)):
+        for number in range(num_runs or (MORE_RUNS if unit > COARSE else RUNS)):
             with Perturbed(number, unit):
                 runs.append(self())
         with OtherDice():
@@ -117,6 +115,8 @@ class Reference:
             if len(parts) == len(places) and all(np.isfinite(each).all() for each in parts):
                 lines[name] = parts
         expected.parts, expected.alone = places, lines
+        expected.pieces = {name: [each[name][1].ravel() for each in found] for name in expected.whole
+                           if name not in lines and all(name in each for each in found)}  # fmt: skip
         expected.shares = _shares(expected, lines)
         if expected.shares is None:
             expected.noticed.append(
@@ -170,3 +170,30 @@ def _shares(expected: Expected, lines: Mapping[str, list[Array]]) -> Array | Non
         error = float(np.median(np.abs(every - shares).max(1))) / abs(float(shares.mean()))
     mean = float(shares.mean())
     return np.full_like(shares, mean) if np.abs(shares - mean).max() <= max(1e-9, 4 * error) * abs(mean) else shares
+
+
+def enough(expected: Expected, axes: Axes, parts: int, unit: float, memory_bytes: float | None) -> int:
+    """The bytes that a comparison holds at once beside the models; ``ValueError`` where that is more than allowed."""
+    coarsest = max([unit, *(eps_of(told.dtype) for told in expected.told.values())])
+    runs = MOST_RUNS if coarsest > COARSE else RUNS
+    needs = expected.copy_bytes * (3 + 2 * runs + 2 * parts + 2 * axes.world_size)
+    limit = _free_bytes() if memory_bytes is None else memory_bytes
+    if needs > limit:
+        copy, many = (
+            units.format_bytes(expected.copy_bytes),
+            f"{runs} perturbed, {parts} parts, {axes.world_size} ranks",
+        )
+        raise ValueError(
+            f"memory_bytes must be at least {units.format_bytes(needs)} for tensors of {copy} in float64 (one copy, "
+            f"{many}), not {units.format_bytes(limit)}: compare fewer names, or a smaller model"
+        )
+    return needs
+
+
+def _free_bytes() -> float:
+    try:
+        with open("/proc/meminfo") as file:
+            lines = dict(line.split(":") for line in file)
+        return float(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError):
+        return float("inf")

@@ -9,18 +9,18 @@ import numpy as np
 
 from .case import Case, Held, Kind, joined
 from .cut import cut_off
-from .expected import COARSE, Expected
+from .expected import COARSE, MOST_RUNS, Expected
 from .linear import decoded, multiples, never_reduced, scaled, weighted
-from .matched import hidden
+from .matched import hidden, seems_hidden
 from .mesh import Axes
 from .norms import of_norms
 from .pieces import Array, Told, index_of
-from .placed import alone, of_names, of_steps, over_pieces, reordered, swapped, zeros
+from .placed import alone, of_names, of_steps, over_pieces, reordered, some_rows, swapped, zeros
 from .report import Report, Row
 from .rounding import TIMES
-from .terms import another_term, coarser, copies_apart, ends, of_logarithms, too_late
+from .terms import another_term, coarser, copies_apart, ends, of_logarithms, of_own_part, other_rows, too_late
 
-_VAGUE = ("unknown", "copies apart", "factor", "another order")
+_VAGUE = ("unknown", "copies apart", "factor", "another order", "some rows")
 """What an optimizer makes of gradients that differ in another way: Adam's first step moves each weight by one size."""
 
 Tolds = Sequence[Mapping[str, Told]]
@@ -86,27 +86,37 @@ def judge(
             index = index_of(told, expected.told[name].shape, offsets(name, rank, tolds, axes))
             inside = index >= 0
             held[name].append(Held(rank, values.ravel()[inside], index[inside]))
-    rows, cases = [], {}
-    for name, right in expected.whole.items():
-        case = Case(name, right.shape, right.ravel(), held[name], axes, expected, micro_batches, held)
-        cases[name] = case
-        rows.append(_row(case))
+    rows, cases = _rows(expected, held, axes, micro_batches)
+    sure = any(not row.agrees and row.kind.code not in _VAGUE for row in rows)
+    doubted = not sure and expected.eps > COARSE and any(seems_hidden(case) for case in cases.values())
+    if doubted and expected.source is not None:
+        if any(len(each) < MOST_RUNS for each in expected.perturbed.values()):
+            expected.source.measure(expected, expected.eps, MOST_RUNS)
+        rows, cases = _rows(expected, held, axes, micro_batches)
     rows = [row if row.agrees else replace(row, kind=_likeliest(row, cases, rows)) for row in rows]
-    rows = _cut_off(rows, cases, expected)
+    rows = _cut_off(rows, cases, expected, doubted)
     rows = [replace(row, kind=_following(row, rows[:n])) if row.kind.code in _VAGUE else row
             for n, row in enumerate(rows)]  # fmt: skip
     return Report(rows, dict(axes.sizes), expected.noticed, expected.copy_bytes)
 
 
-def _cut_off(rows: list[Row], cases: dict[str, Case], expected: Expected) -> list[Row]:
-    """Where the first that differs is not known, or zero: whether a gradient is cut off somewhere."""
+def _rows(
+    expected: Expected, held: dict[str, list[Held]], axes: Axes, micro_batches: int
+) -> tuple[list[Row], dict[str, Case]]:
+    cases = {name: Case(name, right.shape, right.ravel(), held[name], axes, expected, micro_batches, held)
+             for name, right in expected.whole.items()}  # fmt: skip
+    return [_row(case) for case in cases.values()], cases
+
+
+def _cut_off(rows: list[Row], cases: dict[str, Case], expected: Expected, doubted: bool) -> list[Row]:
+    """Where the first that differs is not known, or zero, or something seems hidden: whether a gradient is cut off."""
     first = next((row for row in rows if not row.agrees), None)
-    if first is None or expected.source is None or first.kind.code not in (*_VAGUE, "zeros", "other weights"):
+    vague = first is not None and first.kind.code in (*_VAGUE, "zeros", "other weights")
+    if expected.source is None or not (vague or (doubted and first is None)):
         return rows
-    agrees = {row.name: row.agrees for row in rows}
-    sides = [[case for name, case in cases.items() if agrees[name] == side] for side in (False, True)]
-    kinds = cut_off(expected.source, *sides)
-    return [replace(row, kind=kinds.get(row.name, row.kind)) for row in rows]
+    kinds = cut_off(expected.source, list(cases.values()), first.name if first is not None else "")
+    return [replace(row, kind=kinds[row.name], ranks=row.ranks or tuple(cases[row.name].ranks))
+            if row.name in kinds else row for row in rows]  # fmt: skip
 
 
 def _row(case: Case) -> Row:
@@ -125,8 +135,8 @@ def _row(case: Case) -> Row:
 
 
 def _lost(case: Case) -> list[Kind]:
-    """Zeros that rounding would hide: in a coarse dtype a gradient is half of itself off, but not zero."""
-    kind = zeros(case) if case.expected.eps > COARSE else None
+    """Zeros and values of a coarser dtype, which rounding would hide where a gradient is half of itself off."""
+    kind = zeros(case) or coarser(case) if case.expected.eps > COARSE else None
     return [kind] if kind else []
 
 
@@ -143,8 +153,12 @@ def kind_of(case: Case) -> Kind:
     if kind.code not in ("unknown", "some ranks", "rank alone") or (part := case.where_it_differs()) is None:
         return kind
     closer = _explained(part)
+    if closer.code in ("unknown", "some ranks", "rank alone") and (rows := some_rows(case)):
+        return rows
     if closer.code in ("unknown", "some ranks", "rank alone", "another order", "noise", "factor"):
         return kind
+    if closer.code == "zeros" and not closer.axes:
+        closer = replace(closer, axes=case.axes.parting(case.differing, case.ranks), ranks=tuple(case.differing))
     count = sum(1 for _ in np.unique(np.concatenate([h.index for h in part.held])))
     return replace(closer, words=f"{closer}, in {count} of {case.right.size} elements")
 
@@ -165,7 +179,7 @@ def _explained(case: Case) -> Kind:
     sums = never_reduced(case) or case.best(weighted(case)) or case.best(over_pieces(case)) or case.best(too_late(case))
     if kinds := sums:
         return _either(kinds, case)
-    for find in (swapped, of_names, zeros, coarser, another_term, reordered):
+    for find in (swapped, of_names, zeros, of_own_part, coarser, another_term, other_rows, reordered):
         if kind := find(case):
             return kind
     if (spread := case.expected.noise.get(case.name, 0.0)) > case.near * np.linalg.norm(case.right):

@@ -20,8 +20,6 @@ from .norms import of_norms
 from .placed import of_steps
 from .terms import of_logarithms, too_late
 
-_TIMES = 12.0
-"""Half of the way must be so many spreads, each from `expected.MORE_RUNS` runs: below one in 10⁷ by Student's t."""
 _MOST = 1 << 14
 """Elements that are looked at, evenly spaced: more of them would say the same."""
 
@@ -32,15 +30,23 @@ def hidden(case: Case) -> list[Kind]:
         return []
     sums = (multiples(case), of_logarithms(case), of_steps(case), weighted(case), too_late(case))
     for explanations in (of_norms(case), chain.from_iterable(sums)):
-        told = [each for each in explanations if _is_told(case, lambda rank: case.right, each[1])]
+        told = [each for each in explanations if is_told(case, lambda rank: case.right, each[1])]
         fits = [(misfit, *each) for each in told if (misfit := case.misfit(each[1])) <= case.near]
         if fits:
             _, _, best = min(fits, key=lambda each: each[0])
-            return [kind for _, kind, predict in fits if predict is best or not _is_told(case, predict, best)]
+            return [kind for _, kind, predict in fits if predict is best or not is_told(case, predict, best)]
     return []
 
 
-def _is_told(case: Case, first: Predict, second: Predict) -> bool:
+def seems_hidden(case: Case) -> bool:
+    """Whether all elements together are further off than in perturbed runs, which are off by more than rounding is."""
+    off = np.zeros(case.right.size)
+    for h in case.held:
+        off[h.index] = np.maximum(off[h.index], np.abs(h.values - case.right[h.index]))
+    return bool(off @ off > (case.expected.perturbed[case.name] ** 2).sum(1).max())
+
+
+def is_told(case: Case, first: Predict, second: Predict) -> bool:
     """Whether what is held is nearer to the second of two predictions, by more than rounding can move it."""
     noise = case.expected.perturbed[case.name]
     moved = np.zeros(len(noise))
@@ -57,6 +63,8 @@ def _is_told(case: Case, first: Predict, second: Predict) -> bool:
         return False
     due = sum(float(np.sum(case.right[h.index] ** 2)) for h in case.held)
     spread = np.sqrt(np.mean(moved**2)) * max(1.0, np.sqrt(size / due) if due else 1.0)
-    # A rounding that all elements share, of a mean's divisor for one, is at most half of the dtype's spacing.
-    shared = case.expected.eps / 4 * np.sqrt(size * length)
-    return bool(_TIMES * max(spread, shared) < 0.5 * length < along < 1.5 * length)
+    # Half of the way must be so many spreads that Student's t is beyond them once in 10⁷ (Wallace's approximation).
+    times = np.sqrt(len(noise) * np.expm1(31 / len(noise)))
+    # A rounding that all elements share, of a mean's divisor for one, is at most half of the dtype's spacing: six.
+    shared = 3 * case.expected.eps * np.sqrt(size * length)
+    return bool(max(times * spread, shared) < 0.5 * length < along < 1.5 * length)

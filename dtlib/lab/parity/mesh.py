@@ -50,6 +50,11 @@ class Axes:
         some = [self.places[r] for r in ranks]
         return tuple(name for name in self.sizes if len({each[name] for each in some}) > 1)
 
+    def parting(self, some: Iterable[int], every: Iterable[int]) -> tuple[str, ...]:
+        """The axes along which `some` stand at other places than `every`."""
+        few, all_of = ([self.places[r] for r in ranks] for ranks in (some, every))
+        return tuple(name for name in self.sizes if {at[name] for at in few} != {at[name] for at in all_of})
+
     def words(self, rank: int) -> str:
         """A rank, and where it stands."""
         at = ", ".join(f"{name} {self.places[rank][name]}" for name, size in self.sizes.items() if size > 1)

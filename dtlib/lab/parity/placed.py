@@ -196,6 +196,24 @@ def of_names(case: Case) -> Kind | None:
     return None
 
 
+def some_rows(case: Case) -> Kind | None:
+    """Of tensors that ranks have cut, whether rows are right beside others that are not: tokens treated otherwise."""
+    width = case.shape[-1] if len(case.shape) > 1 else 0
+    count, odd = 0, list[int]()
+    for h in case.held:
+        if width < 2 or h.index.size == case.right.size or h.index.size % width or (h.index[::width] % width).any():
+            return None
+        off = (np.abs(h.values - case.right[h.index]) > case.limit(h)).reshape(-1, width)
+        if off.any(1).all():  # a piece that is wrong as a whole
+            return None
+        count, odd = count + len(off), [*odd, *(h.index[::width][off.any(1)] // width).tolist()]
+    if not odd or 8 * len(odd) > 7 * count:
+        return None
+    some = f"{joined(sorted(odd)[:6])}{' …' if len(odd) > 6 else ''}"
+    text = f"{len(odd)} of {count} rows differ ({some}), and the others are right: routed, dropped or masked otherwise"
+    return Kind("some rows", case.axes.apart(case.ranks), text, tuple(case.differing))
+
+
 def alone(case: Case) -> Kind | None:
     """Some ranks differ and the others are right."""
     wrong, right = case.differing, [r for r in case.ranks if r not in case.differing]

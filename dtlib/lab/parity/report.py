@@ -6,14 +6,15 @@ import html
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Any
 
 from dtlib.lab.html import table_html
 
-from .case import KINDS, Kind
+from .case import KINDS, Kind, joined
 
 _FINE = ("equal", "rounding")
-_LOOSE = ("unknown", "follows", "copies apart", "some ranks")
+_LOOSE = ("unknown", "follows", "copies apart", "some ranks", "some rows")
 """Behind one mistake all names differ in one of these ways, each by numbers of its own."""
 _SHOWN = 24
 
@@ -21,7 +22,7 @@ _SHOWN = 24
 class ParityError(AssertionError):
     """A parallel step does something else than one process. `report` says what."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: Report | Reports) -> None:
         super().__init__(str(report))
         self.report = report
 
@@ -168,18 +169,54 @@ class Report:
         return f"<p>{html.escape(self.summary())}</p>{notes}{table}{more}"
 
     def json(self) -> str:
-        """All rows, for other programs."""
-        return json.dumps(
-            {
-                "agrees": self.agrees,
-                "kind": self.kind,
-                "axes": list(self.axes),
-                "first": None if self.first is None else self.first.name,
-                "mesh": self.mesh,
-                "needs_bytes": self.needs_bytes,
-                "rows": [_plain(row) for row in self.rows],
-            }
-        )
+        """All of it for other programs: ``agrees``, ``kind`` and ``axes`` of the `cause`, the name of the ``first``
+        that differs (or null), ``mesh``, ``needs_bytes``, and ``rows``: of each its name, shape, kind, axes, words and
+        ranks, ``off`` in multiples of what rounding explains (null: infinitely), and in ``or`` what looks the same."""
+        return json.dumps(self.plain())
+
+    def plain(self) -> dict[str, Any]:
+        """What `json` writes."""
+        return {
+            "agrees": self.agrees, "kind": self.kind, "axes": list(self.axes),
+            "first": None if self.first is None else self.first.name,
+            "mesh": self.mesh, "needs_bytes": self.needs_bytes, "rows": [_plain(row) for row in self.rows],
+        }  # fmt: skip
+
+
+@dataclass
+class Reports:
+    """A report for each of several meshes. Shows itself as a list of them, and the first that differs as a table."""
+
+    reports: list[Report]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether all names do on all meshes."""
+        return all(each.agrees for each in self.reports)
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The fewest axes of which all have several ranks in each mesh that differs, and in none that agrees."""
+        long = [({axis for axis, size in each.mesh.items() if size > 1}, each.agrees) for each in self.reports]
+        common = set.intersection(*(axes for axes, agrees in long if not agrees)) if not self.agrees else set()
+        choices = (some for k in range(1, len(common) + 1) for some in combinations(sorted(common), k))
+        return next((c for c in choices if not any(agrees and set(c) <= axes for axes, agrees in long)), ())
+
+    def __str__(self) -> str:
+        lines = [f"{'✓' if each.agrees else '✗'} {each.summary()}" for each in self.reports]
+        if not self.agrees:
+            where = "no axes are in all that differ, and not in one that agrees"
+            if self.axes:
+                each = "has" if len(self.axes) == 1 else "have each"
+                where = f"wherever {joined(self.axes)} {each} several ranks, and nowhere else"
+            lines.append(f"where it differs: {where}")
+            lines.append(str(next(each for each in self.reports if not each.agrees)))
+        return "\n".join(lines)
+
+    def json(self) -> str:
+        """``agrees``, ``axes``, and in ``reports`` what `Report.json` has of each mesh."""
+        every = [each.plain() for each in self.reports]
+        return json.dumps({"agrees": self.agrees, "axes": list(self.axes), "reports": every})
 
 
 def _plain(row: Row) -> dict[str, Any]:

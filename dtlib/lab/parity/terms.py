@@ -15,7 +15,7 @@ from .pieces import Array
 
 _FEW = 6
 """Through fewer numbers than this a line fits too often by chance."""
-_COARSE = (torch.bfloat16, torch.float16)
+_COARSE = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def too_late(case: Case) -> Iterator[tuple[Kind, Predict]]:
@@ -37,6 +37,28 @@ def too_late(case: Case) -> Iterator[tuple[Kind, Predict]]:
     yield Kind("never reduced", data, said), lambda rank: own[rank]
 
 
+def of_own_part(case: Case) -> Kind | None:
+    """Pieces of activations, where each rank has what the reference makes of its part alone."""
+    pieces, data = case.expected.pieces.get(case.name, []), case.expected.data
+    off = size = 0.0
+    for h in case.held:
+        own = [
+            p
+            for p, at in zip(pieces, case.parts, strict=False)
+            if all(at[a] == case.axes.places[h.rank][a] for a in data)
+        ]
+        if len(own) != 1 or own[0].size != h.values.size:
+            return None
+        off, size = off + float(np.sum((h.values - own[0]) ** 2)), size + float(np.sum(h.values**2))
+    if not case.held or off > max(case.near, 1e-9) ** 2 * size:
+        return None
+    text = (
+        "each rank has what the reference makes of its own part alone: a statistic of the batch (a batch norm's?) is "
+        f"not reduced over {joined(data)}"
+    )
+    return Kind("never reduced", data, text)
+
+
 def of_logarithms(case: Case) -> Iterator[tuple[Kind, Predict]]:
     """A loss that is off by the logarithm of a size: in a sum of exponentials what all ranks hold is added up."""
     for axes in case.axes.subsets() if case.right.size == 1 and not members(case) else ():
@@ -55,8 +77,8 @@ def another_term(case: Case) -> Kind | None:
     width = case.shape[-1] if len(case.shape) > 1 else 0
     column = np.concatenate([h.index % width for h in held]) if width else np.zeros(0, int)
     names = [name for name, _ in _candidates(case)]
-    terms = [other.ravel()[column] if other.shape != case.shape
-             else np.concatenate([other.ravel()[h.index] for h in held]) for _, other in _candidates(case)]  # fmt: skip
+    index = np.concatenate([h.index for h in held])
+    terms = [other.ravel()[index] for _, other in _candidates(case)]
     for some in (some for k in (1, 2) for some in combinations(range(len(names)), k)):
         columns = np.stack([terms[n] for n in some], 1)
         times, *_ = np.linalg.lstsq(columns, off, rcond=None)
@@ -73,14 +95,35 @@ def another_term(case: Case) -> Kind | None:
     return None
 
 
+def other_rows(case: Case) -> Kind | None:
+    """Whether rows are off by rows of another name: an embedding that looks up what is another rank's."""
+    h = next(h for h in case.held if h.rank in case.differing)
+    width = case.shape[-1] if len(case.shape) > 1 else 0
+    if width < 2 or h.index.size % width or (h.index[::width] % width).any():
+        return None
+    off, limit = ((each.reshape(-1, width)) for each in (h.values - case.right[h.index], case.limit(h)))
+    odd = off[(np.abs(off) > limit).any(1)]
+    for name, rows in case.expected.whole.items():
+        if name == case.name or len(odd) < 3:
+            return None
+        for sign, words in ((1, "too much"), (-1, "too little")) if rows.ndim == 2 and rows.shape[1] == width else ():
+            nearest = ((odd[:, None] - sign * rows[None, :4096]) ** 2).sum(2).min(1)
+            if np.sqrt(nearest.sum()) <= min(case.near, 0.05) * np.linalg.norm(odd):
+                text = f"{len(odd)} of {len(off)} rows are off by a row of {name!r} {words}: another rank's to look up?"
+                return Kind("another term", (), text)
+    return None
+
+
 def _candidates(case: Case) -> Iterator[tuple[str, Array]]:
     """Names of the same step, computed before, that are about the same parameter, and then vectors as long as a row."""
     every = list(case.expected.whole)
     head, tail = ends(case.name)
     same = {n: case.expected.whole[n] for n in every[: every.index(case.name)] if ends(n)[0] == head}
     yield from ((n, each) for n, each in same.items() if each.shape == case.shape and ends(n)[1] == tail)
-    if len(case.shape) > 1:
-        yield from ((n, each) for n, each in same.items() if each.shape == case.shape[-1:])
+    for dim in range(len(case.shape) - 1, -1, -1) if len(case.shape) > 1 else ():  # a bias of a convolution is not last
+        along = [1] * dim + [-1] + [1] * (len(case.shape) - dim - 1)
+        yield from ((n, np.broadcast_to(each.reshape(along), case.shape)) for n, each in same.items()
+                    if each.shape == case.shape[dim : dim + 1])  # fmt: skip
 
 
 def ends(name: str) -> tuple[str, str]:
@@ -103,7 +146,7 @@ def _is_near(case: Case, off: Array, term: Array) -> bool:
 
 def coarser(case: Case) -> Kind | None:
     """Whether each value is one of a coarser dtype than the step is known to compute in, and as near as this gets."""
-    held = [h for h in case.held if h.rank in case.differing]
+    held = [h for h in case.held if not case.differing or h.rank in case.differing]
     values, wanted = (
         np.concatenate(each) for each in zip(*((h.values, case.right[h.index]) for h in held), strict=True)
     )
@@ -111,9 +154,9 @@ def coarser(case: Case) -> Kind | None:
         return None
     for dtype in _COARSE:
         eps = float(torch.finfo(dtype).eps)
-        rounded = torch.from_numpy(values).to(dtype).double().numpy()
-        near = np.linalg.norm(values - wanted) <= 4 * eps * np.linalg.norm(wanted)
-        if case.expected.eps < eps and near and np.array_equal(rounded, values):
+        rounded, due = (torch.from_numpy(each).to(dtype).double().numpy() for each in (values, wanted))
+        near = np.linalg.norm(values - wanted) <= min(4 * eps, 0.15) * np.linalg.norm(wanted)
+        if case.expected.eps < eps and near and np.array_equal(rounded, values) and not np.array_equal(due, wanted):
             name = str(dtype)
             text = f"each value is one of {name.removeprefix('torch.')}, and off by no more than its rounding: " \
                    f"computed, kept or sent in it (where that is meant, say dtype={name})"  # fmt: skip
