@@ -65,13 +65,38 @@ def test_ranks_stand_on_their_nodes_and_reach_each_other(nodes, ranks_per_node):
 
 
 def test_a_message_takes_what_its_link_takes():
-    """Never less, whatever the machine does; and a hundred times more on a link that is a hundred times slower."""
+    """Never less, whatever the machine does; and more on a link that is a hundred times slower."""
     cluster = lab.cluster(2, 2, inside=200 * MB, across=2 * MB)
     inside, across = (seconds_of_message(MiB, to, cluster) for to in (1, 2))
     for took, rate in ((inside, 200 * MB), (across, 2 * MB)):
         at_once = 2 * cables.burst_bytes(rate)  # one at each end of the cable
         assert took > 0.99 * (MiB - at_once) / rate
-    assert across > 20 * inside
+    assert across > 3 * inside  # a hundred times on a machine that is idle
+
+
+def test_a_link_that_is_slowed_is_slow_both_ways_and_no_other_is():
+    """Rank 2's, at step 1, inside its node and across: never less than its rate allows, whatever the machine does."""
+    pairs, rate, factor = ((0, 1), (0, 2), (2, 0), (2, 3), (3, 2)), 40 * MB, 20
+
+    def main():
+        tensor, rank, at = torch.ones(MiB // 4), dist.get_rank(), []
+        for step, (source, to) in [(0, pair) for pair in pairs] + [(1, pair) for pair in pairs]:
+            lab.step(step)
+            lab.barrier()
+            start = time.monotonic()
+            if rank == source:
+                dist.send(tensor, to)
+            elif rank == to:
+                dist.recv(tensor, source)
+            at.append(start if rank == source else time.monotonic())
+        return at
+
+    faults = [lab.slow(rank=2, step=1, factor=factor, of="link")]
+    at = lab.run(main, cluster=lab.cluster(2, 2, inside=rate, across=rate), faults=faults)
+    took = [at[to][i] - at[source][i] for i, (source, to) in enumerate(2 * pairs)]
+    beside, *slowed = took[len(pairs) :]
+    assert min(slowed) > 0.99 * (MiB - 2 * cables.burst_bytes(rate)) / (rate / factor)
+    assert min(slowed) > 2 * max(beside, *took[: len(pairs)])  # twenty times as long, on a machine that is idle
 
 
 @pytest.mark.parametrize("to", [1, 2])

@@ -241,6 +241,8 @@ def test_a_fault_that_did_not_happen_is_an_error():
         (ValueError, "room_bytes must be at least 0", lambda: [lab.fill(rank=0, step=0, room_bytes=-1)]),
         (TypeError, "tensor must be the name", lambda: [lab.flip(rank=0, step=0, tensor=3, bit=1)]),
         (ValueError, "needs a cluster", lambda: [lab.cut(rank=0, step=0)]),
+        (ValueError, "needs a cluster", lambda: [lab.slow(rank=0, step=0, factor=2, of="link")]),
+        (ValueError, 'of must be "card" or "link"', lambda: [lab.slow(rank=0, step=0, factor=2, of="disk")]),
         (ValueError, "once in a step", lambda: [lab.kill(rank=0, step=1), lab.stop(rank=0, step=1)]),
         (TypeError, "faults must be a list", lambda: ["kill"]),
         (TypeError, "faults must be a list", lambda: lab.kill(rank=0, step=0)),

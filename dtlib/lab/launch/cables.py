@@ -16,6 +16,7 @@ with iproute2; no privilege where the kernel grants user namespaces.
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import subprocess
@@ -32,6 +33,7 @@ _PACKET_SECONDS = 1e-3  # long packets leave the processor idle, short ones let 
 _MIN_PACKET, _MAX_PACKET = 1_500, 16_000
 _HEADERS = 14, 52  # bytes of a packet of Ethernet, and of IP and TCP
 _QUEUE_BYTES = 64 * 2**20  # as good as endless: nothing is dropped
+_LEAST_BYTES_PER_S = 1_000
 NETEM, PACING = "by the kernel (netem)", "by pacing: sends wait, collectives of gloo do not"
 
 
@@ -70,9 +72,17 @@ class Cables:
         if self.latency_by == PACING:
             _pace_sends(self.cluster, rank)
 
-    def cut(self, rank: int) -> None:
-        """Pull both cables of `rank` out of their switches, in whose namespace this process is."""
-        _batch(self._ip, [f"link set {kind}{rank} down" for kind in (INSIDE, ACROSS)])
+    def cut(self, rank: int, factor: float) -> None:
+        """Leave both cables of `rank` one part in `factor` of their rate, or pull them: this process is where the
+        switches are, and goes to the rank's namespace and back."""
+        if math.isinf(factor):
+            _batch(self._ip, [f"link set {kind}{rank} down" for kind in (INSIDE, ACROSS)])
+            return
+        switches = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+        for namespace, number in ((self._namespaces[rank], ""), (switches, rank)):
+            enter_network(namespace)
+            _batch(self._tc, [bucket(self.cluster, kind, f"{kind}{number}", factor) for kind in (INSIDE, ACROSS)])
+        os.close(switches)
 
     def _can_delay(self) -> bool:
         with suppress(ClusterRefused):
@@ -112,13 +122,18 @@ class Cables:
 
 def shape(cluster: Cluster, kind: str, device: str, *, delay: bool) -> Iterable[str]:
     """What tc is told so that packets leave `device` at the rate of its kind of cable, and late with `delay`."""
-    rate, alpha = _link(cluster, kind)
-    packet, (outer, inner) = packet_bytes(rate), _HEADERS
-    with_headers = rate * (packet + outer) / (packet - inner)
-    bucket = f"rate {round(8 * with_headers)}bit burst {burst_bytes(rate)} limit {_QUEUE_BYTES}"
-    yield f"qdisc add dev {device} root handle 1: tbf {bucket}"
-    if delay and alpha:
+    yield bucket(cluster, kind, device)
+    if delay and (alpha := _link(cluster, kind)[1]):
         yield f"qdisc add dev {device} parent 1:1 netem delay {round(alpha * 1e6)}us limit 100000"
+
+
+def bucket(cluster: Cluster, kind: str, device: str, factor: float = 1) -> str:
+    """What tc is told so that packets leave `device` at the rate of its kind of cable, or at a part of what it was."""
+    rate = _link(cluster, kind)[0]
+    packet, (outer, inner) = packet_bytes(rate), _HEADERS
+    with_headers = max(_LEAST_BYTES_PER_S, rate / factor) * (packet + outer) / (packet - inner)
+    tokens = f"rate {round(8 * with_headers)}bit burst {burst_bytes(rate)} limit {_QUEUE_BYTES}"
+    return f"qdisc {'add' if factor == 1 else 'change'} dev {device} root handle 1: tbf {tokens}"
 
 
 def _link(cluster: Cluster, kind: str) -> tuple[float, float]:

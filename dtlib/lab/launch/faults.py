@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import numbers
 import os
-import re
 import resource
 import signal
 import sys
@@ -74,22 +73,28 @@ class Stop(Fault):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Slow(Fault):
-    """From `step` on `rank` runs one part in `factor` of the time, 10 ms at a time, and is stopped for the rest.
+    """From `step` on the card of `rank`, or its link, does one part in `factor` of what it did.
 
-    What it computes takes `factor` times as long, where it had a core for itself; processes that it has started are not
-    slowed. A later one takes the place of an earlier one. ``ValueError`` unless `factor` is finite and above 1.
+    A "card" runs 10 ms at a time and is stopped for the rest: what it computes takes `factor` times as long, where it
+    had a core for itself; processes that it has started are not slowed. A "link" is both cables of a `lab.cluster`, in
+    both directions, of which at least 1 kB/s is left. A later one takes the place of an earlier one. ``ValueError``
+    unless `factor` is finite and above 1 and `of` one of the two.
     """
 
     factor: float
+    of: str = "card"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.of not in ("card", "link"):
+            raise ValueError(f'of must be "card" or "link", not {self.of!r}')
         number = float(self.factor) if isinstance(self.factor, numbers.Real) else math.nan
         if not 1 < number < math.inf:
             raise ValueError(f"factor must be a finite number above 1, not {self.factor!r}")
 
     def _what(self) -> str:
-        return f"began to run one part in {self.factor:g} of the time"
+        share = f"one part in {self.factor:g} of"
+        return f"began to run {share} the time" if self.of == "card" else f"had {share} the rate of its cables left"
 
 
 class Cut(Fault):
@@ -167,6 +172,11 @@ class Fill(Fault):
 _OF_A_PROCESS, _BY_ITSELF = (Kill, Stop, Slow), (Flip, Fill)
 
 
+def of_cables(fault: Fault) -> bool:
+    """Whether it is not the rank that is struck, but what joins it to the others."""
+    return isinstance(fault, Cut) or (isinstance(fault, Slow) and fault.of == "link")
+
+
 def checked(faults: object, world_size: int, has_cables: bool) -> tuple[Fault, ...]:
     """`faults` as a tuple, or ``TypeError`` or ``ValueError`` that names what is wrong with them."""
     if not isinstance(faults, Sequence) or not all(type(each) in (*_OF_A_PROCESS, *_BY_ITSELF, Cut) for each in faults):
@@ -176,7 +186,7 @@ def checked(faults: object, world_size: int, has_cables: bool) -> tuple[Fault, .
     for fault in faults:
         if fault.rank >= world_size:
             raise ValueError(f"rank must be below the world_size {world_size} in {fault!r}")
-        if isinstance(fault, Cut) and not has_cables:
+        if of_cables(fault) and not has_cables:
             raise ValueError(f"faults: {fault!r} needs a cluster, whose ranks have cables")
         if places.count((fault.rank, fault.step)) > 1:
             raise ValueError(
@@ -234,8 +244,8 @@ class Striker:
     """Whoever owns the ranks has it strike them: `faults` one by one, as their ranks mark their steps."""
 
     faults: tuple[Fault, ...]
-    cut: Callable[[int], None]
-    """Pulls the cables of a rank."""
+    cut: Callable[[int, float], None]
+    """Leaves the cables of a rank one part in so much of their rate: of infinity nothing."""
     steps: dict[int, int] = field(default_factory=dict)
     """The last step that each rank marked."""
     happened: list[int] = field(default_factory=list)
@@ -250,10 +260,10 @@ class Striker:
             if index in self.happened or (fault.rank, fault.step) != (rank, number):
                 continue
             self.happened.append(index)
-            if isinstance(fault, Slow):
+            if of_cables(fault):
+                self.cut(rank, float(getattr(fault, "factor", math.inf)))
+            elif isinstance(fault, Slow):
                 self._slowed[rank] = pid, Duty(float(fault.factor), time.monotonic())
-            elif isinstance(fault, Cut):
-                self.cut(rank)
             elif isinstance(fault, _BY_ITSELF):
                 by_itself.append(fault)
             else:
@@ -283,15 +293,3 @@ class Striker:
         """The fault that killed `rank`, if one did."""
         struck = (self.faults[index] for index in self.happened)
         return next((fault for fault in struck if isinstance(fault, Kill) and fault.rank == rank), None)
-
-
-_FRAME = re.compile(r'^ *File "(?P<file>.*)", line \d+, in (?P<function>\S+)(?:\n +(?P<code>\S.*))?', re.MULTILINE)
-
-
-def place(stack: str) -> str:
-    """Where a Python stack was: in which call of torch.distributed, or else at which line; "" for no stack."""
-    frames = list(_FRAME.finditer(stack))
-    for frame in frames:
-        if frame["file"].endswith("distributed_c10d.py"):
-            return f"in {frame['function']}"
-    return f"at {(frames[-1]['code'] or frames[-1]['function']).strip()}" if frames else ""

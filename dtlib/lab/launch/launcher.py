@@ -21,9 +21,9 @@ from dtlib.processes.starter import start_supervisor
 from dtlib.theory.cluster import Cluster
 
 from . import context, torchrun
-from .faults import Fault, checked, place
+from .faults import Fault, checked
 from .ship import pack
-from .stacks import readable
+from .stacks import place, readable
 from .worker import Job
 
 MAX_WORLD_SIZE = 128
@@ -100,9 +100,10 @@ def run(
     processes that are there are the ranks, and all but `fn` and `args` is torchrun's business.
 
     `faults` happen to ranks where they mark a step with `lab.step`, each of them once: `lab.kill`, `lab.stop`,
-    `lab.slow`, `lab.fill`, `lab.flip`, and with a `cluster` `lab.cut`. The errors then say at which step a rank was
-    struck, and at which step and in which call of torch.distributed the others were. Where all ranks return and a fault
-    has not happened, as its step was not marked, that is a ``RuntimeError``: what they returned was not tested.
+    `lab.slow`, `lab.fill`, `lab.flip`, and with a `cluster` `lab.cut` and `lab.slow` of a link. The errors then say at
+    which step a rank was struck, and at which step and in which call of torch.distributed the others were. Where all
+    ranks return and a fault has not happened, as its step was not marked, that is a ``RuntimeError``: what they
+    returned was not tested.
 
     Ranks that ask a collective for different dtypes of one size get wrong numbers without a word. With
     ``TORCH_DISTRIBUTED_DEBUG=DETAIL`` in ``os.environ`` torch compares before each call, and that is an error. It is

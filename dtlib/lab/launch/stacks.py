@@ -1,4 +1,4 @@
-"""Turn the stack that faulthandler wrote in a stuck rank into lines a reader can use."""
+"""Turn the stack that faulthandler wrote in a stuck rank into lines a reader can use, or into its place in words."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
+_READABLE = re.compile(r'^ *File "(?P<file>.*)", line \d+, in (?P<function>\S+)(?:\n +(?P<code>\S.*))?', re.MULTILINE)
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x.*$", re.MULTILINE)
 _OURS = tuple(os.path.join(os.path.dirname(os.path.abspath(__file__)), each) for each in ("worker.py", "lasting.py"))
 _WRAPPERS = ("c10d_logger.py",)  # torch's own decorators say nothing
@@ -38,6 +39,15 @@ def readable(dump: str, sources: dict[str, Any]) -> str:
         if code:
             lines.append(f"    {code}")
     return "\n".join(lines)
+
+
+def place(stack: str) -> str:
+    """Where a Python stack was: in which call of torch.distributed, or else at which line; "" for no stack."""
+    frames = list(_READABLE.finditer(stack))
+    for frame in frames:
+        if frame["file"].endswith("distributed_c10d.py"):
+            return f"in {frame['function']}"
+    return f"at {(frames[-1]['code'] or frames[-1]['function']).strip()}" if frames else ""
 
 
 def _line(file: str, number: int, sources: dict[str, Any]) -> str:

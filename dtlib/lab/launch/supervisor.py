@@ -112,9 +112,9 @@ class _Crew(Crew):
     def _is_there(self, number: int) -> bool:
         return self.ranks[number].pid != 0
 
-    def _cut(self, number: int) -> None:
+    def _cut(self, number: int, factor: float) -> None:
         if self.cables:
-            self.cables.cut(number)
+            self.cables.cut(number, factor)
 
 
 class _LastingCrew(_Crew):

@@ -131,51 +131,58 @@ def test_too_few_steps_and_a_share_of_nothing_are_refused():
         straggler(five, five, five, five, least_share=1)
 
 
-LEAST_S, SLOW_S, STEPS = 0.01, 0.05, 15
+WORK_S, LATE_S, SLOWER, STEPS, MESSAGE_BYTES = 0.012, 0.12, 12, 12, 400_000
 
 
-def measured(cause, slow, message_bytes):
-    """A rank's steps: input, compute, a barrier, and a message down the line of ranks."""
+def measured(cause, slow):
+    """Seconds of a rank's steps: input, computing, waiting, and a message from the rank before it in the ring."""
     rank, n, rows = dist.get_rank(), dist.get_world_size(), []
-    out, back = torch.ones(message_bytes, dtype=torch.uint8), torch.empty(message_bytes, dtype=torch.uint8)
+    out, back = torch.ones(MESSAGE_BYTES, dtype=torch.uint8), torch.empty(MESSAGE_BYTES, dtype=torch.uint8)
     for step in range(STEPS + 1):
+        lab.step(step)
         marks = [time.perf_counter()]
-        time.sleep(LEAST_S / 2 + (SLOW_S if (cause, slow) == ("input", rank) else 0))
+        time.sleep(WORK_S / 4 + (LATE_S if (cause, slow) == ("input", rank) else 0))
         marks.append(time.perf_counter())
-        until = time.perf_counter() + LEAST_S / 2 + (SLOW_S if (cause, slow) == ("card", rank) else 0)
-        while time.perf_counter() < until:
-            time.sleep(0.0005)  # as a card's work, it leaves the core alone
+        until = time.process_time() + WORK_S
+        while time.process_time() < until:  # so much work, however long it takes
+            pass
         marks.append(time.perf_counter())
         dist.barrier()
         marks.append(time.perf_counter())
-        requests = [dist.isend(out, rank + 1)] if rank + 1 < n else []
-        if rank:
-            dist.recv(back, rank - 1)
+        request = dist.isend(out, (rank + 1) % n)
+        dist.recv(back, (rank - 1) % n)
         marks.append(time.perf_counter())
-        for request in requests:
-            request.wait()
-        if step:
-            loading, compute, waiting, transfer = np.diff(marks)
-            rows.append((compute, waiting, transfer if rank else 0.0, loading))
-    return rows
+        request.wait()
+        rows.append(np.diff(marks))
+    return rows[1:]
 
 
 def found_on_ranks(cause, slow, n):
-    if cause == "link":  # ranks 0, 1 and 2, 3: what comes to rank 2 comes across
-        cluster = lab.cluster(2, 2, inside=200e6, across=4e6)
-        rows = lab.run(measured, args=(cause, slow, 400_000), cluster=cluster)
-    else:
-        rows = lab.run(measured, n, args=(cause, slow, 1000))
-    return straggler(*np.array(rows).transpose(2, 1, 0))
+    """Whom it names where a card has a twelfth of the time, a link a twelfth of its rate, or input comes late."""
+    faults = [lab.slow(rank=slow, step=1, factor=SLOWER, of=cause)] if cause in ("card", "link") else []
+    cluster = lab.cluster(1, n, inside=40e6, across=40e6)
+    rows = lab.run(measured, args=(cause, slow), cluster=cluster, faults=faults)
+    loading, compute, waiting, came = np.array(rows).transpose(2, 1, 0)
+    # A message is as slow as the slower of two links: what comes and what goes are both slow on a link that is.
+    return straggler(compute, waiting, np.minimum(came, np.roll(came, -1, axis=1)), loading)
 
 
 def expected(cause, slow):
     return (slow, cause) if cause else (None, None)
 
 
-CASES = [("card", 1, 2), ("input", 2, 3), ("card", 0, 4), ("link", 2, 4), (None, 0, 4)]
+CASES = [("card", 1, 2), ("input", 2, 3), ("card", 0, 4), ("link", 2, 4), ("link", 0, 3), (None, 0, 4)]
 
 
+@pytest.fixture(scope="module")
+def _cables(lacking):
+    try:
+        lab.run(int, cluster=lab.cluster(1, 1, inside=1e6, across=1e6))
+    except RuntimeError as refused:
+        lacking(str(refused))
+
+
+@pytest.mark.usefixtures("_cables")
 @pytest.mark.parametrize(("cause", "slow", "n"), CASES)
 def test_ranks_slowed_on_purpose(cause, slow, n):
     found = found_on_ranks(cause, slow, n)
@@ -183,6 +190,7 @@ def test_ranks_slowed_on_purpose(cause, slow, n):
 
 
 @pytest.mark.soak
+@pytest.mark.usefixtures("_cables")
 @pytest.mark.parametrize(("cause", "slow", "n"), CASES)
 def test_ranks_slowed_on_purpose_twenty_times(cause, slow, n):
     found = [found_on_ranks(cause, slow, n) for _ in range(20)]

@@ -30,7 +30,7 @@ MESHES = {
     3: ["dp", "zero 2", "zero 3", "dp 3 zero 1"],
     4: ["dp", "zero 3", "dp 2, tp 2 zero 1", "dp 2, pp 2 zero 3", "pp 2, tp 2 zero 0", "dp 2, pp 2 zero 1"],
 }
-KINDS_OF_FAULTS = ("kill", "stop", "slow", "cut", "flip", "fill")
+KINDS_OF_FAULTS = ("kill", "stop", "slow", "cut", "flip", "fill", "link")
 RECOVERED, RESUMED = "recovered, same loss", "stopped, named; resumed, same loss"
 
 
@@ -59,7 +59,7 @@ def drawn(rng, number):
     """A mesh, and a fault on it."""
     n = rng.choice([2, 3, 4])
     kind = KINDS_OF_FAULTS[number % len(KINDS_OF_FAULTS)]
-    n = 4 if kind == "cut" else n
+    n = 4 if kind in ("cut", "link") else n
     place = {"rank": rng.randrange(n), "step": rng.randrange(1, STEPS)}
     return rng.choice(MESHES[n]), n, kind, place, rng.random() < 0.5
 
@@ -67,6 +67,8 @@ def drawn(rng, number):
 def made(rng, kind, place, names):
     if kind == "slow":
         return lab.slow(**place, factor=rng.choice([2, 5]))
+    if kind == "link":  # of 1 GB/s
+        return lab.slow(**place, factor=rng.choice([5, 1000]), of="link")
     if kind == "fill":
         return lab.fill(**place, room_bytes=rng.choice([0, 100, 1000, 3000]))
     if kind == "flip":
@@ -84,7 +86,8 @@ def kept(kind):
 
 def outcome(kind, n, fault, behind, folder, told, wanted):
     """What the fault came to; an assertion where that has no name, or the losses are not `wanted`."""
-    cluster = lab.cluster(2, 2, inside=1e9, across=1e9) if isinstance(fault, lab.cut) else None
+    has_cables = isinstance(fault, lab.cut) or (isinstance(fault, lab.slow) and fault.of == "link")
+    cluster = lab.cluster(2, 2, inside=1e9, across=1e9) if has_cables else None
     is_silent, begun = isinstance(fault, lab.stop | lab.cut), time.monotonic()
     options = {"faults": [fault], "cluster": cluster, "timeout_s": PATIENCE_S if is_silent else 100}
     error = None
@@ -96,18 +99,18 @@ def outcome(kind, n, fault, behind, folder, told, wanted):
         assert isinstance(fault, lab.slow | lab.fill)  # the others must be noticed
         assert [losses for losses, _ in found] == [wanted] * n
         return RECOVERED, f"{max(lost for _, lost in found)} saves lost"
-    assert_names(error, fault, time.monotonic() - begun)
+    assert_names(error, fault)
+    took = time.monotonic() - begun
     found = lab.run(watched, n, args=(kind, folder, 1, behind, told))
     assert [losses for losses, _ in found] == [wanted] * n
-    return RESUMED, type(error).__name__
+    return RESUMED, f"{type(error).__name__} after {took:.1f} s" + f" of {PATIENCE_S}" * is_silent
 
 
-def assert_names(error, fault, seconds):
+def assert_names(error, fault):
     """Whether the `error` says which rank it was, and when."""
     if isinstance(error, lab.RankTimeout):
         assert isinstance(fault, lab.stop | lab.cut)
         assert f"ank {fault.rank} {fault.told}" in str(error)
-        assert seconds < PATIENCE_S + 10  # to start on a busy machine, and to end
         return
     assert error.step == fault.step
     if isinstance(fault, lab.kill):
