@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from dtlib.theory import reliability
@@ -15,7 +16,9 @@ from .answer import Answer
 class Keeping:
     """Saves of `save_bytes`, each of `save_seconds`, after every `steps` of a job that fails each `mtbf` seconds.
 
-    `goodput` is the share of its time that is lasting work, by `reliability.goodput`.
+    `goodput` is the share of its time that is lasting work, by `reliability.goodput`, where a save stops the run;
+    `behind_goodput`, by `reliability.background_goodput`, where it is written while the run goes on, after every
+    `behind_steps`, and the copy that is written takes no time: what saving in the background comes to at best.
     """
 
     save_bytes: float
@@ -23,14 +26,17 @@ class Keeping:
     mtbf: float
     steps: int
     goodput: float
+    behind_steps: int
+    behind_goodput: float
 
 
 def keeping(answer: Answer, node_mtbf: float, storage_bytes_per_s: float) -> Keeping:
     """The best plan of `answer`, on nodes that fail each `node_mtbf` seconds, saved at `storage_bytes_per_s` in all.
 
-    Weights and what the optimizer keeps, once, while the run stands; a restart reads as much at the same rate. A
-    failure is noticed at once and a node replaced at once: both add to what is lost. The steps between two saves are
-    those of `reliability.best_interval`, a whole number. ``ValueError`` unless both are positive.
+    Weights and what the optimizer keeps, once; a restart reads as much at the same rate. A failure is noticed at once
+    and a node replaced at once: both add to what is lost. The steps between two saves are those of
+    `reliability.best_interval`, a whole number, or as few as a save in the background is written in. ``ValueError``
+    unless both are positive.
     """
     machine, step = answer.machine, answer.best.time.total
     mtbf = float(reliability.mtbf(machine.gpus // machine.node, number("node_mtbf", node_mtbf, positive=True)))
@@ -38,4 +44,7 @@ def keeping(answer: Answer, node_mtbf: float, storage_bytes_per_s: float) -> Kee
     size = reliability.save_bytes(model_parameters(answer.model).total, answer.best.plan.recipe)
     seconds = size / rate
     steps = max(1, round(reliability.best_interval(seconds, mtbf) / step))
-    return Keeping(size, seconds, mtbf, steps, reliability.goodput(steps * step, seconds, mtbf, restart=seconds))
+    share = reliability.goodput(steps * step, seconds, mtbf, restart=seconds)
+    behind = max(1, math.ceil(reliability.background_interval(0, seconds, mtbf) / step))
+    later = reliability.background_goodput(behind * step, 0, seconds, mtbf, restart=seconds)
+    return Keeping(size, seconds, mtbf, steps, share, behind, later)
