@@ -17,10 +17,11 @@ LAYOUTS: dict[str, Any] = {
     "mixed": ([[4, 3], [5], [5], [3, 2]], [32, 64, 64, 16], [False] * 3 + [True]),
     "large": ([[150, 100], [100], [100]], [32] * 3, [False] * 3),
     "many": ([[4]] * 90, [32] * 90, [False] * 90),
+    "scalars": ([[5], [], []], [32] * 3, [False] * 3),
 }
 LOW, FIRST, LAST, SIGN, SIGN_2 = "low bit", "first element", "last element", "sign of an odd one", "sign of an even one"
 SWAP, ACROSS, CARRY, PAIR = "two swapped", "two swapped across parameters", "one up, one down", "a bit of two"
-NAN, ZERO, NOTHING, STAYS = "NaN on all", "0.0 on all, or -0.0", "nothing", "as before"
+NAN, NANS, ZERO, NOTHING, STAYS = "NaN on all", "NaN on all, or another", "0.0 on all, or -0.0", "nothing", "as before"
 ONE: tuple[tuple[int, ...], ...] = ((1,),)
 ALL: tuple[tuple[int, ...], ...] = ()
 Event = tuple[str, tuple[tuple[int, ...], ...]]
@@ -38,9 +39,10 @@ KINDS: tuple[tuple[str, int, int, str, int, tuple[Event, ...]], ...] = (
     ("places", 4, 1, "float64", 1, tuple((each, ONE) for each in (ACROSS, SWAP, PAIR, CARRY))),
     ("places", 3, 1, "bfloat16", 1, tuple((each, ONE) for each in (CARRY, PAIR, SWAP, ACROSS))),
     ("places", 3, 1, "many", 1, ((ACROSS, ONE), (SWAP, ONE), (ACROSS, ONE))),
+    ("places", 3, 1, "scalars", 1, ((ACROSS, ONE),)),
     ("equal", 3, 1, "float32", 1, ((NOTHING, ALL), (NAN, ALL), (ZERO, ALL), (NAN, ONE), (ZERO, ONE), (NAN, ALL))),
     ("equal", 2, 1, "bfloat16", 2, ((NAN, ALL), (NOTHING, ALL))),
-    ("equal", 3, 1, "mixed", 1, ((ZERO, ONE), (NAN, ALL), (NAN, ONE))),
+    ("equal", 3, 1, "mixed", 1, ((ZERO, ONE), (NAN, ALL), (NAN, ONE), (NANS, ONE))),
     ("who", 2, 1, "float32", 1, ((LOW, ((0,),)), (NOTHING, ALL), (SWAP, ((1,),)))),
     ("who", 3, 1, "float32", 1, ((LOW, ((0,), (1,), (2,))), (LOW, ((0,), (2,))), (LOW, ((1, 2),)))),
     ("who", 4, 1, "float32", 1, ((LOW, ((0, 3),)), (LOW, ((1,), (2,))), (LOW, ((2,),)), (LOW, ((0, 1, 2),)))),
@@ -134,10 +136,12 @@ def changed(
         at = next(int(each) for each in rng.permutation(words.size) if clean[1][each] != clean[2][each])
     word, sign, low = words[at], -(2 ** (bits - 1)), {16: 7, 32: 23, 64: 52}[bits]
     other = next((int(each) for each in rng.permutation(words.size) if words[each] != word), at)
-    common = {NAN: [[place, at, (2 ** (bits - low) - 1) << (low - 1)]], ZERO: [[place, at, 0]]}.get(what, [])
+    nan = (2 ** (bits - low) - 1) << (low - 1)
+    common = {NAN: [[place, at, nan]], NANS: [[place, at, nan]], ZERO: [[place, at, 0]]}.get(what, [])
     change = {
         SIGN: [[place, at, word ^ sign]], SIGN_2: [[place, at, word ^ sign]], ZERO: [[place, at, sign]],
         SWAP: [[place, at, words[other]], [place, other, word]], NAN: [[place, other, words[other] ^ 1]],
+        NANS: [[place, at, nan ^ 1]],
         ACROSS: [[1, at, int(clean[2][at])], [2, at, int(clean[1][at])]] if what == ACROSS else [],
         CARRY: [[place, at, word + 1], [place, other, words[other] - 1]],
         PAIR: [[place, at, word ^ 4], [place, other, words[other] ^ 4]],

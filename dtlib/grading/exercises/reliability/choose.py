@@ -14,8 +14,9 @@ from dtlib.grading.exercises.kinds import on_paper
 Job = dict[str, Any]
 Plan = tuple[str, int, int]
 WAYS = ("stop", "background", "neighbour")
-HOUR, GB, MORE = 3600.0, 1e9, 12
+HOUR, GB, MORE = 3600.0, 1e9, 18
 MINUTES = (2, 5, 10, 20, 40, 80, 160, 320, 640)
+TAKEN: tuple[Job, ...] = ({"spares": 0}, {"spare_price": 1.0}, {"spare_price": 4.0}, {"link": 7e9}, {"link": 2.5e10})
 
 #: Nodes, hours between failures of one, hours of a restart and of a repair, GB of a node, GB/s of the store, of a copy,
 #: of a link, the part of the best goodput that will do.
@@ -97,15 +98,15 @@ def missing(job: Job, spares: int) -> float:
 
 
 def goodput(
-    job: Job, way: str, spares: int, minutes: int, *, written: Any = written, stops: Any = stops,
-    missing: Any = missing, read: bool = True, late: bool = True, restart: float = 1.0, nodes: bool = True,
-    rare: bool = False,
+    job: Job, way: str, spares: int, minutes: int, *, written: Any = written, stops: Any = stops, reads: Any = None,
+    missing: Any = missing, late: bool = True, restart: float = 1.0, nodes: bool = True, rare: bool = False,
+    within: bool = False,
 ) -> float:  # fmt: skip
     """The part of the time that is work and not lost."""
     mtbf = job["node_mtbf"] / (job["nodes"] if nodes else 1)
     again = restart * job["restart"] + missing(job, spares) * job["repair"]
-    again += read * written(job, way) + (late and way != "stop") * written(job, way)
-    work, whole = minutes / 60, minutes / 60 + stops(job, way)
+    again += (reads or written)(job, way) + (late and way != "stop") * written(job, way)
+    whole = (work := max(0.0, minutes / 60 - within * stops(job, way))) + stops(job, way)
     if rare:
         return work / whole * (1 - (again + whole / 2) / mtbf)
     return work / mtbf * math.exp(-min(again / mtbf, 700.0)) / math.expm1(min(whole / mtbf, 700.0))
@@ -148,21 +149,23 @@ WRONG: tuple[Callable[[Job], dict[Plan, float]], ...] = (
     partial(possible, stops=lambda job, way: stops(job, way) if way == "stop" else 0.0),
     partial(possible, stops=written),
     partial(possible, late=False),
-    partial(possible, read=False),
+    partial(possible, reads=lambda job, way: 0.0),
+    partial(possible, reads=lambda job, way: written(job, way) if way != "neighbour" else stops(job, way)),
+    partial(possible, within=True),
     partial(possible, restart=0.0),
     partial(possible, nodes=False),
     partial(possible, rare=True),
     lambda job: possible({**job, "minutes": job["minutes"][:1]}),
-    lambda job: possible({**job, "spares": 0}),
-    lambda job: possible({**job, "spare_price": 1.0}),
+    *(lambda job, taken=taken: possible({**job, **taken}) for taken in TAKEN),
+    lambda job: possible({**job, "spare_price": job["spare_price"] / job["nodes"]}),
     *(lambda job, way=way: possible({**job, "prices": {**job["prices"], way: 1.8}}) for way in WAYS),
     lambda job: only(job, 1, job["spares"]),
     *(partial(only, number=0, value=way) for way in WAYS),
 )  # fmt: skip
-"""The best goodput alone, a share of it, none; a save before the last is written; no spare ever missing, one more
-at hand, of one node, by the mean; the store to each node alone; nothing held up, held up until all is written; nothing
-lost meanwhile, nothing read back; no restart; one node's MTBF; rare failures; the shortest interval alone, no spare, a
-price of 1 for each, of 1.8 for a way; all of them; one way for all."""
+"""The best goodput alone, a share of it, none; a save before the last is written; no spare
+ever missing, one more at hand, of one node, by the mean; the store to each alone; nothing held up, or until all is
+written; nothing lost meanwhile, nothing read back, from a neighbour a copy; saves in the interval; no restart; one
+node's MTBF; rare failures; the shortest interval; what `TAKEN` says; other prices; all spares; one way for all."""
 
 EXERCISE = on_paper(
     "reliability.4", "choose_saving", "Where to save, how often, and how many spares?", draw,

@@ -38,8 +38,8 @@ def case(rng: Rng, number: int, wrong: str, how: str, n: int, tp: int) -> dict[s
         groups |= {f"dp {i}": list(range(at, n, tp)) for i, at in enumerate(rng.permutation(tp))}
     sizes = [64 * int(each) for each in rng.permutation(range(2, 40))[:4]]
     programs = [program(groups, rank, sizes, how) for rank in range(n)]
-    # Once the first: who takes that for right is found out. Between two that agree.
-    bad = {(3, 3, how): 0, (4, 4, "barrier"): 1}.get((n, tp, how), int(rng.integers(n)))
+    # Once the first: who takes that for right is found out. Between two that agree. In a slice between two others.
+    bad = {(3, 3, how): 0, (4, 4, "barrier"): 1, (6, 2, "skipped twice"): 3}.get((n, tp, how), int(rng.integers(n)))
     own, stuck, step = programs[bad], ("", 0, [-1]), len(programs[bad]) // STEPS
     at = step * int(rng.integers(2, 4))
     if how == "barrier":

@@ -1,11 +1,12 @@
 """reliability.6: whose card, link or input holds the others up, by the timelines of all ranks; on paper."""
 
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
-from dtlib.grading.exercises.inputs import Array, Case, Rng, call, in_any_order
+from dtlib.grading.exercises.inputs import Array, Rng, call, in_any_order
 from dtlib.grading.exercises.kinds import on_paper, values
 
 CARD, INPUT, LINK, NOBODY = "card", "input", "link", "nobody"
@@ -88,12 +89,8 @@ def in_short(span: Span) -> str:
     return f"{what} {step} from {begin:.3f} to {end:.3f}"
 
 
-def right(case: Case) -> Any:
-    return case["right"]
-
-
 def of(cause: str) -> Any:
-    return partial(values, right=right, parts="rank, cause", where=lambda case: case["cause"] == cause)
+    return partial(values, right=itemgetter("right"), parts="rank, cause", where=lambda case: case["cause"] == cause)
 
 
 EXERCISE = on_paper(

@@ -230,7 +230,8 @@ def atomic(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
         sizes.append(sum(map(len, disk._files.values())))
     files = dict(disk._files)
     for name in sorted(files):
-        for place in {0, len(files[name]) // 2, len(files[name]) - 1} if files[name] else ():
+        size = len(files[name])
+        for place in {*range(min(size, 16)), size // 2, size - 1} if size else ():  # of what stands in front all
             bad = bytearray(files[name])
             bad[place] ^= 4
             damaged.append([name, *_loaded(function, Disk(files | {name: bytes(bad)}), keep)])
