@@ -160,18 +160,14 @@ class Experts(nn.Module):
         for each in (self.up_ehf, self.down_efh):
             nn.init.normal_(each, std=0.02)
 
-    def forward(self, x_nh: Tensor, pairs: Pairs, home: Callable[[Tensor], Any] | None = None) -> Tensor:
-        """What the experts of each row answer, weighted and added up: (n, h).
-
-        Backward, `home` is called with the rows' gradient as soon as it is there: before the experts' own gradients.
-        """
+    def forward(self, x_nh: Tensor, pairs: Pairs) -> Tensor:
+        """What the experts of each row answer, weighted and added up: (n, h)."""
         tensors = [x_nh, pairs.weights_p, self.up_ehf, self.down_efh]
         if torch.is_autocast_enabled(x_nh.device.type) and x_nh.dtype != torch.float64:
             narrow = torch.get_autocast_dtype(x_nh.device.type)
             tensors = [each if each is pairs.weights_p else each.to(narrow) for each in tensors]
         with torch.autocast(x_nh.device.type, enabled=False):
-            home = home if tensors[0] is x_nh else None  # else what goes home is of another dtype
-            return _Grouped.apply(*tensors, pairs.row_p, pairs.counts_e, self.gated, home)
+            return _Grouped.apply(*tensors, pairs.row_p, pairs.counts_e, self.gated)
 
 
 class _Grouped(torch.autograd.Function):
@@ -181,13 +177,14 @@ class _Grouped(torch.autograd.Function):
     def forward(
         context: Any, x_nh: Tensor, weights_p: Tensor, up_ehf: Tensor, down_efh: Tensor, *others: Any
     ) -> Tensor:
-        row_p, context.counts_e, context.gated, context.home = others
+        row_p, counts_e, gated = others
         x_ph = x_nh.index_select(0, row_p)
         wide_pf = x_ph.new_empty(len(x_ph), up_ehf.shape[2])
-        _products(x_ph, up_ehf, context.counts_e, wide_pf)
+        _products(x_ph, up_ehf, counts_e, wide_pf)
         z_ph = torch.empty_like(x_ph)
-        _products(_bent(wide_pf, context.gated).mul_(weights_p[:, None]), down_efh, context.counts_e, z_ph)
+        _products(_bent(wide_pf, gated).mul_(weights_p[:, None]), down_efh, counts_e, z_ph)
         context.save_for_backward(x_nh, weights_p, up_ehf, down_efh, row_p, wide_pf)
+        context.counts_e, context.gated = counts_e, gated
         return torch.zeros_like(x_nh).index_add_(0, row_p, z_ph)
 
     @staticmethod
@@ -199,18 +196,18 @@ class _Grouped(torch.autograd.Function):
         dbent_pf = torch.empty_like(bent_pf)
         _products(dz_ph, down_efh.mT, counts_e, dbent_pf)
         dweights_p = (dbent_pf * bent_pf).sum(-1, dtype=weights_p.dtype) if needs_weights else None
-        dwide_pf = _bent_back(dbent_pf.mul_(weights_p[:, None]), wide_pf, context.gated)
-        dx_nh = dup_ehf = ddown_efh = None
-        if needs_x:
-            _products(dwide_pf, up_ehf.mT, counts_e, z_ph := torch.empty_like(dz_ph))
-            dx_nh = torch.zeros_like(x_nh).index_add_(0, row_p, z_ph)
-            if context.home is not None:
-                context.home(dx_nh)
+        ddown_efh = None
         if needs_down:
             ddown_efh = _gradients(bent_pf.mul_(weights_p[:, None]), dz_ph, counts_e)
-        if needs_up:
-            dup_ehf = _gradients(x_nh.index_select(0, row_p), dwide_pf, counts_e)
-        return dx_nh, dweights_p, dup_ehf, ddown_efh, None, None, None, None
+        dx_nh = dup_ehf = None
+        if needs_x or needs_up:
+            dwide_pf = _bent_back(dbent_pf.mul_(weights_p[:, None]), wide_pf, context.gated)
+            if needs_up:
+                dup_ehf = _gradients(x_nh.index_select(0, row_p), dwide_pf, counts_e)
+            if needs_x:
+                _products(dwide_pf, up_ehf.mT, counts_e, dz_ph)
+                dx_nh = torch.zeros_like(x_nh).index_add_(0, row_p, dz_ph)
+        return dx_nh, dweights_p, dup_ehf, ddown_efh, None, None, None
 
 
 def _products(rows_pi: Tensor, matrices_eio: Tensor, counts_e: list[int], out_po: Tensor) -> None:

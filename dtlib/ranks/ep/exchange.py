@@ -22,40 +22,16 @@ from dtlib.ranks.shared.alike import refuse_unlike_calls, size_of
 from dtlib.ranks.shared.split import evenly
 
 
-@dataclass
-class Trip:
-    """How many rows go to each rank of `group` and come from it, this one too, whose rows stay; what is under way."""
+@dataclass(frozen=True)
+class Route:
+    """How rows travelled: this rank's row j is a copy of its token ``token_v[j]``, `sent` and `received` are the
+    numbers of rows to and from each rank of `group`, this one too, whose rows stay."""
 
-    sent: list[int]
-    received: list[int]
     group: Group
-    work: Any = None
-
-    def leave(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
-        """Begin: where the rows will be."""
-        arriving, rows = rows.new_empty(sum(received), *rows.shape[1:]), rows.contiguous()
-        call = dist.all_to_all_single(arriving, rows, received, sent, group=self.group, async_op=True)
-        self.work = call, arriving, rows  # which must live until they have left
-        return arriving
-
-    def go_home(self, gradient: Tensor) -> None:
-        """Begin the way back of what arrived, if it has not begun."""
-        if self.work is None:
-            self.leave(gradient, self.received, self.sent)
-
-    def arrive(self) -> Tensor:
-        """Wait for them."""
-        (call, arriving, _), self.work = self.work, None
-        call.wait()
-        return arriving
-
-
-class Route(NamedTuple):
-    """How rows travelled: row j of `trip` is a copy of token ``token_v[j]`` of this rank's so many `tokens`."""
-
-    trip: Trip
     tokens: int
     token_v: Tensor
+    sent: list[int]
+    received: list[int]
 
 
 class Arrived(NamedTuple):
@@ -100,17 +76,16 @@ def dispatch(
     heard = _exchange(told, [1 + each for each in lengths], [1 + lengths[me]] * n, group).view(n, -1)
     received, counts_ne = heard[:, 0], heard[:, 1:]
     arriving = counts_ne.sum(1).tolist()
-    route = Route(Trip(sent.tolist(), received.tolist(), group), t, key_v % max(t, 1))
-    rows = start(x_th.index_select(0, route.token_v), route.trip)
-    of_weights = Trip(visits, arriving, group)
-    weights = start(pairs.weights_p, of_weights)
+    route = Route(group, t, key_v % max(t, 1), sent.tolist(), received.tolist())
+    rows = start(x_th.index_select(0, route.token_v), route.sent, route.received, group)
+    weights = start(pairs.weights_p, visits, arriving, group)
     place_p = _exchange(copy_p - first_n[rank_p], visits, arriving, group)
 
     row_p = place_p + (received.cumsum(0) - received).repeat_interleave(counts_ne.sum(1))
     expert_p = torch.arange(lengths[me], device=x_th.device).repeat(n).repeat_interleave(counts_ne.flatten())
     order_p = expert_p.argsort(stable=True)
-    own = Pairs(row_p[order_p], wait(weights, of_weights).index_select(0, order_p), counts_ne.sum(0).tolist())
-    return Arrived(wait(rows, route.trip), own, route)
+    own = Pairs(row_p[order_p], wait(weights).index_select(0, order_p), counts_ne.sum(0).tolist())
+    return Arrived(wait(rows), own, route)
 
 
 def combine(y_nh: Tensor, route: Route, beside: Callable[[], Tensor] | None = None) -> Tensor:
@@ -122,10 +97,9 @@ def combine(y_nh: Tensor, route: Route, beside: Callable[[], Tensor] | None = No
 
     What is computed `beside`, (t, h), is added: forward and backward it is computed while rows are under way.
     """
-    trip = Trip(route.trip.received, route.trip.sent, route.trip.group)
-    rows = start(y_nh, trip)
+    rows = start(y_nh, route.received, route.sent, route.group)
     y_th = y_nh.new_zeros(route.tokens, y_nh.shape[1]) if beside is None else beside()
-    return _Added.apply(y_th, wait(rows, trip), route.token_v)
+    return _Added.apply(y_th, wait(rows), route.token_v)
 
 
 class _Added(torch.autograd.Function):
@@ -144,14 +118,45 @@ class _Added(torch.autograd.Function):
         return dy_th, dy_th.index_select(0, token_v), None
 
 
-def start(rows: Tensor, trip: Trip) -> Tensor:
-    """Begin an all-to-all with a gradient; the result is for `wait`."""
-    return _Start.apply(rows, trip)
+class Underway(NamedTuple):
+    """Rows that are under way, and what to wait for."""
+
+    arriving: Tensor
+    trip: Trip
 
 
-def wait(rows: Tensor, trip: Trip) -> Tensor:
+def start(rows: Tensor, sent: list[int], received: list[int], group: Group) -> Underway:
+    """Begin an all-to-all with a gradient: ``sent[r]`` of the `rows` go to rank r, ``received[r]`` come from it."""
+    trip = Trip(sent, received, group)
+    return Underway(_Start.apply(rows, trip), trip)
+
+
+def wait(underway: Underway) -> Tensor:
     """The rows that have arrived. Backward their gradients begin the way back here, and are awaited in `start`."""
-    return _Wait.apply(rows, trip)
+    return _Wait.apply(*underway)
+
+
+@dataclass
+class Trip:
+    """How many rows go to each rank and come from it, and the exchange that is under way."""
+
+    sent: list[int]
+    received: list[int]
+    group: Group
+    work: Any = None
+
+    def leave(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
+        """Begin: where the rows will be."""
+        arriving, rows = rows.new_empty(sum(received), *rows.shape[1:]), rows.contiguous()
+        call = dist.all_to_all_single(arriving, rows, received, sent, group=self.group, async_op=True)
+        self.work = call, arriving, rows  # which must live until they have left
+        return arriving
+
+    def arrive(self) -> Tensor:
+        """Wait for them."""
+        (call, arriving, _), self.work = self.work, None
+        call.wait()
+        return arriving
 
 
 class _Start(torch.autograd.Function):
@@ -176,7 +181,7 @@ class _Wait(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(context: Any, gradient: Tensor) -> Any:
-        context.trip.go_home(gradient)
+        context.trip.leave(gradient, context.trip.received, context.trip.sent)
         return gradient, None  # what comes back instead has the shape of what was sent, which only `_Start` may return
 
 
@@ -204,6 +209,4 @@ class Exchange(nn.Module):
     ) -> Tensor:
         """What the experts of all ranks answer to each of this rank's tokens (t, h), the shared ones too."""
         x_nh, pairs, route = dispatch(x_th, routed, self.num_experts, self.group, capacity_factor=self.capacity_factor)
-        return combine(
-            experts(x_nh, pairs, route.trip.go_home), route, None if shared is None else partial(shared, x_th)
-        )
+        return combine(experts(x_nh, pairs), route, None if shared is None else partial(shared, x_th))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from unittest import mock
 
 import pytest
 import torch
@@ -12,8 +11,7 @@ import torch.distributed as dist
 from torch.testing import assert_close
 
 from dtlib import lab
-from dtlib.ranks import ep, experts
-from dtlib.ranks.ep import exchange
+from dtlib.ranks import ep
 from dtlib.ranks.experts import MoE, Router
 from dtlib.ranks.model import GPT, GPTConfig
 from dtlib.theory import ep as theory
@@ -66,26 +64,6 @@ def in_bfloat16():
     return y_th.detach(), own_th.grad, moe.experts.up_ehf.grad, wire.total_bytes, sent
 
 
-def in_order():
-    """In a rank: what its backward pass does, and what it does where nobody says when gradients may go home."""
-    found = []
-    for home in (True, False):
-        moe, done = a_layer(), []
-
-        def noted(what, call, done=done):
-            return lambda *args: (done.append(what), call(*args))[1]
-
-        if not home:
-            answer = moe.experts.forward
-            moe.experts.forward = lambda rows, pairs, home, answer=answer: answer(rows, pairs)
-        y_th = moe(nine_rows().requires_grad_())
-        leaves, gradients = noted("sends", exchange.Trip.leave), noted("weights", experts._gradients)
-        with mock.patch.object(exchange.Trip, "leave", leaves), mock.patch.object(experts, "_gradients", gradients):
-            y_th.sum().backward()
-        found.append(done)
-    return found
-
-
 def nine_rows():
     return torch.randn(9, HIDDEN, generator=torch.Generator().manual_seed(5))
 
@@ -117,7 +95,7 @@ def errors():
     return said
 
 
-RUNS = (sends, in_order, in_bfloat16, without_tokens, errors)
+RUNS = (sends, in_bfloat16, without_tokens, errors)
 
 
 @cache
@@ -139,13 +117,6 @@ def test_a_token_travels_once_to_each_rank_that_it_visits():
     assert pairs > 1.2 * visits  # one copy for each expert would be far off
     # scores of random tokens are not quite uniform, and 2,304 tokens not the mean
     assert elements / N == pytest.approx(theory.dispatch_elements(TOKENS, HIDDEN, E, K, N), rel=0.03)
-
-
-def test_gradients_of_rows_are_under_way_while_those_of_weights_are_computed():
-    """Those of the answers come, those of the rows go home, the experts' own are computed, those of visits go home."""
-    for found, without in on_ranks()[in_order]:
-        assert found == ["sends", "sends", "weights", "weights", "sends"]
-        assert without == ["sends", "weights", "weights", "sends", "sends"]
 
 
 def test_scores_are_float32_where_tokens_are_bfloat16():
