@@ -43,11 +43,11 @@ def straggler(
     the messages of each link (zero in all steps where a rank has none: with it no link is compared).
 
     A rank is compared with the median of the others, step by step, and the median over steps is taken: a hiccup of one
-    step moves neither. It counts where it is above noise, several standard errors of that median, and above
-    `least_share` of a step, in four steps of five as well: on a machine that is busy with other things a message takes
-    a moment or a turn of the core, and by chance a rank has more of these in half of the steps. What is slow in input
-    or compute must be waited for too: a slow rank that nobody waits for, as its input is ready early, costs nothing.
-    Of several the one that costs most is named.
+    step moves neither. It counts where it is above `least_share` of a step, in four steps of five as well: on a machine
+    that is busy with other things a message takes a moment or a turn of the core, and by chance a rank has more of these
+    in half of the steps. And it must be above noise: several standard errors of that median, or in every one of so many
+    steps that coins would not fall alike. What is slow in input or compute must be waited for too: a slow rank that
+    nobody waits for, as its input is ready early, costs nothing. Of several the one that costs most is named.
 
     Holds while fewer than half of the others are slow in the same thing, and for what lasts: not where all are slow,
     nor for a part that is slow in less than four fifths of the steps. Of one rank, or none, nobody is slow, and no
@@ -81,8 +81,10 @@ def straggler(
         lost = np.median(beyond, axis=0)
         if cause != "link":  # how much longer the others wait than this rank does
             lost = np.minimum(lost, np.median(-_beyond_others(waiting), axis=0))
-        lasts = np.sort(beyond, axis=0)[shape[0] // 5] > least
-        sure = lasts & (lost > np.maximum(least, _noise(beyond)))
+        ordered = np.sort(beyond, axis=0)
+        lasts = (ordered[shape[0] // 5] > least) & (lost > least)
+        always = (ordered[0] > least) & (3 * shape[1] / 2 ** shape[0] < 0.01)  # one of 3N coins: at most 1 %
+        sure = lasts & (always | (lost > _noise(beyond)))
         found += [Straggler(int(ranks[at]), cause, float(lost[at])) for at in np.flatnonzero(sure)]
     return max(found, key=lambda each: each.lost_seconds)
 
