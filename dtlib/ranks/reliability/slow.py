@@ -44,7 +44,7 @@ def straggler(
 
     A rank is compared with the median of the others, step by step, and the median over steps is taken: a hiccup of one
     step moves neither. It counts where it is above `least_share` of a step, in four steps of five as well: on a machine
-    that is busy with other things a message takes a moment or a turn of the core, and by chance a rank has more of these
+    that is busy with other things a message takes a moment or a turn of the core, and by chance a rank has more of them
     in half of the steps. And it must be above noise: several standard errors of that median, or in every one of so many
     steps that coins would not fall alike. What is slow in input or compute must be waited for too: a slow rank that
     nobody waits for, as its input is ready early, costs nothing. Of several the one that costs most is named.
