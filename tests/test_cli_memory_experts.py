@@ -98,9 +98,9 @@ def test_what_a_layer_keeps_is_said_in_both_ways_of_keeping_it():
     assert ours == pytest.approx(dense + kept, rel=1e-3)  # but for a width of 1
     assert ours < 0.7 * written_out
     said = invoke(*arguments).output
-    assert f"written out, {units.format_bytes(written_out)} a micro-batch" in said
-    assert f"as in ranks.ep: {units.format_bytes(ours)}." in said
-    assert "written out" not in invoke(*arguments, "--recompute", "full").output
+    assert f"plainly written: {units.format_bytes(written_out)} a micro-batch" in said
+    assert f"computes what follows the activation again: {units.format_bytes(ours)}." in said
+    assert "plainly written" not in invoke(*arguments, "--recompute", "full").output
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 8])

@@ -265,8 +265,8 @@ def _of_experts(job: Job) -> list[str]:
         )  # fmt: skip
         ours = threed.layer_bytes(job.model, plan, with_experts=True)
         said.append(
-            f"A layer with experts is counted written out, {format_bytes(written_out.total)} a micro-batch. Where a "
-            "token is kept once a rank and what lies behind the bend is computed again, as in ranks.ep: "
+            f"A layer with experts is counted as plainly written: {format_bytes(written_out.total)} a micro-batch. "
+            "With ranks.ep, which keeps a token once a rank and computes what follows the activation again: "
             f"{format_bytes(ours)}."
         )
     if plan.tp > 1:

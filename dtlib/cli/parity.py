@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+import traceback
 from pathlib import Path
 
 import click
@@ -23,11 +24,14 @@ def parity(file: Path, as_json: bool) -> None:
     a list, in the place of `mesh` it compares on each, `step` takes the mesh before the batch, and the axes that are to
     blame are named.
 
-    Exit code 0 where all agrees, 1 where something differs, 2 where nothing can be compared.
+    Exit code 0 where all agrees, 1 where something differs, 2 where nothing can be compared, as where a step raises.
     """
     from dtlib import lab
 
-    names = runpy.run_path(str(file))
+    try:
+        names = runpy.run_path(str(file))
+    except Exception as error:
+        raise _no_report() from error
     lacking = [name for name in ("reference", "step") if name not in names]
     if lacking or ("mesh" in names) == ("meshes" in names):
         raise click.UsageError(f"{file} must define reference, step, and either mesh or meshes")
@@ -40,5 +44,13 @@ def parity(file: Path, as_json: bool) -> None:
         )
     except ValueError as error:
         raise click.UsageError(f"{file}: {error}") from error
+    except Exception as error:
+        raise _no_report() from error
     click.echo(report.json() if as_json else str(report))
     raise SystemExit(not report.agrees)
+
+
+def _no_report() -> SystemExit:
+    """What the file raised, shown; its exit code is not that of a difference."""
+    traceback.print_exc()
+    return SystemExit(2)

@@ -189,11 +189,15 @@ def of_keeping(answer: Answer, found: Keeping) -> str:
     work = found.steps * answer.best.time.total
     return (
         f"The job fails each {found.mtbf / 3600:,.1f} hours. A save is {format_bytes(found.save_bytes, digits=3)} and "
-        f"takes {found.save_seconds:,.1f} s; with one after every {_number(found.steps, 'step', 's')} "
+        f"takes {found.save_seconds:,.1f} s; with one after every {_steps(found.steps)} "
         f"({work / 60:,.1f} minutes) {found.goodput:.1%} of the time is lasting work, if a failure is noticed and a "
-        f"node replaced at once. Written in the background after every {_number(found.behind_steps, 'step', 's')}, "
+        f"node replaced at once. Written in the background after every {_steps(found.behind_steps)}, "
         f"it is {found.behind_goodput:.1%}, less what copies stop the run for."
     )
+
+
+def _steps(number: int) -> str:
+    return "step" if number == 1 else _number(number, "step", "s")
 
 
 def of_refit(found: Refit) -> str:

@@ -133,7 +133,8 @@ def test_the_readme_says_what_it_says(tmp_path):
     assert set(told) == {"agrees", "kind", "axes", "first", "mesh", "needs_bytes", "rows"}
     path.write_text(code.replace("dist.all_reduce(grad)", "dist.all_reduce(grad); grad /= 2"))
     assert command(path)[0] == 0
-    for broken in (code.replace("mesh, batch", "mush, batch"), code.replace("return found", "return {}")):
+    mistakes = [("mesh, batch", "mush"), ("return found", "return {}"), ("x.chunk(2)", "x.lump(2)"), ("def", "df")]
+    for broken in (code.replace(*each) for each in mistakes):
         path.write_text(broken)
         assert command(path)[0] == 2
 
@@ -169,12 +170,16 @@ def test_over_several_meshes_the_axis_is_named():
         ([{"dp": 2, "tp": 2}, {"dp": 2, "tp": 1}, {"dp": 1, "tp": 2}], [False, True, True], ("dp", "tp")),
         ([{"dp": 2, "tp": 2}, {"dp": 1, "tp": 1}], [False, False], ()),
         ([{"dp": 2}, {"dp": 3}], [False, True], ()),
+        ([{"dp": 1, "tp": 1}, {"dp": 2, "tp": 2}], [True, False], ()),
     ],
 )
 def test_the_fewest_axes_that_part_wrong_from_right_are_to_blame(meshes, agrees, axes):
     bad = Kind("unknown")
     rows = [Row("w", (1,), Kind("equal") if right else bad, 0.0, ()) for right in agrees]
-    assert Reports([Report([row], mesh) for row, mesh in zip(rows, meshes, strict=True)]).axes == axes
+    found = Reports([Report([row], mesh) for row, mesh in zip(rows, meshes, strict=True)])
+    assert found.axes == axes
+    undecided = "wherever dp or tp has several ranks, and nowhere else (these meshes do not tell which)"
+    assert (undecided in str(found)) == (agrees == [True, False])
 
 
 def test_ranks_that_drew_other_batches_are_told_so():

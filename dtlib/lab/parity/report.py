@@ -196,27 +196,34 @@ class Reports:
 
     @property
     def axes(self) -> tuple[str, ...]:
+        """Over which axes: the one of `choices`, none where these meshes do not tell."""
+        return self.choices[0] if len(self.choices) == 1 else ()
+
+    @property
+    def choices(self) -> list[tuple[str, ...]]:
         """The fewest axes of which all have several ranks in each mesh that differs, and in none that agrees."""
         long = [({axis for axis, size in each.mesh.items() if size > 1}, each.agrees) for each in self.reports]
         common = set.intersection(*(axes for axes, agrees in long if not agrees)) if not self.agrees else set()
-        choices = (some for k in range(1, len(common) + 1) for some in combinations(sorted(common), k))
-        return next((c for c in choices if not any(agrees and set(c) <= axes for axes, agrees in long)), ())
+        every = [set(some) for k in range(1, len(common) + 1) for some in combinations(sorted(common), k)]
+        found = [some for some in every if not any(agrees and some <= axes for axes, agrees in long)]
+        return [tuple(sorted(some)) for some in found if len(some) == len(found[0])]
 
     def __str__(self) -> str:
         lines = [f"{'✓' if each.agrees else '✗'} {each.summary()}" for each in self.reports]
         if not self.agrees:
             where = "no axes are in all that differ, and not in one that agrees"
-            if self.axes:
-                each = "has" if len(self.axes) == 1 else "have each"
-                where = f"wherever {joined(self.axes)} {each} several ranks, and nowhere else"
+            if self.choices:
+                each = "has" if len(self.choices[0]) == 1 else "have each"
+                where = f"wherever {' or '.join(map(joined, self.choices))} {each} several ranks, and nowhere else"
+                where += "" if self.axes else " (these meshes do not tell which)"
             lines.append(f"where it differs: {where}")
             lines.append(str(next(each for each in self.reports if not each.agrees)))
         return "\n".join(lines)
 
     def json(self) -> str:
-        """``agrees``, ``axes``, and in ``reports`` what `Report.json` has of each mesh."""
+        """``agrees``, ``axes``, ``choices``, and in ``reports`` what `Report.json` has of each mesh."""
         every = [each.plain() for each in self.reports]
-        return json.dumps({"agrees": self.agrees, "axes": list(self.axes), "reports": every})
+        return json.dumps({"agrees": self.agrees, "axes": self.axes, "choices": self.choices, "reports": every})
 
 
 def _plain(row: Row) -> dict[str, Any]:
