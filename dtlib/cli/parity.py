@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import runpy
+import sys
 import traceback
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -24,33 +27,34 @@ def parity(file: Path, as_json: bool) -> None:
     a list, in the place of `mesh` it compares on each, `step` takes the mesh before the batch, and the axes that are to
     blame are named.
 
-    Exit code 0 where all agrees, 1 where something differs, 2 where nothing can be compared, as where a step raises.
+    Exit code 0 where no name differs (the report says which could not be checked), 1 where one does, 2 where nothing
+    can be compared, as where a step raises.
     """
-    from dtlib import lab
+    import dtlib.lab  # noqa: F401 - where the extra is missing, the command says so
 
     try:
-        names = runpy.run_path(str(file))
-    except Exception as error:
-        raise _no_report() from error
-    lacking = [name for name in ("reference", "step") if name not in names]
-    if lacking or ("mesh" in names) == ("meshes" in names):
-        raise click.UsageError(f"{file} must define reference, step, and either mesh or meshes")
-    functions, options = (names["reference"], names["step"]), {name: names[name] for name in _OPTIONS if name in names}
-    try:
-        report = (
-            lab.parity(*functions, names["mesh"], **options)
-            if "mesh" in names
-            else lab.over_meshes(names["meshes"], *functions, **options)
-        )
+        with redirect_stdout(sys.stderr) if as_json else nullcontext():  # what the file prints is no JSON
+            report = _compared(file)
+    except click.UsageError:
+        raise
     except ValueError as error:
         raise click.UsageError(f"{file}: {error}") from error
-    except Exception as error:
-        raise _no_report() from error
+    except (Exception, SystemExit) as error:  # whatever the file does, it is no report that something differs
+        traceback.print_exc()
+        raise click.UsageError(f"{file} ended before there was anything to compare: {error!r:.200}") from error
     click.echo(report.json() if as_json else str(report))
     raise SystemExit(not report.agrees)
 
 
-def _no_report() -> SystemExit:
-    """What the file raised, shown; its exit code is not that of a difference."""
-    traceback.print_exc()
-    return SystemExit(2)
+def _compared(file: Path) -> Any:
+    from dtlib import lab
+
+    sys.path.insert(0, str(file.resolve().parent))  # as where it runs alone
+    names = runpy.run_path(str(file))
+    lacking = [name for name in ("reference", "step") if name not in names]
+    if lacking or ("mesh" in names) == ("meshes" in names):
+        raise click.UsageError(f"{file} must define reference, step, and either mesh or meshes")
+    functions, options = (names["reference"], names["step"]), {name: names[name] for name in _OPTIONS if name in names}
+    if "mesh" in names:
+        return lab.parity(*functions, names["mesh"], **options)
+    return lab.over_meshes(names["meshes"], *functions, **options)

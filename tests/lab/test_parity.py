@@ -101,6 +101,12 @@ def test_bad_arguments_are_refused():
         ("micro_batches", {"mesh": {"dp": 2}, "micro_batches": 0}),
         ("memory_bytes must be at least", {"mesh": {"dp": 2}, "memory_bytes": 10}),
         ("batch must be a tuple", {"mesh": {"dp": 2}, "batch": X}),
+        ("must be a dimension of a tensor", {"mesh": {"dp": 2}, "split": {"dp": 5}}),
+        ("dtype must be a floating dtype", {"mesh": {"dp": 2}, "dtype": "bf16"}),
+        ("seed must be a whole number", {"mesh": {"dp": 2}, "seed": 1.5}),
+        ("memory_bytes must be", {"mesh": {"dp": 2}, "memory_bytes": -1}),
+        ("places must map patterns", {"mesh": {"dp": 2}, "places": {"grad": 0}}),
+        ("places must name axes", {"mesh": {"dp": 2}, "places": {"grad": {"tp": 0}}}),
     ):
         with pytest.raises(ValueError, match=words):
             lab.parity(reference, right, **({"batch": (X,)} | arguments))
@@ -115,7 +121,7 @@ def test_bad_arguments_are_refused():
 
 def command(path, *options):
     done = CliRunner().invoke(main, ["parity", str(path), *options])
-    return done.exit_code, done.output
+    return done.exit_code, done.stdout
 
 
 def test_the_readme_says_what_it_says(tmp_path):
@@ -137,6 +143,11 @@ def test_the_readme_says_what_it_says(tmp_path):
     for broken in (code.replace(*each) for each in mistakes):
         path.write_text(broken)
         assert command(path)[0] == 2
+    (tmp_path / "beside.py").write_text(code)
+    path.write_text("from beside import *\nprint('not JSON')")
+    assert json.loads(command(path, "--json")[1]) == told
+    path.write_text("raise SystemExit(0)")
+    assert command(path)[0] == 2
 
 
 def of_mesh(mesh, x):

@@ -35,7 +35,7 @@ from typing import Any
 import torch
 
 from dtlib.lab.launch import run, torchrun
-from dtlib.theory.valid import flag, whole
+from dtlib.theory.valid import amount, flag, whole
 
 from .case import KINDS, Kind
 from .expected import Cut, Expected, Reference, enough
@@ -119,7 +119,13 @@ def parity(
     if not callable(reference) or not callable(step):
         raise ValueError(f"reference and step must be functions, not {reference!r} and {step!r}")
     if isinstance(batch, torch.Tensor) or not isinstance(batch, Sequence):
-        raise ValueError(f"batch must be a tuple of what reference and step are called with, not {batch!r:.60}")
+        raise ValueError(f"batch must be a tuple of what reference and step are called with, not {_short(batch)}")
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ValueError(f"dtype must be a floating dtype of torch, as torch.bfloat16, not {dtype!r}")
+    seed = whole("seed", seed, 0)
+    if memory_bytes is not None:
+        amount("memory_bytes", memory_bytes)
+    _check_places(places, axes)
     cuts = _cuts(split, axes, batch)
     source = Reference(reference, batch, seed)
     coarsest = 0.0 if dtype is None else eps_of(str(dtype).removeprefix("torch."))
@@ -166,8 +172,10 @@ def over_meshes(
 
     What comes back says which axes those that differ have in common; ``ValueError`` where there is no mesh.
     """
-    if not meshes:
-        raise ValueError(f"meshes must have at least one mesh, not {meshes!r}")
+    if not isinstance(meshes, Sequence) or not meshes:
+        raise ValueError(f"meshes must be a list of at least one mesh, not {meshes!r}")
+    for mesh in meshes:
+        Axes(mesh)  # all are looked at before the first one is compared
     found = Reports([parity(reference, partial(step, mesh), mesh, **options) for mesh in meshes])
     if raise_on_difference and not found.agrees:
         raise ParityError(found)
@@ -266,6 +274,24 @@ def _cuts(split: Mapping[str, Cut] | None, axes: Axes, batch: Sequence[Any]) -> 
     for axis, cut in split.items():
         if axis not in axes.sizes:
             raise ValueError(f"split must name axes of the mesh, {', '.join(axes.sizes)}, not {axis!r}")
-        if not callable(cut):
-            whole(f"the dimension of split[{axis!r}]", cut, 0)
+        if callable(cut):
+            continue
+        dimension = whole(f"the dimension of split[{axis!r}]", cut, 0)
+        tensors = [each for each in batch if isinstance(each, torch.Tensor)]
+        if tensors and not any(each.dim() > dimension for each in tensors):
+            raise ValueError(f"split[{axis!r}] must be a dimension of a tensor in the batch, not {dimension}")
     return dict(split)
+
+
+def _check_places(places: Any, axes: Axes) -> None:
+    if not isinstance(places, Mapping | None) or not all(isinstance(cut, Mapping) for cut in (places or {}).values()):
+        raise ValueError(f'places must map patterns to places, as {{"forward/*": {{"dp": 0}}}} does, not {places!r}')
+    for pattern, cut in (places or {}).items():
+        for axis, dimension in cut.items():
+            if axis not in axes.sizes:
+                raise ValueError(f"places must name axes of the mesh, {', '.join(axes.sizes)}, not {axis!r}")
+            whole(f"the dimension of places[{pattern!r}][{axis!r}]", dimension, 0)
+
+
+def _short(value: Any) -> str:
+    return "a tensor" if isinstance(value, torch.Tensor) else f"{value!r:.60}"

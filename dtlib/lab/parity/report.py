@@ -231,7 +231,7 @@ def _plain(row: Row) -> dict[str, Any]:
     return {
         "name": row.name, "shape": list(row.shape), "kind": kind.code, "means": KINDS[kind.code],
         "axes": list(kind.axes), "words": str(kind), "ranks": list(row.ranks),
-        "off": row.off if row.off < float("inf") else None,
+        "checked": row.is_checked, "off": row.off if row.off < float("inf") else None,
         "or": [{"kind": each.code, "axes": list(each.axes)} for each in kind.others],
     }  # fmt: skip
 

@@ -99,13 +99,18 @@ class LocalSGD:
             raise ValueError(f"fragments must divide local_steps, {self.local_steps}, and be at most the number of "
                              f"parameters, {len(parameters)}; {self.fragments} is not so")  # fmt: skip
         self.overlap, self.kept = whole("overlap", overlap, 0), amount("kept", kept)
-        if self.overlap * self.fragments > self.local_steps or self.kept >= 1:
-            raise ValueError("overlap must be at most local_steps over fragments, and kept below 1, "
-                             f"not {overlap} and {kept}")  # fmt: skip
+        if self.overlap * self.fragments > self.local_steps:
+            raise ValueError(f"overlap must be at most local_steps over fragments, not {overlap}")
+        if self.kept >= 1:
+            raise ValueError(f"kept must be below 1, not {kept}")
         if states not in STATES:
             raise ValueError(f"states must be one of {', '.join(STATES)}, not {states!r}")
         if not callable(exchange):
             raise ValueError(f"exchange must be a function of a bucket and a group, not {exchange!r}")
+        if outer is not None and not callable(outer):
+            raise ValueError(f"outer must be a function of parameters that makes an optimizer, not {outer!r}")
+        if inside is not None and not (isinstance(inside, tuple) and len(inside) == 2):
+            raise ValueError(f"inside must be steps and a group, not {inside!r}")
         self.statistics = list(statistics(model).values())
         if self.statistics and average_buffers is None:
             raise ValueError(f"average_buffers must be True or False for a model with {', '.join(statistics(model))}")
@@ -222,7 +227,12 @@ class LocalSGD:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where another was. ``ValueError`` where ranks come with states of different steps: they would meet at
-        different times."""
+        different times; and for the state of a `LocalSGD` with other options, before anything is changed."""
+        if not isinstance(state, Mapping) or not {"steps", "optimizer", "old", "outer", "under_way"} <= state.keys():
+            raise ValueError("state must be what state_dict made")
+        sizes = [[each.numel() for each in part] for part in state["old"]], len(state["outer"])
+        if sizes != ([[each.numel() for each in part] for part in self._old], len(self.outer)):
+            raise ValueError("state must be of a LocalSGD with these fragments, outer, exchange and overlap")
         refuse_unlike_calls("LocalSGD.load_state_dict", f"steps={state['steps']}", self.group)
         self.steps = state["steps"]
         self.optimizer.load_state_dict(state["optimizer"])

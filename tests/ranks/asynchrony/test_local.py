@@ -376,7 +376,9 @@ def test_a_difference_that_is_not_finite_is_told_and_nothing_of_it_kept():
         ({"fragments": 4, "local_steps": 4}, "be at most the number of parameters, 3; 4"),
         ({"overlap": 5}, "overlap must be at most local_steps over fragments"),
         ({"overlap": 3, "fragments": 2}, "overlap must be at most local_steps over fragments"),
-        ({"overlap": 1, "kept": 1.0}, "kept below 1, not 1 and 1.0"),
+        ({"overlap": 1, "kept": 1.0}, "kept must be below 1, not 1.0"),
+        ({"outer": 3}, "outer must be a function of parameters"),
+        ({"inside": (2,)}, "inside must be steps and a group"),
         ({"states": "lost"}, "states must be one of kept, averaged, restarted"),
         ({"exchange": "ring"}, "exchange must be a function"),
         ({"weight": -1.0}, "weight must be finite and zero or more"),
@@ -388,6 +390,23 @@ def test_options_out_of_range_are_refused(options, told):
         model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3, bias=False))
         with pytest.raises(ValueError, match=told):
             LocalSGD(model, sgd(model.parameters()), **{"local_steps": 4, **options})
+
+    lab.run(asked, 1)
+
+
+def test_the_state_of_other_options_is_refused_and_changes_nothing():
+    def asked():
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3, bias=False))
+        made = {}
+        for name, options in {"plain": {}, "late": {"overlap": 1}, "parts": {"overlap": 1, "fragments": 2}}.items():
+            made[name] = LocalSGD(model, sgd(model.parameters()), local_steps=4, **options)
+        state = made["late"].state_dict() | {"steps": 5}
+        for name, other in (("plain", state), ("parts", state), ("late", {}), ("late", None)):
+            with pytest.raises(ValueError, match="state must be"):
+                made[name].load_state_dict(other)
+            assert made[name].steps == 0
+        made["late"].load_state_dict(state)
+        assert made["late"].steps == 5
 
     lab.run(asked, 1)
 
