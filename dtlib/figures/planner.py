@@ -16,12 +16,17 @@ from .breakdown import part_look
 Choice = tuple[str, str, int]
 _CONTROLS = ("model", "card", "cards")
 _MARKS = {
+    "§": " plans looked at</p><div class='plans'><table><thead><tr><th scope='col'>",
+    "¶": "</tbody></table></div><div class='terms'><table><caption>time of the first plan</caption><tbody>",
+    "¤": "</tbody></table><table><caption>memory of its fullest rank</caption><tbody>",
+    "¥": " is the error that nine of ten stay within of ",
+    "¦": "Whether the plans marked ≟ are slower is unknown: the fastest plan has no interval.",
     "{": "<tr><th scope='row'>", "}": "</th><td>", "~": "</td><td class='bar'><span style='width:",
     "^": "%;background:", "`": "'></span></td></tr>", "|": "</td><td>", "[": "<tr><td>", "]": "</td></tr>",
     "$": "<li>", "@": "</li>", "!": "</th><th scope='col'>",
     "?": regime.SEEN,
 }  # fmt: skip
-"""One letter for each piece that all answers repeat, which makes the page a third lighter."""
+"""One letter for each piece that many answers repeat, the long ones first; it makes the page two fifths lighter."""
 
 
 def planner(answers: Mapping[Choice, Answer | str], *, start: Choice, caption: str = "") -> Planner:
