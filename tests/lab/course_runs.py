@@ -12,7 +12,6 @@ import torch.distributed as dist
 
 from dtlib import lab
 from dtlib.lab.parity import _cuts
-from dtlib.lab.parity.expected import Reference
 from dtlib.lab.parity.judge import judge, refusals
 from dtlib.lab.parity.mesh import Axes
 from dtlib.lab.parity.pieces import flattened
@@ -21,6 +20,8 @@ from dtlib.ranks import model as gpt
 from dtlib.ranks import tp
 from dtlib.ranks.mesh import Mesh
 from tests.ranks.threed.judge import MAX_NORM, built, gradients_of, made, make_adamw, weights_of
+
+from .known import known
 
 ROWS = 8
 
@@ -122,12 +123,9 @@ def on_a_rank(runs, seed):
 def expected(config, axes, m, seed, dtypes):
     """The reference, measured, for what ranks found in these dtypes."""
     mesh = Axes(dict(axes))
-    source = Reference(functools.partial(reference, config), data(config, seed), 0)
-    found = source.whole()
-    source.measure(found, max(map(eps_of, dtypes)))
     cuts = {name: zigzag if name == "cp" else 0 for name, size in axes if name in ("dp", "cp") and size > 1}
-    source.split(found, mesh, _cuts(cuts, mesh, source.batch), m)
-    return found
+    batch, unit = data(config, seed), max(map(eps_of, dtypes))
+    return known(functools.partial(reference, config), batch, dict(axes), unit, _cuts(cuts, mesh, batch), m)
 
 
 def reports(n, runs, seed=1):

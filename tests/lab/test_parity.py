@@ -16,9 +16,10 @@ from click.testing import CliRunner
 from dtlib import lab
 from dtlib.cli import main
 from dtlib.lab.parity import KINDS, Axes, Kind, Report, Reports, Row
-from dtlib.lab.parity.expected import Reference
 from dtlib.lab.parity.judge import judge
 from dtlib.lab.parity.pieces import flattened
+
+from .known import known
 
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randn(12, 4, dtype=torch.float64, generator=GENERATOR)
@@ -237,20 +238,12 @@ def test_rounding_is_not_accused_and_a_factor_is(dtype, seeds):
         one, x = run_of(dtype, seed)
         found = [one(part) for part in x.chunk(3)]
         mean = {name: sum(each[name] for each in found) / 3 for name in found[0]}
-        expected = measured(one, x, dtype)
+        expected = known(one, (x,), {"dp": 3}, torch.finfo(dtype).eps, {"dp": 0})
         for factor, kind in ((1, None), (3, "sum for mean")):
             held = [flattened({name: each * factor for name, each in mean.items()})] * 3
             report = judge(expected, held, Axes({"dp": 3}), 1)
             assert report.agrees == (factor == 1), f"seed {seed}: {report}"
             assert kind is None or (report.kind, report.axes) == (kind, ("dp",)), f"seed {seed}: {report}"
-
-
-def measured(one, x, dtype):
-    source = Reference(one, (x,), 0)
-    expected = source.whole()
-    source.measure(expected, torch.finfo(dtype).eps)
-    source.split(expected, Axes({"dp": 3}), {"dp": 0}, 1)
-    return expected
 
 
 @pytest.mark.soak

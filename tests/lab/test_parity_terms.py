@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from dtlib.lab.parity import Axes
-from dtlib.lab.parity.expected import Reference
 from dtlib.lab.parity.judge import judge
 from dtlib.lab.parity.pieces import flattened
+
+from .known import known
 
 MESH = {"dp": 2, "tp": 2}
 RATE, DECAY, LARGEST = 0.1, 0.05, 0.3
@@ -43,11 +44,7 @@ def batch(dtype):
 
 @functools.cache
 def measured(dtype, clip=False):
-    source = Reference(functools.partial(net, clip=clip), (batch(dtype),), 0)
-    expected = source.whole()
-    source.measure(expected, torch.finfo(dtype).eps)
-    source.split(expected, Axes(MESH), {"dp": 0}, 1)
-    return expected
+    return known(functools.partial(net, clip=clip), (batch(dtype),), MESH, torch.finfo(dtype).eps, {"dp": 0})
 
 
 def said(found, dtype=torch.float64, clip=False):
@@ -106,11 +103,9 @@ def normalised(x, biases=1):
 
 
 def judged(steps):
-    source = Reference(normalised, (torch.randn(8, 3, 7, generator=torch.Generator().manual_seed(2)).double(),), 0)
-    expected, axes = source.whole(), Axes({"dp": 2})
-    source.measure(expected, 2.0**-52)
-    source.split(expected, axes, {"dp": 0}, 1)
-    return judge(expected, [flattened(step(source.batch[0]), {"forward/*": {"dp": 0}}) for step in steps], axes, 1)
+    x = torch.randn(8, 3, 7, generator=torch.Generator().manual_seed(2)).double()
+    expected = known(normalised, (x,), {"dp": 2}, 2.0**-52, {"dp": 0})
+    return judge(expected, [flattened(step(x), {"forward/*": {"dp": 0}}) for step in steps], Axes({"dp": 2}), 1)
 
 
 def test_a_statistic_of_each_ranks_own_samples_is_never_reduced():
@@ -131,12 +126,10 @@ def test_a_bias_of_a_convolution_that_each_rank_adds_is_named():
 
 def test_rows_that_are_another_ranks_to_look_up_are_named():
     table = torch.randn(12, 6, generator=torch.Generator().manual_seed(4)).double()
-    source = Reference(lambda x: {"start/table": table, "rows": table[x]}, (torch.arange(24) * 7 % 12,), 0)
-    expected, axes = source.whole(), Axes({"tp": 2})
-    source.measure(expected, 2.0**-52)
-    x = source.batch[0]
+    x = torch.arange(24) * 7 % 12
+    expected = known(lambda x: {"start/table": table, "rows": table[x]}, (x,), {"tp": 2}, 2.0**-52)
     both = sum(table[6 * r + (x - 6 * r).clamp(0, 5)] for r in range(2))
-    report = judge(expected, [flattened({"start/table": table, "rows": both})] * 2, axes, 1)
+    report = judge(expected, [flattened({"start/table": table, "rows": both})] * 2, Axes({"tp": 2}), 1)
     assert (report.first.name, report.kind) == ("rows", "another term"), str(report)
     assert "rows are off by a row of 'start/table' too much" in str(report.first.kind)
 
