@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -122,9 +121,7 @@ def test_make_links_finds_the_extensions_of_the_book():
     places = told["sphinx"]["local_extensions"]
     assert places
     assert [
-        name
-        for name, folder in places.items()
-        if not Path(os.path.normpath(ROOT / "_build" / folder / f"{name}.py")).is_file()
+        name for name, folder in places.items() if not (ROOT / "_build" / folder / f"{name}.py").resolve().is_file()
     ] == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from .test_parity_casebook import CASES, norm_of
 
 
 def size(case):
-    return functools.reduce(lambda n, each: n * each, CASES[case][2].values(), 1)
+    return math.prod(CASES[case][2].values())
 
 
 @functools.cache

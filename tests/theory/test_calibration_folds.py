@@ -11,6 +11,7 @@ import pytest
 from dtlib.theory import hardware, models, planner
 from dtlib.theory.calibration import fitting, folds, published
 from dtlib.theory.planner import FITTED, Machine, Plan, errors
+from dtlib.theory.planner.memory import SURELY
 
 DATA = Path(__file__).parents[2] / "chapters" / "data"
 H100 = hardware.accelerator("H100")
@@ -87,6 +88,11 @@ def test_runs_of_pipelines_stall_or_they_do_not():
     assert (
         published.mean_error(large, plain) < 0.06 < 0.5 < published.mean_error(large, replace(plain, stall_cards=513))
     )
+
+
+def test_no_run_that_ran_is_surely_too_large():
+    needs = [planner.plan_memory(r.model, r.plans[0]).total / r.machine.accelerator.memory_bytes for r in RUNS]
+    assert 1 < max(needs) < 0.8 * SURELY
 
 
 def off(runs, /, **changes):

@@ -52,17 +52,16 @@ class Cables:
         self._namespaces: list[int] = []
         self._ip, self._tc = (_command(name, environment.get("PATH", os.defpath)) for name in ("ip", "tc"))
         try:
-            switches = new_network(as_root=True)
+            self._switches = new_network(as_root=True)
             self.latency_by = NETEM if self._can_delay() else PACING
             for _ in range(cluster.world_size):
                 self._namespaces.append(new_network())
-            enter_network(switches)
+            enter_network(self._switches)
             self._lay()
             for rank, namespace in enumerate(self._namespaces):
                 enter_network(namespace)
                 self._plug_in(rank)
-            enter_network(switches)
-            os.close(switches)
+            enter_network(self._switches)
         except OSError as error:
             raise ClusterRefused(f"a cluster needs network namespaces, and {refusal(error)}") from None
 
@@ -78,11 +77,9 @@ class Cables:
         if math.isinf(factor):
             _batch(self._ip, [f"link set {kind}{rank} down" for kind in (INSIDE, ACROSS)])
             return
-        switches = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
-        for namespace, number in ((self._namespaces[rank], ""), (switches, rank)):
+        for namespace, number in ((self._namespaces[rank], ""), (self._switches, rank)):
             enter_network(namespace)
             _batch(self._tc, [bucket(self.cluster, kind, f"{kind}{number}", factor) for kind in (INSIDE, ACROSS)])
-        os.close(switches)
 
     def _can_delay(self) -> bool:
         with suppress(ClusterRefused):

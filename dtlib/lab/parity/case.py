@@ -102,6 +102,11 @@ class Case:
         self.parts = self.expected.parts
         self.terms = self.expected.contributed.get(self.name)
 
+    def row(self, h: Held) -> int:
+        """How many elements a row has, where a rank holds whole rows of several; else 0."""
+        width = self.shape[-1] if len(self.shape) > 1 else 0
+        return 0 if width < 2 or h.index.size % width or (h.index[::width] % width).any() else width
+
     def misfit(self, predict: Predict, ranks: Iterable[int] | None = None) -> float:
         """How far an explanation is from what is held: root of the squares, as a share of what is held."""
         some = set(self.ranks if ranks is None else ranks)

@@ -89,9 +89,9 @@ def judge(
     rows, cases = _rows(expected, held, axes, micro_batches)
     sure = any(not row.agrees and row.kind.code not in _VAGUE for row in rows)
     doubted = not sure and expected.eps > COARSE and any(seems_hidden(case) for case in cases.values())
-    if doubted and expected.source is not None:
-        if any(len(each) < MOST_RUNS for each in expected.perturbed.values()):
-            expected.source.measure(expected, expected.eps, MOST_RUNS)
+    few = any(len(each) < MOST_RUNS for each in expected.perturbed.values())
+    if doubted and few and expected.source is not None:
+        expected.source.measure(expected, expected.eps, MOST_RUNS)
         rows, cases = _rows(expected, held, axes, micro_batches)
     rows = [row if row.agrees else replace(row, kind=_likeliest(row, cases, rows)) for row in rows]
     rows = _cut_off(rows, cases, expected, doubted)

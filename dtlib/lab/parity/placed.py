@@ -198,10 +198,9 @@ def of_names(case: Case) -> Kind | None:
 
 def some_rows(case: Case) -> Kind | None:
     """Of tensors that ranks have cut, whether rows are right beside others that are not: tokens treated otherwise."""
-    width = case.shape[-1] if len(case.shape) > 1 else 0
     count, odd = 0, list[int]()
     for h in case.held:
-        if width < 2 or h.index.size == case.right.size or h.index.size % width or (h.index[::width] % width).any():
+        if not (width := case.row(h)) or h.index.size == case.right.size:
             return None
         off = (np.abs(h.values - case.right[h.index]) > case.limit(h)).reshape(-1, width)
         if off.any(1).all():  # a piece that is wrong as a whole

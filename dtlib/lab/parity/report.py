@@ -170,8 +170,9 @@ class Report:
 
     def json(self) -> str:
         """All of it for other programs: ``agrees``, ``kind`` and ``axes`` of the `cause`, the name of the ``first``
-        that differs (or null), ``mesh``, ``needs_bytes``, and ``rows``: of each its name, shape, kind, axes, words and
-        ranks, ``off`` in multiples of what rounding explains (null: infinitely), and in ``or`` what looks the same."""
+        that differs (or null), ``mesh``, ``needs_bytes``, and ``rows``: of each its name, shape, kind and what that
+        ``means``, axes, words and ranks, whether it could be ``checked``, ``off`` in multiples of what rounding
+        explains (null: infinitely), and in ``or`` what looks the same."""
         return json.dumps(self.plain())
 
     def plain(self) -> dict[str, Any]:

@@ -98,8 +98,7 @@ def another_term(case: Case) -> Kind | None:
 def other_rows(case: Case) -> Kind | None:
     """Whether rows are off by rows of another name: an embedding that looks up what is another rank's."""
     h = next(h for h in case.held if h.rank in case.differing)
-    width = case.shape[-1] if len(case.shape) > 1 else 0
-    if width < 2 or h.index.size % width or (h.index[::width] % width).any():
+    if not (width := case.row(h)):
         return None
     off, limit = ((each.reshape(-1, width)) for each in (h.values - case.right[h.index], case.limit(h)))
     odd = off[(np.abs(off) > limit).any(1)]

@@ -44,7 +44,7 @@ def regime(plan: Plan, model: Architecture, framework: str = "megatron", *, stal
         framework,
         "a pipeline" if plan.pp > 1 else "no pipeline",
         *(["tp over 8"] if plan.tp > 8 else []),
-        *(["stalled"] if stalled or (k.stall_seconds and k.stalls(plan)) else []),
+        *(["stalled"] if stalled or k.stalls(plan) else []),
         *(["cp"] if plan.cp > 1 else []),
         *(["experts"] if model.experts is not None else []),
         *(["sharded weights"] if plan.zero > 1 and plan.dp * plan.cp > 1 else []),

@@ -106,8 +106,9 @@ class Constants:
             amount(each.name, getattr(self, each.name), positive=each.default is MISSING)
 
     def stalls(self, plan: Plan) -> bool:
-        """Whether every job of such a plan stalls."""
-        return plan.world_size >= self.stall_cards or (plan.pp > 1 and 0 < self.stall_ranks <= plan.tp)
+        """Whether every job of such a plan stalls, where jobs do."""
+        may = max(self.stall_seconds, self.stall_hop_seconds) > 0
+        return may and (plan.world_size >= self.stall_cards or (plan.pp > 1 and 0 < self.stall_ranks <= plan.tp))
 
 
 FITTED = Constants(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks import batch as benchmark
 from dtlib.theory.batch import steps_needed
 
 ROOT = Path(__file__).parents[3]
@@ -16,9 +16,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.mark.soak
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
-def test_the_law_of_steps_foretells_batches_and_seeds_that_it_was_not_fitted_to(optimizer, monkeypatch):
-    monkeypatch.syspath_prepend(ROOT)
-    benchmark = importlib.import_module("benchmarks.batch")
+def test_the_law_of_steps_foretells_batches_and_seeds_that_it_was_not_fitted_to(optimizer):
     kept = json.loads((ROOT / "benchmarks/results/batch-cpu-2-cores.json").read_text(encoding="utf-8"))
     found = kept["optimizers"][optimizer]
     rates = {each["batch"]: each["rate"] for each in found["batches"]}

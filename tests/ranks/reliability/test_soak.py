@@ -19,6 +19,7 @@ import pytest
 import torch.distributed as dist
 
 from dtlib import lab
+from dtlib.lab.launch.faults import of_cables
 from dtlib.ranks import reliability
 from dtlib.ranks.reliability import Altered, AtRest, Background, NotSaved
 
@@ -86,8 +87,7 @@ def kept(kind):
 
 def outcome(kind, n, fault, behind, folder, told, wanted):
     """What the fault came to; an assertion where that has no name, or the losses are not `wanted`."""
-    has_cables = isinstance(fault, lab.cut) or (isinstance(fault, lab.slow) and fault.of == "link")
-    cluster = lab.cluster(2, 2, inside=1e9, across=1e9) if has_cables else None
+    cluster = lab.cluster(2, 2, inside=1e9, across=1e9) if of_cables(fault) else None
     is_silent, begun = isinstance(fault, lab.stop | lab.cut), time.monotonic()
     options = {"faults": [fault], "cluster": cluster, "timeout_s": PATIENCE_S if is_silent else 100}
     error = None
