@@ -19,14 +19,14 @@ from dtlib.theory import cp, pp, sp, tp
 from dtlib.theory.breakdown import Breakdown
 from dtlib.theory.formula import formula
 from dtlib.theory.memory import recipe
-from dtlib.theory.models import Architecture, checked_model, layer_of_rank
-from dtlib.theory.units import MiB
+from dtlib.theory.models import Architecture, checked_model
 
 from .constants import FITTED, Constants
+from .data import data_seconds, seen_seconds, wait_seconds
 from .layer import exchange_seconds, half_all_reduce, layer_seconds, link_shares, rates
 from .plan import Machine, Plan
 from .products import product_seconds
-from .stages import StageSizes, balanced_stages, stage_sizes
+from .stages import balanced_stages, stage_sizes
 
 Column = NDArray[Any]
 CHOICES = (
@@ -117,7 +117,7 @@ def step_terms(
         inner = np.array([(model.num_layers * one + head - fullest_seconds) / (mesh.pp - 1)])
     micro = micro_batch(slow) + head * is_last
     messages = _pipeline_seconds(model, mesh, c, machine, k) if mesh.pp > 1 else 0 * m
-    waits = _waits(mesh, sizes, c, k)
+    waits = wait_seconds(mesh, sizes, c, k)
     summed = k.accumulated_bytes * (sizes.others + sizes.experts) / machine.accelerator.memory_bytes_per_s
     owned = sizes.others / np.where(c.zero > 0, mesh.dp * mesh.cp, 1)
     owned = owned + sizes.experts / np.where(c.zero > 0, mesh.expert_copies, 1)
@@ -133,7 +133,7 @@ def step_terms(
         "tensor_parallel": seconds_of(slow, "tensor"),
         "context_parallel": seconds_of(slow, "context"),
         "pipeline_messages": m * messages + waits["pipeline_messages"],
-        "data_parallel": _data_seconds(model, mesh, c.zero, m, micro, sizes, machine, k) + waits["data_parallel"],
+        "data_parallel": data_seconds(model, mesh, c.zero, m, micro, sizes, machine, k) + waits["data_parallel"],
         "bubble": _bubble_units(mesh.pp, c) * (inner.max(axis=0) + messages) + waits["bubble"],  # of other stages
         "expert_parallel": seconds_of(slow, "exchange"),
     }
@@ -154,7 +154,7 @@ def _layer(
     tensor = _tensor_seconds(model, mesh, c, full, machine, k)
     context = _context_seconds(model, mesh, c.micro_batch, attention, machine, k) * (1 + again / 3)
     if mesh.tp_overlap:  # pieces of a product travel while others are computed; the last of eight is seen
-        tensor = _seen(tensor, matmuls * (3 + again), tensor / 8, k)
+        tensor = seen_seconds(tensor, matmuls * (3 + again), tensor / 8, k)
     busy = matmuls * 3 + attention * 3.5 + elementwise * 3 + recomputed + tensor + context
     exchange: Any = 0.0
     if with_experts:  # the gradients travel as the tokens did
@@ -210,7 +210,7 @@ def _context_seconds(
     axis = machine.group(mesh, ("cp",), link_shares(k))
     rate = axis.inside_bytes_per_s if axis.num_nodes == 1 else axis.across_bytes_per_s
     travel = b * sent / rate + 3 * (mesh.cp - 1) * axis.slowest_alpha_seconds
-    return _seen(travel, 3.5 * attention, 0, k)
+    return seen_seconds(travel, 3.5 * attention, 0, k)
 
 
 def _pipeline_seconds(model: Architecture, mesh: Plan, c: Any, machine: Machine, k: Constants) -> Column:
@@ -220,71 +220,6 @@ def _pipeline_seconds(model: Architecture, mesh: Plan, c: Any, machine: Machine,
     link = machine.accelerator.link if near else machine.network
     rate = link.link_bytes_per_s * (k.inside_share if near else k.across_share)
     return np.asarray(2 * c.chunks * (2 * entries / rate + k.across_alpha_seconds))
-
-
-def _waits(mesh: Plan, sizes: StageSizes, c: Any, k: Constants) -> dict[str, Any]:
-    """Seconds for which a stalled job waits: each message between nodes that nothing hides takes `stall_seconds` more.
-
-    An inner stage has four of each micro-batch, an outer one two; the first and the last of the slowest pass p - 3
-    others each. Without a pipeline gradients are what waits, a message for each half of their sum, of which sharded
-    states leave one until weights are wanted; gradients that are summed whole go round all ranks in buckets.
-    """
-    each, hop = (k.stall_seconds, k.stall_hop_seconds) if k.stalls(mesh) else (0.0, 0.0)
-    if mesh.pp > 1:
-        of_stage = (4 if mesh.pp > 2 else 2) * c.chunks * c.micro_batches
-        return {"pipeline_messages": each * of_stage, "bubble": each * 2 * max(0, mesh.pp - 3), "data_parallel": 0.0}
-    hops = mesh.size("dp", "cp") - 1
-    buckets = recipe(mesh.recipe).per_param.gradients * (sizes.others + sizes.experts) / (25 * MiB)
-    summed = np.where(c.zero > 0, each, 2 * (each + hop * hops * buckets)) if hops else 0.0
-    return {"pipeline_messages": 0.0, "bubble": 0.0, "data_parallel": summed}
-
-
-def _data_seconds(
-    model: Architecture, mesh: Plan, zero: Column, m: Column, micro: Column, sizes: StageSizes, machine: Machine,
-    k: Constants,
-) -> Column:  # fmt: skip
-    """Seconds of weights and gradients between data-parallel ranks that nothing hides.
-
-    Gradients travel behind the backward pass of the last micro-batch (stage 2: of each, since none keeps them whole),
-    the weights of stages 1 and 2 behind the forward pass of the first; a layer's worth is seen. Stage 3: each layer
-    behind its neighbours, in every micro-batch.
-    """
-    per_param, shares = recipe(mesh.recipe).per_param, link_shares(k)
-    if mesh.size("dp", "cp") == 1:
-        return 0.0 * micro
-    behind = k.data_hiding * micro
-    group, copies = machine.group(mesh, ("dp", "cp"), shares), None
-    if sizes.experts:  # those of a rank are held by fewer
-        copies = machine.expert_copies(mesh, shares)
-
-    def travel(others: float, experts: float, width: float, messages: int = 1) -> Any:
-        return half_all_reduce(group, others * width, messages) + half_all_reduce(copies, experts * width, messages)
-
-    units = -(-model.num_layers // mesh.pp)
-    messages = max(1, round(k.sharded_messages * units))
-    gather, scatter = (
-        {u: travel(sizes.others, sizes.experts, width, u) for u in {1, units, messages}}
-        for width in (per_param.weights, per_param.gradients)
-    )
-    sharded = scatter[messages]
-    reduce = np.where(zero == 0, 2 * scatter[1], sharded)
-    least = np.where(zero == 0, scatter[1], sharded) / units
-    seen = np.where(zero == 2, m, 1) * _seen(reduce, 2 / 3 * behind, least, k)
-    seen = seen + np.where(zero > 0, _seen(gather[messages], behind / 3, gather[messages] / units, k), 0)
-    streamed = _seen(2 * gather[units] + scatter[units], behind, 0, k)
-    layer = layer_of_rank(model, mesh.tp, mesh.ep, with_experts=model.num_expert_layers > 0)
-    first = travel(layer.total - layer.experts, layer.experts, per_param.weights)
-    return np.where(zero == 3, m * streamed + 2 * first, seen)
-
-
-def _seen(travel: Any, behind: Column, least: Any, k: Constants) -> Column:
-    """Seconds that messages add to the computation `behind` which they travel.
-
-    At least `least` of them nothing hides. The rest is not free: whoever sends takes multiprocessors and memory from
-    the products, `contention_share` of a second in each second.
-    """
-    open_seconds = np.maximum(travel - k.overlap_share * behind, least)
-    return np.asarray(open_seconds + k.contention_share * (travel - open_seconds))
 
 
 def _bubble_units(p: int, c: Any) -> Column:
