@@ -34,12 +34,14 @@ SWEEP: Mapping[str, Callable[[Plan], bool]] = {
 """The parts of the sweep of small models, whose rows stand in two files."""
 
 
-def tables(names: Iterable[str] = tuple(published.TABLES)) -> dict[str, list[published.Run]]:
-    """The runs of the tables called `names`."""
+def tables(
+    names: Iterable[str] = tuple(published.TABLES), read: Callable[..., list[published.Run]] = published.runs
+) -> dict[str, list[published.Run]]:
+    """The runs of the tables called `names`, as `read` understands their rows."""
     found = {}
     for table in names:
         with (DATA / f"{table}.csv").open(encoding="utf-8") as file:
-            found[table] = published.runs(table, csv.DictReader(file))
+            found[table] = read(table, csv.DictReader(file))
     return found
 
 

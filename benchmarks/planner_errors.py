@@ -17,7 +17,9 @@ FOUND = Path(planner.errors.__file__).with_name("errors.json")
 
 def main() -> None:
     """Fit each framework without each of its folds, show the errors, and save them where the planner finds them."""
-    found = calibration.folds.measured(run for runs in tables(calibration.published.EVERY).values() for run in runs)
+    in_fp8 = tables(calibration.fp8.TABLES, calibration.fp8.runs)
+    every = [*tables(calibration.published.EVERY).values(), *in_fp8.values()]
+    found = calibration.folds.measured(run for runs in every for run in runs)
     rows = [
         [name, *(f"{of[each]:{form}}" for each, form in
                  (("runs", "d"), ("median", ".1%"), ("mean", ".1%"), ("low", ".2f"), ("high", ".2f")))]

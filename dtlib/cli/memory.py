@@ -14,6 +14,7 @@ from .options import (
     card_memory_option,
     chosen_card,
     chosen_model,
+    precision_option,
     recipe_option,
     size_options,
     with_flags,
@@ -76,6 +77,7 @@ def _list_models(context: click.Context, _: click.Parameter, wanted: bool) -> No
 )
 @click.option("--mtp", type=int, help="Modules that predict further tokens.  [default: none]")
 @recipe_option("18-byte")
+@precision_option
 @click.option("--micro-batch", type=int, default=1, show_default=True, help="Sequences of one micro-batch.")
 @click.option("--micro-batches", type=int, help="Micro-batches of a rank in a step.  [default: one a stage]")
 @click.option("--seq", type=int, help="Tokens of a sequence.  [default: the model's]")

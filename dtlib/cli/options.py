@@ -55,6 +55,9 @@ def recipe_option(default: str) -> Any:
     return click.option("--recipe", default=default, show_default=True, help=said)
 
 
+precision_option = click.option(
+    "--precision", default="bf16", show_default=True, help="bf16, or fp8: products of layers, a scale for each tensor."
+)
 card_memory_option = click.option(
     "--card-memory", type=float, metavar="GiB", help="Change the card: what programs see of its memory."
 )
@@ -108,15 +111,15 @@ def chosen_card(name: str, given: Mapping[str, Any]) -> Accelerator:
     card = hardware.accelerator(name)
     fields = {
         "card_memory": ("memory_bytes", GiB),
-        "card_rate": ("half_flop_per_s", TFLOP),
         "card_memory_rate": ("memory_bytes_per_s", TB),
     }
     changes: dict[str, Any] = {}
     for flag, (field, unit) in fields.items():
         if given.get(flag) is not None:
             changes[field] = in_unit(flag, given[flag]) * unit
-    if "half_flop_per_s" in changes:
-        changes["measured_half_flop_per_s"] = None
+    if given.get("card_rate") is not None:
+        card = card.at_rate(in_unit("card_rate", given["card_rate"]) * TFLOP, None)
+        changes["fp8_flop_per_s"] = card.fp8_flop_per_s
     if given.get("card_link") is not None:
         rate = in_unit("card_link", given["card_link"]) * GB
         changes["link"] = replace(card.link, link_bytes_per_s=rate)

@@ -20,6 +20,7 @@ from .options import (
     chosen_model,
     chosen_network,
     in_unit,
+    precision_option,
     recipe_option,
     size_options,
     some_of,
@@ -74,6 +75,7 @@ def _choices(command: Any) -> Any:
 @click.option("--seq", type=int, help="Tokens of a sequence.  [default: the model's]")
 @click.option("--batch", type=int, help="Sequences of a step.  [default: 4 million tokens, or 1024 a card]")
 @recipe_option("18-byte")
+@precision_option
 @click.option(
     "--imbalance",
     type=float,
@@ -156,8 +158,9 @@ def plan(
     its), tp, pp, cp, ep and chunks (else 1), zero (else 0), recompute and sequence_parallel (else none). A constant
     that the rows do not decide stays, and is named.
 
-    Training of all weights in 16 bits is planned: no inference, no adapters, no fp8, nothing on the host, no shards
-    within nodes alone.
+    With --precision fp8, attention, norms, the head, messages and states stay as in bf16. Recipes with scales of blocks
+    (mx, nvfp4) or rows are not planned.
+    Training of all weights is planned: no inference, no adapters, nothing on the host, no shards within nodes alone.
 
     Exit code 0, or 2 for what is not possible.
     """
@@ -192,6 +195,7 @@ def plan(
             space=_space(given),
             constants=None if refit is None else refit.constants,
             framework=given["framework"],
+            like=planner.Plan(precision=given["precision"]),
         )
         goals = None
         if critical_batch is not None:

@@ -71,7 +71,8 @@ def in_words(answer: Answer) -> str:
         {"none": "nothing computed again", "full": "each layer computed again"}[p.recompute],
     )
     seconds, mfu = format_seconds(best.time.total), answer.mfu(best)
-    return f"The fastest takes {seconds} at an MFU of {mfu:.1%}: {', '.join(degrees)}."
+    of = "" if p.precision == "bf16" else f" of the rate in bf16, products in {p.precision}"
+    return f"The fastest takes {seconds} at an MFU of {mfu:.1%}{of}: {', '.join(degrees)}."
 
 
 def sentences(answer: Answer) -> list[str]:

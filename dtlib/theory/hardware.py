@@ -8,7 +8,7 @@ collective sends and receives at once, so one direction is what its formulas ask
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -36,7 +36,8 @@ class Accelerator:
     `memory_bytes` is what the card shows to a program, after what its driver keeps: an "80 GB" card has 79 GiB, which
     is more than 80 decimal gigabytes (74.5 GiB). `half_flop_per_s` is the dense rate of 16-bit matrix products
     (bf16; fp16 on the V100), without sparsity; `measured_half_flop_per_s` the best that a plain matrix product has
-    reached, None where nobody published it. `link` joins the GPUs of one node, `host_link` the GPU and its CPU, None
+    reached, None where nobody published it; `fp8_flop_per_s` the dense rate of products in 8 bits, added up in fp32,
+    None where the sheet has none. `link` joins the GPUs of one node, `host_link` the GPU and its CPU, None
     where no data sheet says how fast. Chips of a TPU are joined in a torus, of which `link` has all directions
     together: a ring along one axis reaches a half of it on two axes, a third on three.
     """
@@ -49,6 +50,12 @@ class Accelerator:
     link: Link
     host_link: Link | None
     source: str
+    fp8_flop_per_s: float | None = None
+
+    def at_rate(self, half_flop_per_s: float, measured: float | None) -> Accelerator:
+        """The card with other rates of products in 16 bits, in 8 bits as much faster."""
+        fp8 = self.fp8_flop_per_s and self.fp8_flop_per_s / self.half_flop_per_s * half_flop_per_s
+        return replace(self, half_flop_per_s=half_flop_per_s, measured_half_flop_per_s=measured, fp8_flop_per_s=fp8)
 
 
 def _nvlink(generation: int, num_links: int, lane_bytes_per_s: float, gpu: str) -> Link:
@@ -110,27 +117,27 @@ ACCELERATORS: Mapping[str, Accelerator] = _by_name(
     ),
     Accelerator(
         "H100-80GB-PCIe", 79.11 * GiB, 2.0 * TB, 756 * TFLOP, None,
-        LINKS["PCIe 5 x16"], LINKS["PCIe 5 x16"], "NVIDIA H100 data sheet",
+        LINKS["PCIe 5 x16"], LINKS["PCIe 5 x16"], "NVIDIA H100 data sheet", 1513 * TFLOP,
     ),
     Accelerator(
         "H100-80GB-SXM", 79.11 * GiB, 3.35 * TB, 989 * TFLOP, 794.5 * TFLOP,
-        LINKS["NVLink 4"], LINKS["PCIe 5 x16"], _SHEETS,
+        LINKS["NVLink 4"], LINKS["PCIe 5 x16"], _SHEETS, 1979 * TFLOP,
     ),
     Accelerator(
         "H200-141GB-SXM", 139.81 * GiB, 4.8 * TB, 989 * TFLOP, None,
-        LINKS["NVLink 4"], LINKS["PCIe 5 x16"], _SHEETS,
+        LINKS["NVLink 4"], LINKS["PCIe 5 x16"], _SHEETS, 1979 * TFLOP,
     ),
     Accelerator(
         "B200-180GB", 178.35 * GiB, 8.0 * TB, 2250 * TFLOP, 1745 * TFLOP,
-        LINKS["NVLink 5"], LINKS["PCIe 5 x16"], _SHEETS,
+        LINKS["NVLink 5"], LINKS["PCIe 5 x16"], _SHEETS, 4500 * TFLOP,
     ),
     Accelerator(
         "GB200-186GB", 184.31 * GiB, 8.0 * TB, 2500 * TFLOP, None,
-        LINKS["NVLink 5"], None, "NVIDIA GB200 NVL72 data sheet, its 72 GPUs alike",
+        LINKS["NVLink 5"], None, "NVIDIA GB200 NVL72 data sheet, its 72 GPUs alike", 5000 * TFLOP,
     ),
     Accelerator(
         "MI300X-192GB", 191.69 * GiB, 5.3 * TB, 1307.4 * TFLOP, None,
-        Link("Infinity Fabric of MI300X", 7 * 64 * GB, _AMD), LINKS["PCIe 5 x16"], _AMD,
+        Link("Infinity Fabric of MI300X", 7 * 64 * GB, _AMD), LINKS["PCIe 5 x16"], _AMD, 2614.9 * TFLOP,
     ),
     Accelerator(
         "TPU-v5p-95GB", 95.74 * GiB, 2.765 * TB, 459 * TFLOP, None,
@@ -142,11 +149,12 @@ ACCELERATORS: Mapping[str, Accelerator] = _by_name(
     ),
     Accelerator(
         "RTX-4090-24GB", 23.64 * GiB, 1.008 * TB, 165.2 * TFLOP, None,
-        LINKS["PCIe 4 x16"], LINKS["PCIe 4 x16"], "NVIDIA Ada architecture paper, appendix A",
+        LINKS["PCIe 4 x16"], LINKS["PCIe 4 x16"], "NVIDIA Ada architecture paper, appendix A", 330.3 * TFLOP,
     ),
     Accelerator(
         "RTX-5090-32GB", 31.36 * GiB, 1.792 * TB, 209.5 * TFLOP, None,
         LINKS["PCIe 5 x16"], LINKS["PCIe 5 x16"], "NVIDIA RTX Blackwell architecture paper, appendix A",
+        419 * TFLOP,
     ),
 )  # fmt: skip
 """The accelerators that `accelerator` finds, by name. Their memory is the total that CUDA, ROCm or XLA reports."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dtlib.theory import hardware, models, planner
-from dtlib.theory.calibration import fitting, folds, published
+from dtlib.theory.calibration import fitting, folds, fp8, published
 from dtlib.theory.planner import FITTED, Machine, Plan, errors
 from dtlib.theory.planner.memory import SURELY
 
@@ -17,13 +17,14 @@ DATA = Path(__file__).parents[2] / "chapters" / "data"
 H100 = hardware.accelerator("H100")
 
 
-def runs_of(table):
+def runs_of(table, read=published.runs):
     with (DATA / f"{table}.csv").open(encoding="utf-8") as file:
-        return published.runs(table, csv.DictReader(file))
+        return read(table, csv.DictReader(file))
 
 
 TABLES = {table: runs_of(table) for table in published.EVERY}
-RUNS = folds.told_apart(folds.unrepeated(run for runs in TABLES.values() for run in runs))
+FP8 = {table: runs_of(table, fp8.runs) for table in fp8.TABLES}
+RUNS = folds.told_apart(folds.unrepeated(run for runs in (*TABLES.values(), *FP8.values()) for run in runs))
 
 
 def test_half_of_the_sweep_is_counted_once():

@@ -99,10 +99,11 @@ def left_out(runs: Sequence[Run], framework: str) -> list[tuple[Run, float]]:
 
 
 def fitted_without(left: str, folds: Mapping[str, Sequence[Run]], framework: str) -> Constants:
-    """The constants of a framework, fitted to its folds but the one called `left`; none is fitted to experts."""
+    """The constants of a framework, fitted to its folds but the one called `left`; none is fitted to experts or fp8."""
     start, names = HABITS.get(framework, (NEUTRAL, TIME_CONSTANTS))
-    dense = {name: [run for run in runs if run.model.experts is None] for name, runs in folds.items() if name != left}
-    return fitted({name: runs for name, runs in dense.items() if runs}, start, names=names)
+    kept = {name: [run for run in runs if run.model.experts is None and run.plans[0].precision == "bf16"]
+            for name, runs in folds.items() if name != left}  # fmt: skip
+    return fitted({name: runs for name, runs in kept.items() if runs}, start, names=names)
 
 
 def regret(runs: Iterable[Run], framework: str) -> dict[tuple[str, int], float]:

@@ -35,6 +35,9 @@ class RankMemory(Breakdown):
     token for each of its experts: an upper bound where, as in `ranks.ep`, one copy goes to a rank that holds several
     (`theory.ep.expected_visits`). Modules that predict further tokens count among the layers, with logits of their own.
 
+    `fp8_copies` are the weights of layers in 8 bits, and once more transposed: of all that a rank holds, at stage 3 of
+    what is gathered. Libraries that make them for each product, or keep inputs in 8 bits, need less.
+
     Not counted: buffers of the communication library, the allocator's gaps, the runtime's own memory.
     """
 
@@ -54,6 +57,7 @@ class RankMemory(Breakdown):
     unsharded_gradients: float
     logits_gradient: float
     all_to_all: float = 0
+    fp8_copies: float = 0
 
     @property
     def states(self) -> float:
@@ -69,7 +73,9 @@ class RankMemory(Breakdown):
     @property
     def transient(self) -> float:
         """Bytes that are there for a moment: whole modules, the gradient of the logits, tokens under way."""
-        return self.gathered_weights + self.unsharded_gradients + self.logits_gradient + self.all_to_all
+        return (
+            self.gathered_weights + self.unsharded_gradients + self.logits_gradient + self.all_to_all + self.fp8_copies
+        )
 
 
 def rank_memory(model: Architecture | str, setup: Setup, stage: int | None = None) -> RankMemory:
@@ -165,7 +171,10 @@ def _whole_modules(model: Architecture, setup: Setup, stage: int) -> dict[str, f
     per_param = recipe(setup.recipe).per_param
     sizes = _module_sizes(model, setup, stage) if setup.zero >= 2 and setup.size("dp", "cp") > 1 else [0]
     gathered = sum(sizes[: 1 + setup.prefetched]) if setup.zero >= 3 else 0
+    held = _held(model, setup, stage)
+    copied = gathered or held.total - held.embedding - held.positions - held.head - held.norms
     return {
+        "fp8_copies": 2 * copied if setup.precision == "fp8" else 0,
         "gathered_weights": gathered * per_param.weights,
         "unsharded_gradients": sizes[0] * per_param.gradients,
     }

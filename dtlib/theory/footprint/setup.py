@@ -17,6 +17,9 @@ from .stages import cost_layers, piece_layers
 BALANCES = ("layers", "cost")
 """How stages are cut: as many layers as each other, or as many entries of matrices, the head's among them."""
 
+PRECISIONS = ("bf16", "fp8")
+"""In what the products of layers are computed: in 16 bits, or in 8 with one scale for each tensor."""
+
 AXES = ("pp", "dp", "cp", "tp")
 """The axes of a mesh of ranks, the outermost first: those of a tensor group lie side by side."""
 
@@ -37,6 +40,9 @@ class Setup:
     `ep` of the dp ranks share the experts of a layer: each holds as many, and dp · cp/ep ranks hold the same ones, over
     which ZeRO shards them; `tp` splits each, as other matrices. The busiest rank is sent `imbalance` times as many
     tokens as the mean.
+
+    `precision` ``"fp8"`` computes the products of layers in 8 bits. Attention, norms, head, embedding, messages, what
+    is kept and the states stay as they are.
 
     ``ValueError`` for counts below 1 and unknown words; what depends on the model is checked when it is known.
     """
@@ -59,6 +65,7 @@ class Setup:
     prefetched: int = 1
     imbalance: float = 1
     balance: str = "layers"
+    precision: str = "bf16"
 
     def __post_init__(self) -> None:
         for name in (*AXES, "ep", "micro_batch", "chunks"):
@@ -75,6 +82,11 @@ class Setup:
         checked_attention(self.attention)
         if self.balance not in BALANCES:
             raise ValueError(f"balance must be one of {', '.join(BALANCES)}, not {self.balance!r}")
+        if self.precision not in PRECISIONS:
+            raise ValueError(
+                f"precision must be one of {', '.join(PRECISIONS)}, not {self.precision!r}: recipes with a scale for "
+                "each block or row (mx, nvfp4, rowwise) have products at rates of their own, which are not known here"
+            )
         if self.balance == "cost" and self.chunks > 1:
             raise ValueError(f"balance must be 'layers' where chunks={self.chunks} are interleaved, not 'cost'")
         if self.dp % self.ep:

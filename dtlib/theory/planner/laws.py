@@ -12,7 +12,7 @@ from dtlib.theory.breakdown import Breakdown
 from dtlib.theory.formula import formulas
 from dtlib.theory.memory import recipe, training_flops_per_token
 from dtlib.theory.models import Architecture, active_parameters
-from dtlib.theory.timing import Plan
+from dtlib.theory.timing import CAST_BYTES, Plan
 from dtlib.theory.units import TFLOP, format_bytes
 
 Number = Callable[[Architecture, Plan], str]
@@ -130,6 +130,10 @@ def _logits(model: Architecture, plan: Plan) -> str:
     return f"{scores:,} scores of a micro-batch on the last stage"
 
 
+def _cast(_: Architecture, __: Plan) -> str:
+    return f"{CAST_BYTES} bytes an entry of inputs, weights and output gradients of each product"
+
+
 def _fitted(name: str) -> Number:
     return lambda _, __: f"the constant {name}"
 
@@ -149,6 +153,7 @@ OF_TIME: Mapping[str, Law] = MappingProxyType(
         "pipeline_messages": Law("messages between stages", "pp.boundary_elements", _boundary),
         "data_parallel": Law("weights and gradients that nothing hides", "zero.traffic", _traffic),
         "bubble": Law("waiting for other stages", "pp.idle_seconds", _idle),
+        "casts": Law("casts to fp8, with transposed copies", _TIMED, _cast),
         "expert_parallel": Law("tokens to their experts and back", "ep.dispatch_elements", _experts),
     }
 )
@@ -163,6 +168,7 @@ OF_MEMORY: Mapping[str, Law] = MappingProxyType(
         "gathered": Law("modules that are whole for a moment", "zero.gathered_bytes", _modules),
         "pipeline_buffers": Law("inputs and gradients under way between stages", _PLANNED, _buffers),
         "fixed": Law("runtime, libraries", _PLANNED, _fitted("runtime_bytes")),
+        "fp8_copies": Law("weights of layers in fp8, and transposed", _PLANNED, lambda _, __: "2 bytes a weight"),
         "all_to_all": Law("copies of tokens under way to experts", "ep.dispatch_elements", _experts),
     }
 )

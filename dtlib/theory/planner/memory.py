@@ -27,7 +27,8 @@ class PlanMemory(Breakdown):
     `gathered` is what is whole for a moment: units of ZeRO, a layer's inputs where tokens are split (less the logits,
     gone by then), gradients that a library adds late. `pipeline_buffers` are a micro-batch's input and gradient, each
     received while another is worked on, `fixed` what the runtime, the communication library and the allocator take, and
-    `all_to_all` the copies of tokens that one exchange between experts sends and receives.
+    `all_to_all` the copies of tokens that one exchange between experts sends and receives, and
+    `fp8_copies` those of weights in 8 bits.
     """
 
     states: float
@@ -37,6 +38,7 @@ class PlanMemory(Breakdown):
     pipeline_buffers: float
     fixed: float
     all_to_all: float = 0
+    fp8_copies: float = 0
 
 
 SURELY = 3
@@ -185,6 +187,7 @@ def _of_stage(model: Architecture, plan: Plan, found: RankMemory, stage: int, co
         pipeline_buffers=2 * 2 * 2 * entries / (plan.tp if split else 1) if plan.pp > 1 else 0,
         fixed=constants.runtime_bytes,
         all_to_all=found.all_to_all,
+        fp8_copies=found.fp8_copies,
     )
 
 

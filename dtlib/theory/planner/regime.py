@@ -80,6 +80,7 @@ _PLAN: tuple[tuple[str, Callable[[Plan], bool]], ...] = (
     ("ZeRO 2 or 3", lambda plan: plan.zero > 1 and plan.dp * plan.cp > 1),
     ("recompute", lambda plan: plan.recompute != "none"),
     ("attention as a matrix", lambda plan: plan.attention == "matrix"),
+    ("products in fp8", lambda plan: plan.precision != "bf16"),
     ("dropout", lambda plan: plan.dropout),
     (f"micro-batches of more than {MICRO_BATCH} sequences", lambda plan: plan.micro_batch > MICRO_BATCH),
     (f"more than {STAGES} stages", lambda plan: plan.pp > STAGES),

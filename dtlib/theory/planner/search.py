@@ -19,7 +19,7 @@ from dtlib.theory.valid import amount, whole
 from .answer import TIE, Answer, Found, effort, what_buys
 from .errors import interval
 from .memory import PlanMemory, fit, least_cards, margin_of, plan_memory
-from .space import EVERYTHING, MOST_CARDS, Space, choices, larger, meshes
+from .space import EVERYTHING, MOST_CARDS, PLAIN, Space, choices, larger, meshes
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,7 @@ def search(
     constants: Constants | None = None,
     space: Space = EVERYTHING,
     framework: str = "megatron",
+    like: Plan = PLAIN,
 ) -> Answer:
     """The fastest plans of `model` on all cards of `machine`, of `sequences` sequences of `seq` tokens a step.
 
@@ -70,12 +71,11 @@ def search(
     `degrees` holds some of dp, tp, pp, cp and ep fixed; of the other choices `space` says what is looked at. Of experts
     the busiest rank gets `imbalance` times as many tokens as the mean, or, on fewer ranks, as many as there are. A plan
     is taken where its memory fits with the margin added: ``fit.has_room``. Constants are those of `framework` where no
-    others are given; what its runs were off by is the interval of a time. ``ValueError`` for arguments out of range and
-    where nothing fits: it says what is missing, and the nearest plan that fits, with other degrees, without what
-    `space` holds fixed, or on more cards.
+    others are given; what its runs were off by is the interval of a time. What none of these names is that of `like`,
+    in all plans. ``ValueError`` for arguments out of range and where nothing fits: it says what is missing, and the
+    nearest plan that fits, with other degrees, without what `space` holds fixed, or on more cards.
     """
-    model, like = checked_model(model), profile(framework)
-    constants = like if constants is None else constants
+    model, constants = checked_model(model), profile(framework) if constants is None else constants
     seq = model.seq if seq is None else whole("seq", seq, 1)
     number = default_sequences(machine.gpus, seq)
     sequences = number if sequences is None else whole("sequences", sequences, 1)
@@ -83,7 +83,7 @@ def search(
     usable = machine.accelerator.memory_bytes / (1 + constants.margin)
     timed = every_plan(
         model, machine, sequences=sequences, seq=seq, recipe=recipe, degrees=degrees, imbalance=imbalance,
-        constants=constants, space=space, most_bytes=_MORE * usable,
+        constants=constants, space=space, most_bytes=_MORE * usable, like=like,
     )  # fmt: skip
     plans, too_large = _fastest(model, timed, machine, usable, keep, constants, framework)
     if not plans:
@@ -107,6 +107,7 @@ def every_plan(
     constants: Constants = FITTED,
     space: Space = EVERYTHING,
     most_bytes: float = math.inf,
+    like: Plan = PLAIN,
 ) -> list[Timed]:
     """All plans that `search` looks at, mesh by mesh, whether they fit or not; ``ValueError`` for none.
 
@@ -118,7 +119,7 @@ def every_plan(
         raise ValueError(f"degrees must be some of dp, tp, pp, cp and ep, not {', '.join(fixed)}")
     if amount("imbalance", imbalance) < 1:
         raise ValueError(f"imbalance must be 1 or more, not {imbalance}")
-    possible = list(meshes(model, machine, sequences, Plan(seq=seq, recipe=recipe), imbalance))
+    possible = list(meshes(model, machine, sequences, like.changed(seq=seq, recipe=recipe), imbalance))
     if not possible:
         raise ValueError(f"sequences must be a multiple of a dp that gpus={machine.gpus} allows, not {sequences}")
     chosen = [mesh for mesh in possible if all(getattr(mesh, name) == size for name, size in fixed.items())]
@@ -262,13 +263,11 @@ def _nothing(
         f"{format_bytes(needed, digits=3)} with a margin of {margin_of(plan, k):.0%} (dp {plan.dp}, tp {plan.tp}, "
         f"pp {plan.pp}, cp {plan.cp}, {_ep(plan)}ZeRO {plan.zero}, recompute {plan.recompute})"
     )
-    fewest, usable = (
-        least_cards(model, machine.accelerator, plan.recipe, k),
-        machine.accelerator.memory_bytes / (1 + k.margin),
-    )
+    fewest = least_cards(model, machine.accelerator, plan.recipe, k)
+    usable = machine.accelerator.memory_bytes / (1 + k.margin)
     if fewest > MOST_CARDS:
         return f"{said}; the states alone take {fewest:,} such cards"
-    like, asked = Plan(seq=plan.seq, recipe=plan.recipe), [each.mesh for each in timed]
+    like, asked = timed[0].mesh, [each.mesh for each in timed]
     others = f"without {' and '.join(space.narrowed)} held fixed others"
     tried = [(others, machine, EVERYTHING)] * bool(space.narrowed) + [("other degrees", machine, space)] * fixed
     for which, more, of in tried + [(str(more.gpus), more, space) for more in larger(machine, fewest)]:

@@ -65,6 +65,7 @@ def _known(each: Field[Any]) -> tuple[Any, ...]:
 
 
 EVERYTHING = Space()
+PLAIN = Plan()
 
 
 def meshes(model: Architecture, machine: Machine, sequences: int, like: Plan, imbalance: float = 1) -> Iterator[Plan]:

@@ -6,11 +6,11 @@ What no data sheet has stands in `FITTED`; `dtlib.theory.calibration` says how i
 from .constants import FITTED, MEANING, Constants
 from .layer import kept_bytes
 from .plan import SCHEDULES, Machine, Plan
-from .products import cuts_for, product_share
+from .products import CAST_BYTES, FP8_BYTES, cuts_for, product_share
 from .profiles import PROFILES, profile
 from .step import CHOICES, StepTime, step_terms, step_time
 
 __all__ = [
-    "CHOICES", "FITTED", "MEANING", "PROFILES", "SCHEDULES", "Constants", "Machine", "Plan", "StepTime", "cuts_for",
-    "kept_bytes", "product_share", "profile", "step_terms", "step_time",
+    "CAST_BYTES", "CHOICES", "FITTED", "FP8_BYTES", "MEANING", "PROFILES", "SCHEDULES", "Constants", "Machine", "Plan",
+    "StepTime", "cuts_for", "kept_bytes", "product_share", "profile", "step_terms", "step_time",
 ]  # fmt: skip

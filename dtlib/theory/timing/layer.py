@@ -15,7 +15,7 @@ from dtlib.theory.models import Architecture, Experts
 
 from .constants import Constants
 from .plan import Machine, Plan
-from .products import product_seconds
+from .products import CAST_BYTES, FP8_BYTES, product_seconds
 
 Column = NDArray[Any]
 
@@ -42,6 +42,15 @@ def rates(machine: Machine, k: Constants) -> tuple[float, float]:
     return measured * k.matmul_share, card.memory_bytes_per_s
 
 
+def fp8_speedup(machine: Machine) -> float:
+    """How many times as fast as in 16 bits products are in fp8: by the card's sheet, of which as large a share is taken
+    to be reached. ``ValueError`` for a card without."""
+    card = machine.accelerator
+    if card.fp8_flop_per_s is None:
+        raise ValueError(f"precision must be bf16 on {card.name}, not 'fp8': its data sheet has no products in fp8")
+    return card.fp8_flop_per_s / card.half_flop_per_s
+
+
 def link_shares(k: Constants) -> tuple[float, float, float]:
     """What collectives reach of each link's rate, and the seconds of a message across."""
     return k.inside_share, k.across_share, k.across_alpha_seconds
@@ -57,16 +66,25 @@ def half_all_reduce(of: Cluster | None, full_bytes: Any, messages: int = 1) -> A
 def layer_seconds(
     model: Architecture, mesh: Plan, b: Column, split: Column, machine: Machine, k: Constants, with_experts: bool
 ) -> dict[str, Column]:
-    """Seconds of one layer's forward pass on a rank: its products, the last of them, its attention, and the rest."""
+    """Seconds of one layer's forward pass on a rank: its products, the last of them, its attention, and the rest.
+
+    In fp8, products of layers are as much faster as the card's sheets say, and `casts` a third of what is cast in a
+    micro-batch: times three, as the products, it is all.
+    """
     rate, memory = rates(machine, k)
     operands = memory / k.operand_passes
     s, t = mesh.tokens_of(model), mesh.tp
     tokens = b * s
-    products = [
-        product_seconds(tokens, rows, columns, rate, operands) for rows, columns in _matrices(model, t, with_experts)
-    ]
+    sizes: list[tuple[Any, Any, Any, Any]] = [(1, tokens, *each) for each in _matrices(model, t, with_experts)]
     if with_experts and model.experts is not None:
-        products += _expert_products(model, model.experts, mesh, tokens, rate, operands)
+        sizes += _expert_products(model, model.experts, mesh, tokens)
+    fast, width = rate, 2.0
+    casts: Column = 0.0 * b
+    if mesh.precision == "fp8":
+        fast, width = rate * fp8_speedup(machine), FP8_BYTES
+        entries = [np.asarray(n * (x * y + y * z + x * z)) for n, x, y, z in sizes]
+        casts = CAST_BYTES / 3 * np.sum(entries, axis=0) / memory
+    products = [np.asarray(n * product_seconds(x, y, z, fast, operands, width)) for n, x, y, z in sizes]
     kept = {
         each: kept_bytes(model, s, t, each, mesh.attention, mesh.dropout, with_experts=with_experts,
                          imbalance=mesh.imbalance)
@@ -83,7 +101,8 @@ def layer_seconds(
         attention = scores / 2 / (min(reached, k.attention_flop_per_s) if k.attention_flop_per_s else reached)
     else:
         attention = b * model.num_heads / t * 2 * product_seconds(s, model.head_dim, s, rate, operands)
-    return {"matmuls": sum(products), "last": products[-1], "attention": attention, "elementwise": elementwise}
+    return {"matmuls": np.asarray(sum(products)), "last": products[-1], "casts": casts, "attention": attention,
+            "elementwise": elementwise}  # fmt: skip
 
 
 def _matrices(model: Architecture, t: int, with_experts: bool) -> list[tuple[float, float]]:
@@ -102,17 +121,14 @@ def _matrices(model: Architecture, t: int, with_experts: bool) -> list[tuple[flo
 
 
 def _expert_products(
-    model: Architecture, experts: Experts, mesh: Plan, tokens: Column, rate: float, operands: float
-) -> list[Column]:
-    """Seconds of the products of the experts of the busiest rank, which share its copies of tokens alike."""
+    model: Architecture, experts: Experts, mesh: Plan, tokens: Column
+) -> list[tuple[Column, Column, float, float]]:
+    """How many products the experts of the busiest rank have, which share its copies alike, and their sides."""
     h, width, first = model.hidden, experts.hidden / mesh.tp, 2 if model.gated else 1
     copies = tokens * experts.top_k * mesh.imbalance
     at_work = np.minimum(copies, experts.num_experts / mesh.ep)  # an expert without a token reads no weights
     shapes = ((h, width * first), (width, h))
-    return [
-        np.asarray(at_work * product_seconds(copies / at_work, rows, columns, rate, operands))
-        for rows, columns in shapes
-    ]
+    return [(at_work, copies / at_work, rows, columns) for rows, columns in shapes]
 
 
 def exchange_seconds(model: Architecture, mesh: Plan, b: Column, split: Column, machine: Machine, k: Constants) -> Any:

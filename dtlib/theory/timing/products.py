@@ -54,9 +54,20 @@ def cuts_for(
     return max(0.0, float(z * ((1 / share - 1) / intensity - 1 / x - 1 / y)))
 
 
-def product_seconds(x: Any, y: Any, z: Any, flop_per_s: float, bytes_per_s: float) -> Any:
-    """Seconds of a product in 16 bits: 2xyz/F + 2(xy + yz + xz)/B. Nothing is checked: it is asked a million times."""
-    return 2 * x * y * z / flop_per_s + 2 * (x * y + y * z + x * z) / bytes_per_s
+FP8_BYTES = 4 / 3
+"""Bytes of an entry in the mean of the three products of a layer in fp8. Forward, for the gradient of the input and for
+that of the weights two operands have one byte, and what comes out two; each of the three matrices (input or its
+gradient, weights or theirs, output or its) comes out once and is an operand twice: (2·1 + 2)/3."""
+
+CAST_BYTES = 4
+"""Bytes that a cast to fp8 moves of an entry: it reads two and writes two copies of one byte, the second transposed,
+since fp8 products take both operands along the sum. Inputs, weights and output gradients are cast once a micro-batch:
+as many entries as the three products have matrices."""
+
+
+def product_seconds(x: Any, y: Any, z: Any, flop_per_s: float, bytes_per_s: float, element_bytes: float = 2) -> Any:
+    """Seconds of a product: 2xyz/F + w(xy + yz + xz)/B. Nothing is checked: it is asked a million times."""
+    return 2 * x * y * z / flop_per_s + element_bytes * (x * y + y * z + x * z) / bytes_per_s
 
 
 def _sides(x: Any, y: Any, z: Any) -> Any:

@@ -40,8 +40,8 @@ class StepTime(Breakdown):
     """Seconds of one step, of the slowest stage.
 
     What is computed: products of matrices, the core of attention, what is bound by memory, what is computed again, the
-    update. What is waited for: kernels that the host has not launched yet, messages of each axis that nothing hides
-    (tokens on their way to experts and back hide behind nothing), and the pipeline's bubble.
+    update, casts to fp8. What is waited for: kernels that the host has not launched yet, messages of each axis that
+    nothing hides (no tokens on their way to experts and back are hidden), and the pipeline's bubble.
     """
 
     matmuls: float
@@ -57,6 +57,7 @@ class StepTime(Breakdown):
     data_parallel: float
     bubble: float
     expert_parallel: float = 0
+    casts: float = 0
 
 
 @formula(
@@ -136,6 +137,7 @@ def step_terms(
         "data_parallel": data_seconds(model, mesh, c.zero, m, micro, sizes, machine, k) + waits["data_parallel"],
         "bubble": _bubble_units(mesh.pp, c) * (inner.max(axis=0) + messages) + waits["bubble"],  # of other stages
         "expert_parallel": seconds_of(slow, "exchange"),
+        "casts": seconds_of(slow, "casts", 3),
     }
     return {name: np.broadcast_to(np.asarray(value, float), m.shape) for name, value in seconds.items()}
 
@@ -146,25 +148,24 @@ def _layer(
     """Seconds of a layer for a micro-batch: `busy` is all, forward and backward, but what the host is behind."""
     full = again > 0
     once = layer_seconds(model, mesh, c.micro_batch, c.sequence_parallel, machine, k, with_experts)
-    matmuls, attention, elementwise = once["matmuls"], once["attention"], once["elementwise"]
-    selected = k.selective_products * matmuls + elementwise if k.selective_products else attention
+    matmuls, attention, elementwise, casts = (once[each] for each in ("matmuls", "attention", "elementwise", "casts"))
+    selected = k.selective_products * (matmuls + casts) + elementwise if k.selective_products else attention
     core_again = np.where(c.recompute == "none", 0.0, selected)
-    forward = matmuls + attention + elementwise
+    forward = matmuls + attention + elementwise + casts
     recomputed = np.where(full, forward - (once["last"] if mesh.early_stop else 0), core_again)
     tensor = _tensor_seconds(model, mesh, c, full, machine, k)
     context = _context_seconds(model, mesh, c.micro_batch, attention, machine, k) * (1 + again / 3)
     if mesh.tp_overlap:  # pieces of a product travel while others are computed; the last of eight is seen
         tensor = seen_seconds(tensor, matmuls * (3 + again), tensor / 8, k)
-    busy = matmuls * 3 + attention * 3.5 + elementwise * 3 + recomputed + tensor + context
+    busy = matmuls * 3 + attention * 3.5 + elementwise * 3 + recomputed + tensor + context + casts * 3
     exchange: Any = 0.0
     if with_experts:  # the gradients travel as the tokens did
         exchange = exchange_seconds(model, mesh, c.micro_batch, c.sequence_parallel, machine, k) * (2 + again)
         busy = busy + exchange
-    far = mesh.world_size > machine.node
-    slow = far & ((mesh.pp > 1) | (c.sequence_parallel & ~c.keep_gathered))
+    slow = (mesh.world_size > machine.node) & ((mesh.pp > 1) | (c.sequence_parallel & ~c.keep_gathered))
     behind = busy - np.where(slow, 0, tensor)
     return {
-        "matmuls": matmuls, "attention": attention, "elementwise": elementwise, "recompute": recomputed,
+        "matmuls": matmuls, "casts": casts, "attention": attention, "elementwise": elementwise, "recompute": recomputed,
         "tensor": tensor, "context": context, "exchange": exchange, "busy": busy,
         "host": np.maximum(0, _host_seconds(mesh, slow, k) * (1 + again / 3) - behind),
     }  # fmt: skip
