@@ -11,6 +11,7 @@ from dtlib.cli import told as in_words
 from dtlib.cli.plan import plan
 from dtlib.theory import hardware, planner, reliability
 from dtlib.theory.memory import RECIPES
+from dtlib.theory.models import MODULES
 from dtlib.theory.units import GB, GiB, format_seconds
 
 SMALL = {
@@ -106,6 +107,7 @@ def test_help_lists_the_cards_and_the_recipes_that_there_are(command):
     said = " ".join(CliRunner().invoke(main, [command, "--help"], env={"COLUMNS": "300"}).output.split())
     assert ", ".join(hardware.ACCELERATORS) in said
     assert ", ".join(list(RECIPES)[:-1]) + f" or {list(RECIPES)[-1]}" in said
+    assert f"Matrices with adapters: {','.join(MODULES)}." in said
     if command == "plan":
         assert f"counted with: {', '.join(planner.PROFILES)}." in said
         kinds = {name for name in hardware.LINKS if name.startswith(("InfiniBand", "Ethernet"))}
@@ -113,6 +115,42 @@ def test_help_lists_the_cards_and_the_recipes_that_there_are(command):
             f"Ethernet {each}G" for each in (1, 10, 25, 100, 200, 400, 800)
         }
         assert "InfiniBand EDR, HDR, NDR or XDR or Ethernet 1G to 800G" in said
+
+
+def test_a_plan_of_adapters_in_fp8_is_told_and_explained(tmp_path):
+    flags = ("llama3-8b", "--gpus", 8, "--batch", 64, "--keep", 2, "--lora", 8, "--lora-modules", "down,qkv",
+             "--precision", "fp8")  # fmt: skip
+    data = told(*flags)
+    plan = data["plans"][0]["plan"]
+    assert (plan["precision"], plan["adapters"]) == ("fp8", {"rank": 8, "modules": ["down", "qkv"]})
+    assert data["plans"][0]["interval"]["low"] is None
+    said = " ".join(CliRunner().invoke(main, ["plan", *map(str, flags)]).output.split())
+    assert "adapters of rank 8 on down and qkv trained alone" in said
+    assert "of the rate in bf16, products in fp8" in said
+    assert "Its time is not held to anything like this" in said
+    assert "adapters alone trained" in said
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(data), encoding="utf-8")
+    explained = CliRunner().invoke(main, ["explain", str(file)])
+    assert explained.exit_code == 0
+    for term in ("casts to fp8", "products of adapters", "weights of layers in fp8"):
+        assert term in explained.output
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--precision", "mxfp8"], "--precision must be one of bf16, fp8, not 'mxfp8'"),
+        (["--precision", "fp8", "--card", "A100"], "--precision must be bf16 on A100-80GB-SXM"),
+        (["--lora", "0"], "--lora must be at least 1"),
+        (["--lora-modules", "up"], "--lora must be given where --lora-modules is"),
+        (["--lora", "8", "--lora-modules", "gate"], "--lora-modules 'gate' is unknown; there are qkv, out, up, down"),
+    ],
+)
+def test_what_is_not_planned_is_refused_by_name(flags, said):
+    result = CliRunner().invoke(main, ["plan", "llama3-8b", "--gpus", "8", *flags])
+    assert result.exit_code == 2
+    assert said in " ".join(result.output.split())
 
 
 def test_json_is_the_answer():

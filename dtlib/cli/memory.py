@@ -12,11 +12,12 @@ from .memory_job import Job
 from .options import (
     CARDS,
     card_memory_option,
+    chosen_adapters,
     chosen_card,
     chosen_model,
-    precision_option,
     recipe_option,
     size_options,
+    training_options,
     with_flags,
 )
 
@@ -77,7 +78,7 @@ def _list_models(context: click.Context, _: click.Parameter, wanted: bool) -> No
 )
 @click.option("--mtp", type=int, help="Modules that predict further tokens.  [default: none]")
 @recipe_option("18-byte")
-@precision_option
+@training_options
 @click.option("--micro-batch", type=int, default=1, show_default=True, help="Sequences of one micro-batch.")
 @click.option("--micro-batches", type=int, help="Micro-batches of a rank in a step.  [default: one a stage]")
 @click.option("--seq", type=int, help="Tokens of a sequence.  [default: the model's]")
@@ -142,7 +143,7 @@ def _plan(given: dict[str, Any]) -> Plan:
     options = {each: given[each] for each in names} | {"schedule": "interleaved" if given["chunks"] > 1 else "1F1B"}
     if options["micro_batches"] is None:
         options["micro_batches"] = max(options["pp"], 1)
-    return Plan(**options)
+    return Plan(**options, adapters=chosen_adapters(given))
 
 
 def _device(card: str | None, given: dict[str, Any]) -> Accelerator | None:

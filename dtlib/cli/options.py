@@ -13,7 +13,7 @@ import click
 
 if TYPE_CHECKING:
     from dtlib.theory.hardware import Accelerator, Link
-    from dtlib.theory.models import Architecture
+    from dtlib.theory.models import Adapters, Architecture
 
 # numpy and dtlib.theory are imported by the functions that need them: --help answers at once.
 
@@ -58,6 +58,32 @@ def recipe_option(default: str) -> Any:
 precision_option = click.option(
     "--precision", default="bf16", show_default=True, help="bf16, or fp8: products of layers, a scale for each tensor."
 )
+ADAPTED = ("qkv", "out", "up", "down")
+
+
+def training_options(command: Any) -> Any:
+    """Flags of how is trained, the last first."""
+    for flag, kind, said in (
+        ("--lora-modules", str, f"Matrices with adapters: {','.join(ADAPTED)}.  [default: all]"),
+        ("--lora", int, "Train adapters of this rank alone, the model stays as it is."),
+    ):
+        command = click.option(flag, type=kind, help=said)(command)
+    return precision_option(command)
+
+
+def chosen_adapters(given: Mapping[str, Any]) -> Adapters | None:
+    """The adapters that are trained, or None; ``ValueError`` for what they cannot be."""
+    from dtlib.theory.models import Adapters
+    from dtlib.theory.valid import whole
+
+    modules = some_of("lora_modules", given["lora_modules"], ADAPTED).get("lora_modules", ADAPTED)
+    if given["lora"] is None:
+        if given["lora_modules"] is not None:
+            raise ValueError("lora must be given where --lora-modules is")
+        return None
+    return Adapters(whole("lora", given["lora"], 1), modules)
+
+
 card_memory_option = click.option(
     "--card-memory", type=float, metavar="GiB", help="Change the card: what programs see of its memory."
 )
@@ -164,7 +190,7 @@ def with_flags(message: str, command: click.Command, *, card: str = "card", mode
     message = re.sub(r"^accelerator\b", card, message)
     message = re.sub(r"^name (.+?) of link\b", r"--network \1", message)
     message = re.sub(r"^name (.+?) of model\b", rf"{model} \1", message)
-    message = re.sub(r"^name (.+?) of (recipe|zero|schedule|recompute|sequence_parallel)\b",
+    message = re.sub(r"^name (.+?) of (recipe|zero|schedule|recompute|sequence_parallel|lora_modules)\b",
                      lambda found: f"--{_dashed(found[2])} {found[1]}", message)  # fmt: skip
     message = re.sub(r"^sequences\b", "batch", message)
     message = re.sub(r"^price_per_card_hour\b", "price", message)

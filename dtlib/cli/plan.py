@@ -16,14 +16,15 @@ from .options import (
     FRAMEWORKS,
     LINKS,
     card_memory_option,
+    chosen_adapters,
     chosen_card,
     chosen_model,
     chosen_network,
     in_unit,
-    precision_option,
     recipe_option,
     size_options,
     some_of,
+    training_options,
     with_flags,
 )
 
@@ -75,7 +76,7 @@ def _choices(command: Any) -> Any:
 @click.option("--seq", type=int, help="Tokens of a sequence.  [default: the model's]")
 @click.option("--batch", type=int, help="Sequences of a step.  [default: 4 million tokens, or 1024 a card]")
 @recipe_option("18-byte")
-@precision_option
+@training_options
 @click.option(
     "--imbalance",
     type=float,
@@ -160,7 +161,8 @@ def plan(
 
     With --precision fp8, attention, norms, the head, messages and states stay as in bf16. Recipes with scales of blocks
     (mx, nvfp4) or rows are not planned.
-    Training of all weights is planned: no inference, no adapters, nothing on the host, no shards within nodes alone.
+    Of LoRA a token takes 4Ψ operations, not 6Ψ: no matrix of the model needs a gradient of its own.
+    No inference is planned, nothing on the host, no shards within nodes alone.
 
     Exit code 0, or 2 for what is not possible.
     """
@@ -195,7 +197,7 @@ def plan(
             space=_space(given),
             constants=None if refit is None else refit.constants,
             framework=given["framework"],
-            like=planner.Plan(precision=given["precision"]),
+            like=planner.Plan(precision=given["precision"], adapters=chosen_adapters(given)),
         )
         goals = None
         if critical_batch is not None:

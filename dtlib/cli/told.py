@@ -67,6 +67,7 @@ def in_words(answer: Answer) -> str:
         f"cp {p.cp}",
         *([f"ep {p.ep} of dp"] if p.ep > 1 else []),
         f"ZeRO {p.zero}",
+        *([f"adapters of rank {p.adapters.rank} on {_and(p.adapters.modules)} trained alone"] if p.adapters else []),
         f"{_number(p.micro_batches, 'micro-batch', 'es')} of {_number(p.micro_batch, 'sequence', 's')} a rank",
         {"none": "nothing computed again", "full": "each layer computed again"}[p.recompute],
     )

@@ -5,13 +5,13 @@ Shapes: b sequences (`micro_batch`), s tokens (`seq`), h width, a heads, f width
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from dtlib.theory.breakdown import Breakdown, over
 from dtlib.theory.formula import formula
 from dtlib.theory.memory.flops import checked_recompute
-from dtlib.theory.models import Architecture, checked_model, checked_tp, has_experts, kv_width_of_rank
+from dtlib.theory.models import Adapters, Architecture, checked_model, checked_tp, has_experts, kv_width_of_rank
 from dtlib.theory.valid import amount, whole
 
 Attention = Literal["matrix", "flash"]
@@ -125,6 +125,7 @@ class LayerActivations(Breakdown):
     expert_outputs: float = 0
     output_norm_inputs: float = 0
     output_norm_statistics: float = 0
+    adapter_inputs: float = 0
 
     @property
     def core(self) -> float:
@@ -151,6 +152,7 @@ def layer_activations(
     widths: Widths = PAPER,
     with_experts: bool | None = None,
     imbalance: float = 1,
+    adapters: Adapters | None = None,
 ) -> LayerActivations:
     """Activations of a layer, tensor by tensor.
 
@@ -163,6 +165,12 @@ def layer_activations(
     A layer with experts drops no token: with k of them a token, a rank's experts get k copies of as many tokens as it
     has, `imbalance` times as many on the busiest rank. `with_experts` says which layer is meant where some have experts
     and others have none.
+
+    Where `adapters` alone are trained, the input of a matrix W is kept for the gradient of A in x·A·B, not for that of
+    x, for which W is enough. So what nothing but an unadapted matrix reads is not kept: the norms'
+    outputs, what goes into the last matrix of the MLP, and the output of attention, unless flash attention keeps that
+    itself. Each adapter keeps x·A, `adapter_inputs` of r entries a token. Somewhere below the layer something is
+    trained, or its first norms keep less.
 
     ``ValueError`` for sizes below 1, a `tp` that the model does not divide by, or an unknown word.
     """
@@ -200,7 +208,7 @@ def layer_activations(
     if model.latent is not None:
         value_entries = tokens * model.value_width // t
         latents = over(kept * tokens * 2 * (model.latent.kv_rank + (model.latent.q_rank or 0)), outside)
-    return LayerActivations(
+    found = LayerActivations(
         attention_norm_input=norm_input,
         attention_norm_statistics=statistics,
         attention_input=norm_input,
@@ -227,6 +235,13 @@ def layer_activations(
         output_norm_inputs=norm_input * max(0, model.norms_per_layer - 2),
         output_norm_statistics=statistics * max(0, model.norms_per_layer - 2),
     )
+    if adapters is None:
+        return found
+    adapters.check(model)
+    reads = {"qkv": "attention_input", "up": "mlp_input", "down": "mlp_product" if model.gated else "mlp_activation"}
+    reads |= {} if flash else {"out": "projection_input"}
+    dropped = {name: 0.0 for module, name in reads.items() if module not in adapters.modules}
+    return replace(found, **dropped, adapter_inputs=kept * tokens * adapters.rank * len(adapters.modules))
 
 
 def checked_attention(attention: str) -> str:

@@ -6,7 +6,7 @@ Arguments out of range raise ``ValueError``, which names the argument, its value
 """
 
 from .budget import fits, largest_micro_batch, largest_that
-from .rank import RankMemory, memory_by_stage, rank_memory, rank_states
+from .rank import RankMemory, memory_by_stage, rank_memory, rank_states, trained_parameters
 from .setup import AXES, BALANCES, Setup, checked_pp
 from .stages import (
     chunks_in_flight,
@@ -37,4 +37,5 @@ __all__ = [
     "rank_states",
     "stage_layers",
     "stage_parameters",
+    "trained_parameters",
 ]

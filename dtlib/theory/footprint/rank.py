@@ -106,8 +106,18 @@ def rank_states(model: Architecture, setup: Setup, stage: int) -> ModelStates:
     experts = whole.experts
     if model.mtp_modules and stage == setup.pp - 1:
         experts += model.mtp_modules * mtp_parameters(model, setup.tp, setup.ep).experts
-    kept = states(whole.total - experts, setup.size("dp", "cp"), setup.zero, setup.recipe)
+    ranks = setup.size("dp", "cp")
+    kept = states(whole.total - experts, ranks, setup.zero, setup.least_recipe)
+    if setup.adapters is not None:
+        return kept + states(trained_parameters(model, setup, stage), ranks, setup.zero, setup.recipe)
     return kept + states(experts, setup.expert_copies, setup.zero, setup.recipe) if experts else kept
+
+
+def trained_parameters(model: Architecture, setup: Setup, stage: int) -> int:
+    """Parameters on a rank of `stage` that have gradients: all, or those of adapters."""
+    if setup.adapters is None:
+        return _held(model, setup, stage).total
+    return sum(setup.pieces(model)[stage]) * setup.adapters.layer_parameters(model, setup.tp)
 
 
 def _held(model: Architecture, setup: Setup, stage: int) -> ModelParameters:
@@ -129,6 +139,7 @@ def _activations(model: Architecture, setup: Setup, stage: int) -> dict[str, flo
             dropout=setup.dropout,
             with_experts=with_experts,
             imbalance=setup.imbalance,
+            adapters=setup.adapters,
         ).total
 
     p, m, v, n = setup.pp, setup.num_micro_batches, setup.chunks, model.mtp_modules
@@ -152,7 +163,7 @@ def _activations(model: Architecture, setup: Setup, stage: int) -> dict[str, flo
         "layer_activations": max(pieces_kept) * chunks_in_flight(p, stage, m, v),
         "recomputed_layer": max(again, default=0),
         "embedding_activations": entries * embeddings_in_flight(p, m, v) if first and setup.dropout else 0,
-        "head_activations": (1 + n) * 4 * entries if last else 0,  # two inputs of two bytes
+        "head_activations": (1 + n) * (2 if setup.adapters else 4) * entries if last else 0,  # of norm, of matrix
         "logits": (1 + n) * 4 * scores if last else 0,
         "logits_gradient": 4 * scores if last else 0,
         "all_to_all": _exchanged(model, setup, entries) if True in kinds else 0,
@@ -172,11 +183,12 @@ def _whole_modules(model: Architecture, setup: Setup, stage: int) -> dict[str, f
     sizes = _module_sizes(model, setup, stage) if setup.zero >= 2 and setup.size("dp", "cp") > 1 else [0]
     gathered = sum(sizes[: 1 + setup.prefetched]) if setup.zero >= 3 else 0
     held = _held(model, setup, stage)
+    most = setup.adapters.layer_parameters(model, setup.tp) if setup.adapters and sizes[0] else 0
     copied = gathered or held.total - held.embedding - held.positions - held.head - held.norms
     return {
         "fp8_copies": 2 * copied if setup.precision == "fp8" else 0,
         "gathered_weights": gathered * per_param.weights,
-        "unsharded_gradients": sizes[0] * per_param.gradients,
+        "unsharded_gradients": (most if setup.adapters else sizes[0]) * per_param.gradients,
     }
 
 

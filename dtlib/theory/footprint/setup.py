@@ -8,7 +8,7 @@ from typing import Any
 
 from dtlib.theory.activations import Attention, checked_attention
 from dtlib.theory.memory import Recipe, checked_recompute, recipe
-from dtlib.theory.models import Architecture, checked_ep, checked_model, checked_tp
+from dtlib.theory.models import Adapters, Architecture, checked_ep, checked_model, checked_tp
 from dtlib.theory.valid import amount, flag, whole
 from dtlib.theory.zero import checked_stage
 
@@ -41,6 +41,9 @@ class Setup:
     which ZeRO shards them; `tp` splits each, as other matrices. The busiest rank is sent `imbalance` times as many
     tokens as the mean.
 
+    Where there are `adapters`, they alone are trained: of the model itself weights are kept, without gradients and what
+    the optimizer keeps.
+
     `precision` ``"fp8"`` computes the products of layers in 8 bits. Attention, norms, head, embedding, messages, what
     is kept and the states stay as they are.
 
@@ -66,6 +69,7 @@ class Setup:
     imbalance: float = 1
     balance: str = "layers"
     precision: str = "bf16"
+    adapters: Adapters | None = None
 
     def __post_init__(self) -> None:
         for name in (*AXES, "ep", "micro_batch", "chunks"):
@@ -118,6 +122,11 @@ class Setup:
         return self.size(*AXES[AXES.index(axis) + 1 :])
 
     @property
+    def least_recipe(self) -> Recipe:
+        """What a parameter of the model itself has on a card."""
+        return recipe(self.recipe).only("weights") if self.adapters else recipe(self.recipe)
+
+    @property
     def num_micro_batches(self) -> int:
         """Micro-batches of a rank between two updates."""
         return self.pp if self.micro_batches is None else self.micro_batches
@@ -142,6 +151,8 @@ class Setup:
         checked_ep(model, self.ep)
         checked_pp(model, self.pp)
         self.pieces(model)
+        if self.adapters is not None:
+            self.adapters.check(model)
         seq, parts = self.seq_of(model), self.cp * self.tp
         if self.cp > 1 and seq % (2 * self.cp):
             raise ValueError(f"seq must be a multiple of 2·cp={2 * self.cp} (zig-zag), not {seq}")

@@ -56,6 +56,11 @@ class Recipe:
         """Bytes that one parameter needs."""
         return self.per_param.total
 
+    def only(self, *names: str) -> Recipe:
+        """The parts called `names` alone, such as the weights of a model that is not trained."""
+        kept = ModelStates(**{name: value if name in names else 0 for name, value in self.per_param.parts.items()})
+        return Recipe(f"{self.name}, {' and '.join(names)} alone", kept, self.source)
+
     def states(self, num_params: float) -> ModelStates:
         """Bytes of the model states of `num_params` parameters: Ψ times each part; ``ValueError`` below 0."""
         num_params = amount("num_params", num_params)

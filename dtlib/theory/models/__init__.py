@@ -6,6 +6,7 @@ Letters: l layers (`num_layers`), h width (`hidden`), a heads (`num_heads`), V v
 Arguments out of range raise ``ValueError``, which names the argument, its value and the rule.
 """
 
+from .adapters import MODULES, Adapters
 from .architecture import Architecture, Norm, gpt, llama
 from .experts import Experts, LatentAttention
 from .hub import from_config
@@ -29,6 +30,8 @@ from .tensor_parallel import checked_ep, checked_tp, kv_width_of_rank, tp_degree
 
 __all__ = [
     "MODELS",
+    "MODULES",
+    "Adapters",
     "Architecture",
     "Experts",
     "LatentAttention",

@@ -104,11 +104,14 @@ class Answer:
 
         6Ψ + 12 l (a d) s operations a token, with the active parameters and the width of all query heads (h for most
         models; in the mean with that of the values, where they differ); of the scores those that a window leaves.
+        Where adapters are trained 4Ψ, and 6 for each parameter of theirs (`Plan.passes`).
         """
         model, seq = self.model, found.plan.seq_of(self.model)
         width = (model.query_width + model.output_width) // 2
         each = training_flops_per_token(active_parameters(model).total, model.num_layers, width, seq)
-        flops = each.dense + model.score_share(seq) * each.attention
+        dense, of = each.dense * found.plan.passes / 3, found.plan.adapters
+        dense += 0 if of is None else 6 * model.num_layers * of.layer_parameters(model)
+        flops = dense + model.score_share(seq) * each.attention
         peak = self.machine.accelerator.half_flop_per_s * self.machine.gpus
         return flops * self.tokens / found.time.total / peak
 

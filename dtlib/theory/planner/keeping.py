@@ -33,15 +33,17 @@ class Keeping:
 def keeping(answer: Answer, node_mtbf: float, storage_bytes_per_s: float) -> Keeping:
     """The best plan of `answer`, on nodes that fail each `node_mtbf` seconds, saved at `storage_bytes_per_s` in all.
 
-    Weights and what the optimizer keeps, once; a restart reads as much at the same rate. A failure is noticed at once
-    and a node replaced at once: both add to what is lost. The steps between two saves are those of
+    What is trained, weights and what the optimizer keeps, once; a restart reads as much at the same rate. A failure is
+    noticed at once and a node replaced at once: both add to what is lost. The steps between two saves are those of
     `reliability.best_interval`, a whole number, or as few as a save in the background is written in. ``ValueError``
     unless both are positive.
     """
     machine, step = answer.machine, answer.best.time.total
     mtbf = float(reliability.mtbf(machine.gpus // machine.node, number("node_mtbf", node_mtbf, positive=True)))
     rate = number("storage_bytes_per_s", storage_bytes_per_s, positive=True)
-    size = reliability.save_bytes(model_parameters(answer.model).total, answer.best.plan.recipe)
+    of, model = answer.best.plan.adapters, answer.model
+    trained = model_parameters(model).total if of is None else model.num_layers * of.layer_parameters(model)
+    size = reliability.save_bytes(trained, answer.best.plan.recipe)
     seconds = size / rate
     steps = max(1, round(reliability.best_interval(seconds, mtbf) / step))
     share = reliability.goodput(steps * step, seconds, mtbf, restart=seconds)

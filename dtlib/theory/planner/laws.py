@@ -46,7 +46,7 @@ class Term:
 def _flops(model: Architecture, plan: Plan) -> str:
     tokens = plan.sequences * plan.seq_of(model)
     done = training_flops_per_token(active_parameters(model).total, model.num_layers, model.query_width, 1).dense
-    return f"{done * tokens / plan.world_size / TFLOP:,.1f} TFLOP a card in a step"
+    return f"{done * plan.passes / 3 * tokens / plan.world_size / TFLOP:,.1f} TFLOP a card in a step"
 
 
 def _scores(model: Architecture, plan: Plan) -> str:
@@ -68,7 +68,7 @@ def _kept(model: Architecture, plan: Plan) -> str:
     kept = layer_activations(
         model, plan.micro_batch, seq=plan.tokens_of(model), tp=plan.tp, sequence_parallel=plan.sequence_parallel,
         attention=plan.attention, dropout=plan.dropout, recompute=plan.recompute, imbalance=plan.imbalance,
-        with_experts=model.num_expert_layers > 0,
+        with_experts=model.num_expert_layers > 0, adapters=plan.adapters,
     )  # fmt: skip
     return f"{format_bytes(kept.total)} a layer and micro-batch, recompute {plan.recompute}"
 
@@ -92,19 +92,23 @@ def _boundary(model: Architecture, plan: Plan) -> str:
 def _traffic(model: Architecture, plan: Plan) -> str:
     ranks, width = plan.size("dp", "cp"), recipe(plan.recipe).per_param
     sent = zero.traffic(width.gradients, ranks, plan.zero, width.weights).total
+    if plan.adapters:
+        return f"gradients of adapters alone, {ranks} ranks, ZeRO {plan.zero}"
     return f"{sent:.3g} bytes a parameter of a rank, {ranks} ranks, ZeRO {plan.zero}"
 
 
 def _idle(_: Architecture, plan: Plan) -> str:
     again = 1 if plan.recompute == "full" else 0  # in units of a forward pass of a micro-batch
-    idle = pp.idle_seconds(plan.schedule, plan.pp, 1, 1 + again, 1, plan.chunks) / (3 + again)
+    own = plan.passes - 2  # for the gradient of the weights
+    idle = pp.idle_seconds(plan.schedule, plan.pp, 1, 1 + again, own, plan.chunks) / (2 + again + own)
     return f"as long idle as {idle:.3g} of {plan.micro_batches} micro-batches take"
 
 
 def _states(_: Architecture, plan: Plan) -> str:
     ranks = plan.size("dp", "cp")
-    each = zero.states(1, ranks, plan.zero, plan.recipe).total
-    return f"{each:.4g} bytes a parameter of a rank, {ranks} ranks, ZeRO {plan.zero}"
+    each = zero.states(1, ranks, plan.zero, plan.least_recipe).total
+    of = ", all states of adapters" if plan.adapters else ""
+    return f"{each:.4g} bytes a parameter of a rank{of}, {ranks} ranks, ZeRO {plan.zero}"
 
 
 def _experts(model: Architecture, plan: Plan) -> str:
@@ -128,6 +132,11 @@ def _modules(_: Architecture, plan: Plan) -> str:
 def _logits(model: Architecture, plan: Plan) -> str:
     scores = plan.micro_batch * plan.tokens_of(model) * (model.vocab // plan.tp)
     return f"{scores:,} scores of a micro-batch on the last stage"
+
+
+def _adapters(model: Architecture, plan: Plan) -> str:
+    of = plan.adapters
+    return "none" if of is None else f"rank {of.rank}: {of.layer_parameters(model, plan.tp):,} parameters a layer"
 
 
 def _cast(_: Architecture, __: Plan) -> str:
@@ -154,6 +163,7 @@ OF_TIME: Mapping[str, Law] = MappingProxyType(
         "data_parallel": Law("weights and gradients that nothing hides", "zero.traffic", _traffic),
         "bubble": Law("waiting for other stages", "pp.idle_seconds", _idle),
         "casts": Law("casts to fp8, with transposed copies", _TIMED, _cast),
+        "adapters": Law("products of adapters, forward and backward", "planner.product_share", _adapters),
         "expert_parallel": Law("tokens to their experts and back", "ep.dispatch_elements", _experts),
     }
 )

@@ -263,7 +263,7 @@ def _nothing(
         f"{format_bytes(needed, digits=3)} with a margin of {margin_of(plan, k):.0%} (dp {plan.dp}, tp {plan.tp}, "
         f"pp {plan.pp}, cp {plan.cp}, {_ep(plan)}ZeRO {plan.zero}, recompute {plan.recompute})"
     )
-    fewest = least_cards(model, machine.accelerator, plan.recipe, k)
+    fewest = least_cards(model, machine.accelerator, plan.least_recipe, k)
     usable = machine.accelerator.memory_bytes / (1 + k.margin)
     if fewest > MOST_CARDS:
         return f"{said}; the states alone take {fewest:,} such cards"

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dtlib.theory.footprint import expert_layers, piece_layers
-from dtlib.theory.models import Architecture, layers_of_rank, tp_degrees
+from dtlib.theory.models import Adapters, Architecture, layers_of_rank, tp_degrees
 from dtlib.theory.timing import CHOICES, SCHEDULES, Constants, Machine, Plan, kept_bytes
 from dtlib.theory.zero import states
 
@@ -134,10 +134,10 @@ def _least_bytes(model: Architecture, mesh: Plan, c: Any, k: Constants) -> NDArr
     """
     cases, p, b = _cases(model, mesh.tp, mesh.pp, mesh.ep), mesh.pp, c.micro_batch.astype(float)
     dense, sparse, others, experts, stage = (np.array(column) for column in list(zip(*cases, strict=True))[1:])
-    per_param = [[_state_bytes(ranks, zero, mesh.recipe) for zero in range(4)]
+    per_param = [[_state_bytes(ranks, zero, mesh.least_recipe) for zero in range(4)]
                  for ranks in (mesh.size("dp", "cp"), mesh.expert_copies)]  # fmt: skip
     states_of = np.outer(others, per_param[0]) + np.outer(experts, per_param[1])
-    of_kinds = _kept(model, mesh.tokens_of(model), mesh.tp, mesh.imbalance)
+    of_kinds = _kept(model, mesh.tokens_of(model), mesh.tp, mesh.imbalance, mesh.adapters)
     kept = np.tensordot(np.stack([dense, sparse], axis=1), of_kinds, 1)
     there = of_kinds * np.stack([dense > 0, sparse > 0], axis=1)[:, :, None, None]
     again = there[..., 0].max(axis=1) - there[..., 1].max(axis=1)
@@ -176,12 +176,15 @@ def _cases(model: Architecture, tp: int, pp: int, ep: int) -> list[tuple[bool, i
 
 
 @lru_cache(maxsize=4096)
-def _kept(model: Architecture, tokens: int, tp: int, imbalance: float) -> NDArray[np.float64]:
+def _kept(
+    model: Architecture, tokens: int, tp: int, imbalance: float, adapters: Adapters | None
+) -> NDArray[np.float64]:
     """Bytes that a layer keeps of a sequence: without and with experts, tokens whole and split, recompute none and
     full; 0 for a kind of layer that the model has not."""
     kinds = (model.num_expert_layers < model.num_layers, model.num_expert_layers > 0)
     return np.array([
-        [[kept_bytes(model, tokens, tp, split, "flash", False, word, with_experts=kind, imbalance=imbalance)
+        [[kept_bytes(model, tokens, tp, split, "flash", False, word, with_experts=kind, imbalance=imbalance,
+                     adapters=adapters)
           if has else 0 for word in ("none", "full")] for split in (False, True)]
         for kind, has in zip((False, True), kinds, strict=True)
     ])  # fmt: skip

@@ -20,14 +20,15 @@ Column = NDArray[Any]
 
 
 def data_seconds(
-    model: Architecture, mesh: Plan, zero: Column, m: Column, micro: Column, sizes: StageSizes, machine: Machine,
-    k: Constants,
+    model: Architecture, mesh: Plan, zero: Column, m: Column, micro: Column, sizes: StageSizes, trained: StageSizes,
+    machine: Machine, k: Constants,
 ) -> Column:  # fmt: skip
     """Seconds of weights and gradients between data-parallel ranks that nothing hides.
 
     Gradients travel behind the backward pass of the last micro-batch (stage 2: of each, since none keeps them whole),
     the weights of stages 1 and 2 behind the forward pass of the first; a layer's worth is seen. Stage 3: each layer
-    behind its neighbours, in every micro-batch.
+    behind its neighbours, in every micro-batch. What is `trained` has gradients and is gathered after the update; all
+    `sizes` at stage 3.
     """
     per_param, shares = recipe(mesh.recipe).per_param, link_shares(k)
     if mesh.size("dp", "cp") == 1:
@@ -43,7 +44,7 @@ def data_seconds(
     units = -(-model.num_layers // mesh.pp)
     messages = max(1, round(k.sharded_messages * units))
     gather, scatter = (
-        {u: travel(sizes.others, sizes.experts, width, u) for u in {1, units, messages}}
+        {u: travel(trained.others, trained.experts, width, u) for u in {1, units, messages}}
         for width in (per_param.weights, per_param.gradients)
     )
     sharded = scatter[messages]
@@ -51,7 +52,8 @@ def data_seconds(
     least = np.where(zero == 0, scatter[1], sharded) / units
     seen = np.where(zero == 2, m, 1) * seen_seconds(reduce, 2 / 3 * behind, least, k)
     seen = seen + np.where(zero > 0, seen_seconds(gather[messages], behind / 3, gather[messages] / units, k), 0)
-    streamed = seen_seconds(2 * gather[units] + scatter[units], behind, 0, k)
+    whole = travel(sizes.others, sizes.experts, per_param.weights, units)
+    streamed = seen_seconds(2 * whole + scatter[units], behind, 0, k)
     layer = layer_of_rank(model, mesh.tp, mesh.ep, with_experts=model.num_expert_layers > 0)
     first = travel(layer.total - layer.experts, layer.experts, per_param.weights)
     return np.where(zero == 3, m * streamed + 2 * first, seen)

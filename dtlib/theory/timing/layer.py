@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dtlib.theory import cluster, cp, ep
 from dtlib.theory.activations import layer_activations
 from dtlib.theory.cluster import Cluster
-from dtlib.theory.models import Architecture, Experts
+from dtlib.theory.models import Adapters, Architecture, Experts
 
 from .constants import Constants
 from .plan import Machine, Plan
@@ -23,12 +23,12 @@ Column = NDArray[Any]
 @lru_cache(maxsize=4096)
 def kept_bytes(
     model: Architecture, seq: int, tp: int, split: bool, attention: Any, dropout: bool, recompute: str = "none",
-    *, with_experts: bool = False, imbalance: float = 1,
+    *, with_experts: bool = False, imbalance: float = 1, adapters: Adapters | None = None,
 ) -> float:  # fmt: skip
     """Bytes that a layer keeps of one sequence."""
     return layer_activations(
         model, 1, seq=seq, tp=tp, sequence_parallel=split, attention=attention, dropout=dropout, recompute=recompute,
-        with_experts=with_experts, imbalance=imbalance,
+        with_experts=with_experts, imbalance=imbalance, adapters=adapters,
     ).total  # fmt: skip
 
 
@@ -68,8 +68,9 @@ def layer_seconds(
 ) -> dict[str, Column]:
     """Seconds of one layer's forward pass on a rank: its products, the last of them, its attention, and the rest.
 
-    In fp8, products of layers are as much faster as the card's sheets say, and `casts` a third of what is cast in a
-    micro-batch: times three, as the products, it is all.
+    `adapters` have two products of their own for each matrix, in 16 bits. In fp8, products of layers are as much
+    faster as the card's sheets say, and `casts` a third of what is cast in a micro-batch: times three, as the products,
+    it is all.
     """
     rate, memory = rates(machine, k)
     operands = memory / k.operand_passes
@@ -85,6 +86,9 @@ def layer_seconds(
         entries = [np.asarray(n * (x * y + y * z + x * z)) for n, x, y, z in sizes]
         casts = CAST_BYTES / 3 * np.sum(entries, axis=0) / memory
     products = [np.asarray(n * product_seconds(x, y, z, fast, operands, width)) for n, x, y, z in sizes]
+    of = mesh.adapters
+    adapters = [] if of is None else [each for x, y in of.matrices(model, t) for each in ((x, of.rank), (of.rank, y))]
+    adapted = sum((np.asarray(product_seconds(tokens, *each, rate, operands)) for each in adapters), 0.0 * b)
     kept = {
         each: kept_bytes(model, s, t, each, mesh.attention, mesh.dropout, with_experts=with_experts,
                          imbalance=mesh.imbalance)
@@ -101,8 +105,10 @@ def layer_seconds(
         attention = scores / 2 / (min(reached, k.attention_flop_per_s) if k.attention_flop_per_s else reached)
     else:
         attention = b * model.num_heads / t * 2 * product_seconds(s, model.head_dim, s, rate, operands)
-    return {"matmuls": np.asarray(sum(products)), "last": products[-1], "casts": casts, "attention": attention,
-            "elementwise": elementwise}  # fmt: skip
+    return {
+        "matmuls": np.asarray(sum(products)), "last": products[-1], "casts": casts, "adapters": adapted,
+        "attention": attention, "elementwise": elementwise,
+    }  # fmt: skip
 
 
 def _matrices(model: Architecture, t: int, with_experts: bool) -> list[tuple[float, float]]:

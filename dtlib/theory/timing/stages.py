@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from dtlib.theory.footprint import expert_layers, piece_layers, stage_parameters
 from dtlib.theory.models import Architecture, last_has_experts, layer_of_rank, mtp_parameters
+
+from .plan import Plan
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,13 @@ class StageSizes:
     last: Mapping[bool, int]
     others: int
     experts: int
+
+    def trained(self, model: Architecture, plan: Plan) -> StageSizes:
+        """The sizes with the parameters alone that have gradients: those of adapters, of the rank with most layers."""
+        if plan.adapters is None:
+            return self
+        layers = max(sum(counts.values()) for counts in (*self.stages, self.last))
+        return replace(self, others=layers * plan.adapters.layer_parameters(model, plan.tp), experts=0)
 
     def has(self, with_experts: bool) -> bool:
         """Whether any stage has such a layer."""

@@ -58,6 +58,7 @@ class StepTime(Breakdown):
     bubble: float
     expert_parallel: float = 0
     casts: float = 0
+    adapters: float = 0
 
 
 @formula(
@@ -90,7 +91,8 @@ def step_terms(
     """
     c, k = SimpleNamespace(**choices), constants
     c.micro_batch, c.micro_batches = c.micro_batch.astype(float), c.micro_batches.astype(float)  # ints overflow
-    sizes, m = stage_sizes(model, mesh.tp, mesh.pp, mesh.ep), c.micro_batches
+    sizes, m, passes = stage_sizes(model, mesh.tp, mesh.pp, mesh.ep), c.micro_batches, mesh.passes
+    trained = sizes.trained(model, mesh)
     again = np.where(c.recompute == "full", 1.0, 0.0)
     kinds = {kind: _layer(model, mesh, c, again, machine, k, kind) for kind in (False, True) if sizes.has(kind)}
 
@@ -118,12 +120,12 @@ def step_terms(
         inner = np.array([(model.num_layers * one + head - fullest_seconds) / (mesh.pp - 1)])
     micro = micro_batch(slow) + head * is_last
     messages = _pipeline_seconds(model, mesh, c, machine, k) if mesh.pp > 1 else 0 * m
-    waits = wait_seconds(mesh, sizes, c, k)
-    summed = k.accumulated_bytes * (sizes.others + sizes.experts) / machine.accelerator.memory_bytes_per_s
-    owned = sizes.others / np.where(c.zero > 0, mesh.dp * mesh.cp, 1)
-    owned = owned + sizes.experts / np.where(c.zero > 0, mesh.expert_copies, 1)
+    waits = wait_seconds(mesh, trained, c, k)
+    summed = k.accumulated_bytes * (trained.others + trained.experts) / machine.accelerator.memory_bytes_per_s
+    owned = trained.others / np.where(c.zero > 0, mesh.dp * mesh.cp, 1)
+    owned = owned + trained.experts / np.where(c.zero > 0, mesh.expert_copies, 1)
     seconds = {
-        "matmuls": seconds_of(slow, "matmuls", 3),
+        "matmuls": seconds_of(slow, "matmuls", passes),
         "attention": seconds_of(slow, "attention", 3.5),
         "elementwise": seconds_of(slow, "elementwise", 3) + m * summed,
         "recompute": seconds_of(slow, "recompute"),
@@ -134,10 +136,12 @@ def step_terms(
         "tensor_parallel": seconds_of(slow, "tensor"),
         "context_parallel": seconds_of(slow, "context"),
         "pipeline_messages": m * messages + waits["pipeline_messages"],
-        "data_parallel": data_seconds(model, mesh, c.zero, m, micro, sizes, machine, k) + waits["data_parallel"],
-        "bubble": _bubble_units(mesh.pp, c) * (inner.max(axis=0) + messages) + waits["bubble"],  # of other stages
+        "data_parallel": data_seconds(model, mesh, c.zero, m, micro, sizes, trained, machine, k)
+        + waits["data_parallel"],
+        "bubble": _bubble_units(mesh, c) * (inner.max(axis=0) + messages) + waits["bubble"],  # of other stages
         "expert_parallel": seconds_of(slow, "exchange"),
-        "casts": seconds_of(slow, "casts", 3),
+        "casts": seconds_of(slow, "casts", passes),
+        "adapters": seconds_of(slow, "adapters", 3),
     }
     return {name: np.broadcast_to(np.asarray(value, float), m.shape) for name, value in seconds.items()}
 
@@ -148,16 +152,18 @@ def _layer(
     """Seconds of a layer for a micro-batch: `busy` is all, forward and backward, but what the host is behind."""
     full = again > 0
     once = layer_seconds(model, mesh, c.micro_batch, c.sequence_parallel, machine, k, with_experts)
-    matmuls, attention, elementwise, casts = (once[each] for each in ("matmuls", "attention", "elementwise", "casts"))
+    matmuls, attention, elementwise = once["matmuls"], once["attention"], once["elementwise"]
+    casts, adapters = once["casts"], once["adapters"]
     selected = k.selective_products * (matmuls + casts) + elementwise if k.selective_products else attention
     core_again = np.where(c.recompute == "none", 0.0, selected)
-    forward = matmuls + attention + elementwise + casts
+    forward = matmuls + attention + elementwise + casts + adapters
     recomputed = np.where(full, forward - (once["last"] if mesh.early_stop else 0), core_again)
     tensor = _tensor_seconds(model, mesh, c, full, machine, k)
     context = _context_seconds(model, mesh, c.micro_batch, attention, machine, k) * (1 + again / 3)
     if mesh.tp_overlap:  # pieces of a product travel while others are computed; the last of eight is seen
-        tensor = seen_seconds(tensor, matmuls * (3 + again), tensor / 8, k)
-    busy = matmuls * 3 + attention * 3.5 + elementwise * 3 + recomputed + tensor + context + casts * 3
+        tensor = seen_seconds(tensor, matmuls * (mesh.passes + again), tensor / 8, k)
+    busy = matmuls * mesh.passes + attention * 3.5 + elementwise * 3 + recomputed + tensor + context
+    busy = busy + casts * mesh.passes + adapters * 3
     exchange: Any = 0.0
     if with_experts:  # the gradients travel as the tokens did
         exchange = exchange_seconds(model, mesh, c.micro_batch, c.sequence_parallel, machine, k) * (2 + again)
@@ -165,7 +171,8 @@ def _layer(
     slow = (mesh.world_size > machine.node) & ((mesh.pp > 1) | (c.sequence_parallel & ~c.keep_gathered))
     behind = busy - np.where(slow, 0, tensor)
     return {
-        "matmuls": matmuls, "casts": casts, "attention": attention, "elementwise": elementwise, "recompute": recomputed,
+        "matmuls": matmuls, "casts": casts, "adapters": adapters, "attention": attention, "elementwise": elementwise,
+        "recompute": recomputed,
         "tensor": tensor, "context": context, "exchange": exchange, "busy": busy,
         "host": np.maximum(0, _host_seconds(mesh, slow, k) * (1 + again / 3) - behind),
     }  # fmt: skip
@@ -184,7 +191,7 @@ def _head(model: Architecture, mesh: Plan, b: Column, machine: Machine, k: Const
     rate, memory = rates(machine, k)
     operands, n, h = memory / k.operand_passes, model.mtp_modules, model.hidden
     tokens, columns = b * mesh.tokens_of(model), model.vocab / mesh.tp
-    product = product_seconds(tokens, h, columns, rate, operands)
+    product = product_seconds(tokens, h, columns, rate, operands) * (mesh.passes / 3)
     once = np.asarray(product + 8 * tokens * columns * (k.logit_passes or k.kept_passes) / memory) * 3
     return (1 + n) * once + 3 * n * product_seconds(tokens, 2 * h, h / mesh.tp, rate, operands) if n else once
 
@@ -223,12 +230,13 @@ def _pipeline_seconds(model: Architecture, mesh: Plan, c: Any, machine: Machine,
     return np.asarray(2 * c.chunks * (2 * entries / rate + k.across_alpha_seconds))
 
 
-def _bubble_units(p: int, c: Any) -> Column:
+def _bubble_units(mesh: Plan, c: Any) -> Column:
     """Idle time of a rank in micro-batches, forward and backward."""
 
     def units(schedule: str, v: int, recompute: str) -> float:
         backward = 2.0 if recompute == "full" else 1.0
-        return pp.idle_seconds(schedule, p, 1.0, backward, 1.0, v) / (2 + backward)
+        weights = mesh.passes - 2.0
+        return pp.idle_seconds(schedule, mesh.pp, 1.0, backward, weights, v) / (1 + backward + weights)
 
     keys = list(zip(c.schedule.tolist(), c.chunks.tolist(), c.recompute.tolist(), strict=True))
     known = {key: units(*key) for key in set(keys)}
