@@ -32,10 +32,8 @@ book: $(READY)  ## execute every notebook and build the HTML book
 test: lint unit notebooks book pages  ## run everything: lint, types, tests, notebooks, the book, links, browser
 	@$(BIN)/python _ext/minutes.py show
 
-soak: $(READY)  ## what takes long, once for an issue: many seeds, and a busy machine (tables in _build/soak)
-	@rm -rf _build/soak
-	@$(BIN)/pytest -q -n 2 -m soak -k "not Busy" tests
-	@$(BIN)/pytest -q -m soak -k Busy tests/grading/test_soak.py
+soak: $(READY)  ## what takes long, once for an issue: many seeds, a busy machine (ROOM=grading: that alone; see _build/soak)
+	@$(BIN)/python _ext/soak.py $(ROOM)
 
 lint: $(READY)  ## check style and types
 	@$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""What `make test` says of its own length."""
+"""What `make test` and `make soak` say of their own length."""
 
 import json
 import runpy
@@ -57,3 +57,29 @@ def test_a_step_that_fails_fails(minutes, tmp_path):
 )
 def test_a_chapter_is_known_by_a_word(minutes, name, chapter):
     assert minutes["chapter_of"](name) == chapter
+
+
+@pytest.fixture
+def soak():
+    return runpy.run_path(str(ROOT / "_ext" / "soak.py"))
+
+
+def test_rooms_that_were_soaked_apart_are_joined(soak, tmp_path):
+    for room, load in (("ranks", 2.2), ("lab", 8.0)):
+        (tmp_path / room).mkdir()
+        (tmp_path / room / "facts.json").write_text(json.dumps({"seconds": 60, "load": load, "commit": "abc"}))
+        (tmp_path / room / "junit.xml").write_text(REPORT.replace('time="60"/>', 'time="60"><failure/></testcase>'))
+    rows = soak["table"](tmp_path).splitlines()
+    assert len(rows) == 2 + 2 * 3
+    assert "| lab | test_answers | 0 | 1 | 0 | 0.6 | 8 | abc |" in rows
+    assert "| ranks | test_guards | 1 | 0 | 0 | 0.1 | 2 | abc |" in rows
+
+
+def test_every_room_that_has_what_takes_long_is_soaked(soak):
+    tests = ROOT / "tests"
+    long = {
+        path.relative_to(tests).parts[0]
+        for path in tests.rglob("test_*.py")
+        if "pytest.mark." + "soak" in path.read_text("utf-8")
+    }
+    assert long == set(soak["ROOMS"]) - {"busy"}

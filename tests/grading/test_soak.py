@@ -9,14 +9,15 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from dtlib.grading.exercises.bank import Program
-from dtlib.grading.exercises.catalogue import all_exercises
+from dtlib.grading.exercises.catalogue import STEMS, all_exercises
 from dtlib.grading.exercises.exercise import Exercise
-from dtlib.grading.sandbox.runner import Sandbox
+from dtlib.grading.sandbox.runner import Outcome, Sandbox
 
 from . import forgers
 from .answers import ROOT, SEED, Tried, answer, is_of_memory, open_sandbox, programs, run_jobs, try_all
@@ -32,9 +33,9 @@ Try = tuple[Program, int]  # on the cases of a seed
 
 
 def note(table: str, *cells: object) -> None:
-    folder = ROOT / "_build" / "soak"
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"{table}.md").open("a", encoding="utf-8") as file:
+    path = ROOT / "_build" / "soak" / f"{table}.md"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
         file.write(f"| {' | '.join(map(str, cells))} |\n")
 
 
@@ -65,7 +66,7 @@ def test_every_wrong_program_is_refused_for_every_seed(name: str, sandbox: Sandb
     rest = [(program, seed) for program in wrong for seed in seeds[program][1:]]
     accepted += refused_by(sandbox, exercise, rest, places)
     tries = len(wrong) + len(rest)
-    note("seeds", name, len(wrong), tries, tries - len(accepted))
+    note("grading/seeds", name, len(wrong), tries, tries - len(accepted))
     assert not accepted, Counter(f"{program.check}: {program.mistake}" for program, _ in accepted)
 
 
@@ -115,11 +116,22 @@ def walled(load: None) -> Iterator[Sandbox]:
 
 
 class TestBusyMachine:
-    @pytest.mark.parametrize("name", EXERCISES)
-    def test_the_reference_earns_all_points(self, name: str, walled: Sandbox):
-        exercise = all_exercises()[name]
-        outcome = walled.run(exercise, answer(name, programs(name)[0].source), exercise.cases(SEED))
-        result = exercise.judge(outcome.observed)
-        note("load", name, f"{result.points} of {exercise.points}", round(outcome.seconds),
-             round(outcome.cpu_seconds, 1), round(outcome.starved_seconds, 1))  # fmt: skip
-        assert result.points == exercise.points, str(result)
+    """All exercises of a chapter side by side: they wait for each other, as in a class, and for who does nothing."""
+
+    @pytest.mark.parametrize("stem", STEMS)
+    def test_the_references_earn_all_points(self, stem: str, walled: Sandbox, subtests: pytest.Subtests):
+        names = [name for name in EXERCISES if name.startswith(f"{stem}.")]
+
+        def run(name: str) -> Outcome:
+            exercise = all_exercises()[name]
+            return walled.run(exercise, answer(name, programs(name)[0].source), exercise.cases(SEED))
+
+        with ThreadPoolExecutor(len(names)) as pool:
+            outcomes = list(pool.map(run, names))
+        for name, outcome in zip(names, outcomes, strict=True):
+            exercise = all_exercises()[name]
+            result = exercise.judge(outcome.observed)
+            note("busy/load", name, f"{result.points} of {exercise.points}", round(outcome.seconds),
+                 round(outcome.cpu_seconds, 1), round(outcome.starved_seconds, 1))  # fmt: skip
+            with subtests.test(name):
+                assert result.points == exercise.points, str(result)

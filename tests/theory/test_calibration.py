@@ -283,6 +283,7 @@ def test_the_constants_are_what_a_fit_would_keep():
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)  # as many fits as tables
 def test_the_committed_errors_are_those_of_a_fit_without_each_table():
     committed = json.loads((RESULTS / "planner-cpu-2-cores.json").read_text("utf-8"))
     assert committed["with"] == pytest.approx({name: published.mean_error(runs) for name, runs in TABLES.items()})

@@ -39,6 +39,7 @@ def test_what_is_known_counts_every_run_in_its_regime():
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)  # as many fits as folds
 def test_what_is_known_is_what_fits_without_each_fold_give():
     found = folds.measured(RUNS)
     assert set(found) == set(errors.known())

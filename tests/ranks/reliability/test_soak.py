@@ -173,7 +173,7 @@ def faults_at_random(num, seed, tmp_path, monkeypatch, without=(), table=None):
 
 
 def note(table, *cells):
-    folder = Path(__file__).parents[3] / "_build" / "soak"
+    folder = Path(__file__).parents[3] / "_build" / "soak" / "ranks"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f"{table}.md").open("a", encoding="utf-8") as file:
         file.write(f"| {' | '.join(map(str, cells))} |\n")
