@@ -105,6 +105,7 @@ def test_a_regrade_that_finds_nothing_to_keep_is_refused(group, tmp_path, more):
         run(group, tmp_path / asked.pop("out", "out"), sandbox=(sandbox := FakeSandbox()), **asked)
     assert sandbox.began == []
     assert (tmp_path / "out" / "results.json").read_bytes() == before
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("more", [{"fresh": True}, {"shard": Shard(1, 2)}, {"regrade": ["tp.1"]}])

@@ -275,6 +275,7 @@ def test_no_search_finds_a_plan_below_the_least_number_of_cards(recipe):
     ("build", "message"),
     [
         (lambda: planner.search("llama3-8b", eight(), degrees={"tp": 3}), r"tp must be one of 1, 2, 4, 8 with gpus=8"),
+        (lambda: planner.search("llama3-8b", eight(), sequences=3, degrees={"dp": 8}), r"and a batch of 3, not 8"),
         (lambda: planner.search("llama3-8b", eight(), degrees={"tp": 4, "pp": 4}), r"tp=4 and pp=4 do not go together"),
         (lambda: planner.search("llama3-8b", eight(), degrees={"sp": 4}), r"degrees must be some of dp, .* not sp"),
         (lambda: planner.cuts_for(1.0, 8, 8, 8, 1, 1), r"share must be between 0 and 1, not 1.0"),

@@ -124,7 +124,7 @@ def every_plan(
         raise ValueError(f"sequences must be a multiple of a dp that gpus={machine.gpus} allows, not {sequences}")
     chosen = [mesh for mesh in possible if all(getattr(mesh, name) == size for name, size in fixed.items())]
     if not chosen:
-        raise ValueError(_impossible(fixed, possible, machine.gpus))
+        raise ValueError(_impossible(fixed, possible, machine.gpus, sequences))
     timed = [_timed(model, mesh, sequences, machine, constants, space, most_bytes) for mesh in chosen]
     found = [each for each in timed if len(each.seconds)]
     if not found:
@@ -137,14 +137,15 @@ def _some(values: Sequence[object]) -> str:
     return " or ".join(map(str, values))
 
 
-def _impossible(fixed: Mapping[str, int], of: Sequence[Plan], gpus: int) -> str:
+def _impossible(fixed: Mapping[str, int], of: Sequence[Plan], gpus: int, sequences: int) -> str:
     """What to say where no mesh has these degrees: which ones each axis may have, or that they do not go together."""
     for name, size in fixed.items():
         possible = sorted({getattr(mesh, name) for mesh in of})
         if name == "ep" and possible == [1]:
             raise ValueError(f"ep must be 1 for a model without experts, not {size}")
         if size not in possible:
-            return f"{name} must be one of {', '.join(map(str, possible))} with gpus={gpus}, not {size}"
+            batch = f" and a batch of {sequences}" if name == "dp" and sequences % size else ""
+            return f"{name} must be one of {', '.join(map(str, possible))} with gpus={gpus}{batch}, not {size}"
     said = " and ".join(f"{name}={size}" for name, size in fixed.items())
     return f"{said} do not go together with gpus={gpus}, the model's sizes and the batch"
 

@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -56,6 +57,7 @@ class Folder:
         self.path, self.key = path.resolve(), key
 
     def __enter__(self) -> Folder:
+        self._is_new = not self.path.exists()
         places = (self.path, *(self.path / name for name in MARKS))
         try:
             for place in places:
@@ -74,6 +76,8 @@ class Folder:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._is_new and not any(each.is_file() and each.name != LOCK for each in self.path.rglob("*")):
+            shutil.rmtree(self.path)  # refused before anything was written
         self._lock.close()
 
     def of(self, kind: str, name: str) -> Path:
