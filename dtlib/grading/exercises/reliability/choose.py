@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,9 @@ WAYS = ("stop", "background", "neighbour")
 HOUR, GB, MORE = 3600.0, 1e9, 18
 MINUTES = (2, 5, 10, 20, 40, 80, 160, 320, 640)
 TAKEN: tuple[Job, ...] = ({"spares": 0}, {"spare_price": 1.0}, {"spare_price": 4.0}, {"link": 7e9}, {"link": 2.5e10})
+below: Callable[[float, int], float] = lru_cache(4096)(  # a draw asks for the same a thousand times
+    lambda mean, k: k and below(mean, k - 1) + math.exp(-mean + (k - 1) * math.log(mean) - math.lgamma(k))
+)
 
 #: Nodes, hours between failures of one, hours of a restart and of a repair, GB of a node, GB/s of the store, of a copy,
 #: of a link, the part of the best goodput that will do.
@@ -93,8 +96,7 @@ def out(job: Job) -> float:
 
 def missing(job: Job, spares: int) -> float:
     """The chance that so many nodes or more are out, of a Poisson number of them."""
-    mean = out(job)
-    return 1 - sum(math.exp(-mean + k * math.log(mean) - math.lgamma(k + 1)) for k in range(spares))
+    return 1 - below(out(job), spares)
 
 
 def goodput(
