@@ -75,6 +75,15 @@ def test_choices_can_be_left_out():
         assert f"{known}." in said.partition(flag)[2].partition(" --")[0]
 
 
+def test_hybrid_shards_are_asked_for_and_told():
+    found = told("llama3-8b", "--gpus", 16, "--batch", 64, "--shard", "4,node")
+    assert {each["plan"]["shard"] for each in found["plans"]} <= {4, 8, 2}
+    out = invoke("llama3-8b", "--gpus", 16, "--batch", 64, "--shard", "4", "--zero", 3).output
+    assert " 3/4 " in out
+    assert "ZeRO 3 among 4 ranks each (hybrid)" in " ".join(out.split())
+    assert "not held to anything like this: megatron" in " ".join(out.split())
+
+
 def test_the_table_has_the_best_plans_and_fits_80_columns():
     result = invoke("llama3-8b", "--gpus", 16, "--batch", 64, "--tokens", 1e12, "--price", 2)
     assert result.exit_code == 0, result.output
@@ -295,6 +304,8 @@ def test_a_file_that_cannot_be_counted_is_named(tmp_path):
         (["llama3-8b", "--gpus", 8, "--network", "string"], "--network 'string' is unknown"),
         (["llama3-8b", "--gpus", 8, "--recipe", "13"], "--recipe '13' is unknown"),
         (["llama3-8b", "--gpus", 8, "--zero", "1,4"], "--zero '4' is unknown; there are 0, 1, 2, 3"),
+        (["llama3-8b", "--gpus", 8, "--shard", "nod"], "--shard 'nod' is unknown; did you mean node?"),
+        (["llama3-8b", "--gpus", 8, "--shard", "3"], "--shard=3 do not go together with --gpus=8"),
         (["llama3-8b", "--gpus", 8, "--framework", "jax"], "--framework must be one of megatron, nanotron, fsdp,"),
         (["llama3-8b", "--gpus", 8, "--zero", ""], "--zero '' is unknown"),
         (["llama3-8b", "--gpus", 8, "--schedule", "GPipe"], "--schedule 'GPipe' is unknown; there are 1F1B"),

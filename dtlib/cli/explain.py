@@ -121,6 +121,7 @@ def _print(model: Architecture, plan: Plan, terms: Mapping[str, list[Term]]) -> 
 
     console = Console(highlight=False)
     degrees = ", ".join(f"{name} {getattr(plan, name)}" for name in ("dp", "tp", "pp", "cp", "ep", "zero"))
+    degrees += f" among {plan.shard} ranks each" * (plan.shard is not None)
     degrees += ", sequence parallel" * plan.sequence_parallel + f", {plan.schedule}" * (plan.pp > 1)
     console.print(
         f"{escape(model.name)}: {degrees}, {plan.micro_batches} × {plan.micro_batch} sequences, "

@@ -62,6 +62,7 @@ def _list_models(context: click.Context, _: click.Parameter, wanted: bool) -> No
 @click.option(
     "--zero", type=int, default=0, show_default=True, help="Stage of ZeRO, 0 to 3, over the ranks of dp and cp."
 )
+@click.option("--shard", type=int, help="Ranks of dp and cp that share the states, the others copies.  [default: all]")
 @click.option("--tp", type=int, default=1, show_default=True, help="Ranks that split each matrix.")
 @click.option("--sequence-parallel", is_flag=True, help="Split what lies between the matrices, too.")
 @click.option("--keep-gathered", is_flag=True, help="Keep the inputs that it gathers.  [default: gather them again]")

@@ -190,7 +190,7 @@ def with_flags(message: str, command: click.Command, *, card: str = "card", mode
     message = re.sub(r"^accelerator\b", card, message)
     message = re.sub(r"^name (.+?) of link\b", r"--network \1", message)
     message = re.sub(r"^name (.+?) of model\b", rf"{model} \1", message)
-    message = re.sub(r"^name (.+?) of (recipe|zero|schedule|recompute|sequence_parallel|lora_modules)\b",
+    message = re.sub(r"^name (.+?) of (recipe|zero|shard|schedule|recompute|sequence_parallel|lora_modules)\b",
                      lambda found: f"--{_dashed(found[2])} {found[1]}", message)  # fmt: skip
     message = re.sub(r"^sequences\b", "batch", message)
     message = re.sub(r"^price_per_card_hour\b", "price", message)

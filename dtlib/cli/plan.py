@@ -47,6 +47,7 @@ def _degrees(command: Any) -> Any:
 
 _CHOICES = {
     "zero": "Look only at these stages of ZeRO (FSDP is 3, or 2 where it keeps what it gathered): 0, 1, 2, 3.",
+    "shard": "Look only at states split among so many ranks (hybrid, HSDP; 3/8 is ZeRO 3 among 8), or: all, node.",
     "schedule": "Look only at pipelines of these schedules: 1F1B, interleaved, ZB-H1.",
     "recompute": "Look only at plans that compute again: none, full.",
     "sequence_parallel": "Look only at tensor parallelism that splits tokens like this: none, again, keep.",
@@ -162,7 +163,7 @@ def plan(
     With --precision fp8, attention, norms, the head, messages and states stay as in bf16. Recipes with scales of blocks
     (mx, nvfp4) or rows are not planned.
     Of LoRA a token takes 4Ψ operations, not 6Ψ: no matrix of the model needs a gradient of its own.
-    No inference is planned, nothing on the host, no shards within nodes alone.
+    No inference is planned, nothing on the host.
 
     Exit code 0, or 2 for what is not possible.
     """
@@ -227,8 +228,16 @@ def _space(given: dict[str, Any]) -> Space:
     if "selective" in (given["recompute"] or ""):
         raise ValueError("recompute must be none or full: flash attention leaves selective nothing to save")
     everything = Space()
-    chosen = [some_of(name, given[name], getattr(everything, name)) for name in _CHOICES]
+    chosen = [
+        some_of(name, given[name], [*getattr(everything, name), *(_sizes(given[name]) if name == "shard" else [])])
+        for name in _CHOICES
+    ]
     return Space(**{name: values for each in chosen for name, values in each.items()})
+
+
+def _sizes(text: str | None) -> list[int]:
+    """The whole numbers in a list such as ``node,8``."""
+    return [int(each) for each in (text or "").split(",") if each.isdecimal() and int(each)]
 
 
 def _refit(file: Path, model: Architecture, machine: Machine, given: dict[str, Any]) -> Refit:

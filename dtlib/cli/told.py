@@ -26,12 +26,13 @@ def columns(answer: Answer) -> tuple[str, ...]:
 
 def row(answer: Answer, found: Found) -> tuple[str, ...]:
     """A plan of `answer` in the words of `columns`: "+sp" is sequence parallelism, "+sp*" one that keeps its gathered
-    inputs, "1×128" the micro-batches, "≈" a tie with the fastest, "≟" one that may be as fast or not."""
+    inputs, "3/8" ZeRO 3 among 8 ranks each, "1×128" the micro-batches, "≈" a tie with the fastest, "≟" one that may be
+    as fast or not."""
     p = found.plan
     of_experts = () if answer.model.experts is None else (str(p.ep),)
     tie = "≟" if answer.best.unknown(found) else "≈" if len(answer.tied) > 1 and found in answer.tied else ""
     return (
-        str(p.dp), f"{p.tp}{_split(p)}", str(p.pp), str(p.cp), *of_experts, str(p.zero),
+        str(p.dp), f"{p.tp}{_split(p)}", str(p.pp), str(p.cp), *of_experts, _zero(p),
         f"{p.micro_batch}×{p.micro_batches}", _schedule(p), p.recompute,
         f"{found.memory.total / GiB:.0f}±{found.fit.margin_bytes / GiB:.0f}", format_seconds(found.time.total),
         f"{answer.mfu(found):.1%}", tie,
@@ -66,7 +67,7 @@ def in_words(answer: Answer) -> str:
         f"pp {p.pp}" + (f" ({order})" if p.pp > 1 else ""),
         f"cp {p.cp}",
         *([f"ep {p.ep} of dp"] if p.ep > 1 else []),
-        f"ZeRO {p.zero}",
+        f"ZeRO {p.zero}" + (f" among {p.shard} ranks each (hybrid)" if p.shard else ""),
         *([f"adapters of rank {p.adapters.rank} on {_and(p.adapters.modules)} trained alone"] if p.adapters else []),
         f"{_number(p.micro_batches, 'micro-batch', 'es')} of {_number(p.micro_batch, 'sequence', 's')} a rank",
         {"none": "nothing computed again", "full": "each layer computed again"}[p.recompute],
@@ -157,7 +158,7 @@ def _of_ties(answer: Answer) -> str:
 def _degrees(p: Plan) -> str:
     """What tells two plans apart at a glance."""
     return (
-        f"dp {p.dp}, tp {p.tp}{_split(p)}, pp {p.pp}, cp {p.cp}, {f'ep {p.ep}, ' if p.ep > 1 else ''}ZeRO {p.zero}"
+        f"dp {p.dp}, tp {p.tp}{_split(p)}, pp {p.pp}, cp {p.cp}, {f'ep {p.ep}, ' if p.ep > 1 else ''}ZeRO {_zero(p)}"
         + (f", {p.schedule}" if p.pp > 1 else "")
     )
 
@@ -295,6 +296,10 @@ def _number(count: int, thing: str, ending: str) -> str:
 
 def _split(p: Plan) -> str:
     return ("+sp*" if p.keep_gathered else "+sp") if p.sequence_parallel else ""
+
+
+def _zero(p: Plan) -> str:
+    return f"{p.zero}/{p.shard}" if p.shard else str(p.zero)
 
 
 def _schedule(p: Plan) -> str:

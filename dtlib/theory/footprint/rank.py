@@ -100,13 +100,13 @@ def memory_by_stage(model: Architecture | str, setup: Setup) -> list[RankMemory]
 
 
 def rank_states(model: Architecture, setup: Setup, stage: int) -> ModelStates:
-    """Bytes of the states on a rank of `stage`, which ZeRO shards: over dp · cp ranks, but over dp · cp/ep those of
-    experts."""
+    """Bytes of the states on a rank of `stage`, which ZeRO shards: over dp · cp ranks (or `setup.shard` of them), but
+    over as many/ep those of experts."""
     whole = _held(model, setup, stage)
     experts = whole.experts
     if model.mtp_modules and stage == setup.pp - 1:
         experts += model.mtp_modules * mtp_parameters(model, setup.tp, setup.ep).experts
-    ranks = setup.size("dp", "cp")
+    ranks = setup.shards
     kept = states(whole.total - experts, ranks, setup.zero, setup.least_recipe)
     if setup.adapters is not None:
         return kept + states(trained_parameters(model, setup, stage), ranks, setup.zero, setup.recipe)
@@ -180,7 +180,7 @@ def _exchanged(model: Architecture, setup: Setup, entries: float) -> float:
 def _whole_modules(model: Architecture, setup: Setup, stage: int) -> dict[str, float]:
     """Bytes of the largest modules, whole: layers, the embedding with the positions, the head with the norm."""
     per_param = recipe(setup.recipe).per_param
-    sizes = _module_sizes(model, setup, stage) if setup.zero >= 2 and setup.size("dp", "cp") > 1 else [0]
+    sizes = _module_sizes(model, setup, stage) if setup.zero >= 2 and setup.shards > 1 else [0]
     gathered = sum(sizes[: 1 + setup.prefetched]) if setup.zero >= 3 else 0
     held = _held(model, setup, stage)
     most = setup.adapters.layer_parameters(model, setup.tp) if setup.adapters and sizes[0] else 0

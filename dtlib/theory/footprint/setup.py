@@ -37,9 +37,12 @@ class Setup:
     `prefetched` modules are gathered ahead at stage 3. Stages are cut by their number of layers, or with `balance`
     ``"cost"`` by their share of all matrices (`cost_layers`, without chunks).
 
+    With `shard` the states are split among so many neighbours of these dp · cp ranks alone, and each such group has a
+    copy of all of them (hybrid sharding); it is None where it is all of them.
+
     `ep` of the dp ranks share the experts of a layer: each holds as many, and dp · cp/ep ranks hold the same ones, over
-    which ZeRO shards them; `tp` splits each, as other matrices. The busiest rank is sent `imbalance` times as many
-    tokens as the mean.
+    which ZeRO shards them, or the `shard`/ep of them in one group; `tp` splits each, as other matrices. The busiest
+    rank is sent `imbalance` times as many tokens as the mean.
 
     Where there are `adapters`, they alone are trained: of the model itself weights are kept, without gradients and what
     the optimizer keeps.
@@ -56,6 +59,7 @@ class Setup:
     cp: int = 1
     ep: int = 1
     zero: int = 0
+    shard: int | None = None
     recipe: str | Recipe = "16-byte"
     micro_batch: int = 1
     micro_batches: int | None = None
@@ -97,11 +101,23 @@ class Setup:
             raise ValueError(f"ep must divide dp={self.dp}, whose ranks share the experts; {self.ep} does not")
         if not 1 <= amount("imbalance", self.imbalance) <= self.ep:
             raise ValueError(f"imbalance must be from 1 to ep={self.ep}, all tokens on one rank, not {self.imbalance}")
+        if self.shard is not None:
+            self._check_shard(whole("shard", self.shard, 1))
         if self.chunks > 1 and self.num_micro_batches % self.pp:
             raise ValueError(
                 f"micro_batches must be a multiple of pp={self.pp} where chunks={self.chunks} are interleaved, "
                 f"not {self.num_micro_batches}"
             )
+
+    def _check_shard(self, shard: int) -> None:
+        ranks, least = self.size("dp", "cp"), self.least_shard
+        if self.zero == 0:
+            raise ValueError(f"shard must be absent with zero=0, which splits no states, not {shard}")
+        if ranks % shard:
+            raise ValueError(f"shard must divide dp·cp={ranks}, whose ranks share the states; {shard} does not")
+        if shard % least:
+            raise ValueError(f"shard must be a multiple of ep·cp={least}, whose ranks share the experts, not {shard}")
+        object.__setattr__(self, "shard", None if shard == ranks else shard)
 
     @property
     def world_size(self) -> int:
@@ -114,8 +130,18 @@ class Setup:
 
     @property
     def expert_copies(self) -> int:
-        """Ranks that hold the same experts, over which their states are shared."""
-        return self.size("dp", "cp") // self.ep
+        """Ranks that hold the same experts, over which their states are shared; with `shard`, those of one group."""
+        return self.shards // self.ep
+
+    @property
+    def shards(self) -> int:
+        """Ranks over which the states of all but experts are shared."""
+        return self.size("dp", "cp") if self.shard is None else self.shard
+
+    @property
+    def least_shard(self) -> int:
+        """What a `shard` is a multiple of: ranks that share experts share their states too."""
+        return self.ep * self.cp if self.ep > 1 else 1
 
     def stride(self, axis: str) -> int:
         """How far apart neighbours along an axis lie: there are as many ranks on the axes inside it."""

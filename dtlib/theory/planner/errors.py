@@ -50,6 +50,7 @@ def regime(plan: Plan, model: Architecture, framework: str = "megatron", *, stal
         *(["sharded weights"] if plan.zero > 1 and plan.dp * plan.cp > 1 else []),
         *(["adapters"] if plan.adapters else []),
         *([plan.precision] if plan.precision != "bf16" else []),
+        *(["hybrid shards"] if plan.shard is not None else []),
     ]
     return ", ".join(axes)
 

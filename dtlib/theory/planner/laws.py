@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from dtlib.theory import cp, ep, pp, tp, zero
@@ -91,9 +91,13 @@ def _boundary(model: Architecture, plan: Plan) -> str:
 
 def _traffic(model: Architecture, plan: Plan) -> str:
     ranks, width = plan.size("dp", "cp"), recipe(plan.recipe).per_param
-    sent = zero.traffic(width.gradients, ranks, plan.zero, width.weights).total
     if plan.adapters:
         return f"gradients of adapters alone, {ranks} ranks, ZeRO {plan.zero}"
+    if plan.shard is not None:
+        of = zero.hybrid_traffic(width.gradients, ranks, plan.shard, plan.zero, width.weights)
+        among = f"{ranks // plan.shard} groups of {plan.shard}, ZeRO {plan.zero}"
+        return f"{of.within_node:.3g} bytes a parameter of a rank in its group, {of.across_nodes:.3g} across, {among}"
+    sent = zero.traffic(width.gradients, ranks, plan.zero, width.weights).total
     return f"{sent:.3g} bytes a parameter of a rank, {ranks} ranks, ZeRO {plan.zero}"
 
 
@@ -105,7 +109,7 @@ def _idle(_: Architecture, plan: Plan) -> str:
 
 
 def _states(_: Architecture, plan: Plan) -> str:
-    ranks = plan.size("dp", "cp")
+    ranks = plan.shards
     each = zero.states(1, ranks, plan.zero, plan.least_recipe).total
     of = ", all states of adapters" if plan.adapters else ""
     return f"{each:.4g} bytes a parameter of a rank{of}, {ranks} ranks, ZeRO {plan.zero}"
@@ -188,6 +192,8 @@ OF_MEMORY: Mapping[str, Law] = MappingProxyType(
 def explained(parts: Breakdown, model: Architecture, plan: Plan, laws: Mapping[str, Law]) -> list[Term]:
     """The terms of `parts` that are not 0, each with its law: their values add up to the total, in this order."""
     known, total = formulas(), parts.total
+    hybrid = {"zero.traffic": "zero.hybrid_traffic"} if plan.shard is not None else {}
+    laws = {name: replace(law, formula=hybrid.get(law.formula, law.formula)) for name, law in laws.items()}
     found = ((name, value, laws[name]) for name, value in parts.parts.items() if value)
     return [
         Term(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,13 @@ from numpy.typing import NDArray
 from dtlib.theory.footprint import AXES
 from dtlib.theory.models import Architecture, checked_model
 from dtlib.theory.timing import FITTED, Constants, Machine, Plan, profile, step_terms, step_time
-from dtlib.theory.units import format_bytes
 from dtlib.theory.valid import amount, whole
 
 from .answer import TIE, Answer, Found, effort, what_buys
 from .errors import interval
-from .memory import PlanMemory, fit, least_cards, margin_of, plan_memory
-from .space import EVERYTHING, MOST_CARDS, PLAIN, Space, choices, larger, meshes
+from .memory import PlanMemory, fit, margin_of, plan_memory
+from .refusal import impossible, nothing_fits, some_of
+from .space import EVERYTHING, PLAIN, Space, choices, meshes
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ class Timed:
 
     def plan(self, index: int) -> Plan:
         """The plan in row `index`."""
-        return self.mesh.changed(**{name: column[index].item() for name, column in self.choices.items()})
+        chosen = {name: column[index].item() for name, column in self.choices.items()}
+        return self.mesh.changed(**chosen | {"shard": chosen["shard"] or None})
 
 
 def default_sequences(gpus: int, seq: int) -> int:
@@ -87,7 +89,9 @@ def search(
     )  # fmt: skip
     plans, too_large = _fastest(model, timed, machine, usable, keep, constants, framework)
     if not plans:
-        raise ValueError(_nothing(model, timed, machine, sequences, imbalance, bool(degrees), space, constants))
+        found = partial(_first, model, sequences=sequences, k=constants)
+        asked = imbalance, bool(degrees), space, constants, found
+        raise ValueError(nothing_fits(model, timed, machine, sequences, *asked))
     buys = what_buys(model, plans[0], machine, constants)
     buys["memory"] = (too_large or plans[0]).time.total
     simpler = _simpler(model, timed, machine, usable, plans, constants, framework) if keep > 1 else None
@@ -124,30 +128,13 @@ def every_plan(
         raise ValueError(f"sequences must be a multiple of a dp that gpus={machine.gpus} allows, not {sequences}")
     chosen = [mesh for mesh in possible if all(getattr(mesh, name) == size for name, size in fixed.items())]
     if not chosen:
-        raise ValueError(_impossible(fixed, possible, machine.gpus, sequences))
+        raise ValueError(impossible(fixed, possible, machine.gpus, sequences))
     timed = [_timed(model, mesh, sequences, machine, constants, space, most_bytes) for mesh in chosen]
     found = [each for each in timed if len(each.seconds)]
     if not found:
-        asked = " and ".join(f"{name}={_some(getattr(space, name))}" for name in space.narrowed)
+        asked = " and ".join(f"{name}={some_of(getattr(space, name))}" for name in space.narrowed)
         raise ValueError(f"{asked} do not go together with gpus={machine.gpus}, the degrees and the batch")
     return found
-
-
-def _some(values: Sequence[object]) -> str:
-    return " or ".join(map(str, values))
-
-
-def _impossible(fixed: Mapping[str, int], of: Sequence[Plan], gpus: int, sequences: int) -> str:
-    """What to say where no mesh has these degrees: which ones each axis may have, or that they do not go together."""
-    for name, size in fixed.items():
-        possible = sorted({getattr(mesh, name) for mesh in of})
-        if name == "ep" and possible == [1]:
-            raise ValueError(f"ep must be 1 for a model without experts, not {size}")
-        if size not in possible:
-            batch = f" and a batch of {sequences}" if name == "dp" and sequences % size else ""
-            return f"{name} must be one of {', '.join(map(str, possible))} with gpus={gpus}{batch}, not {size}"
-    said = " and ".join(f"{name}={size}" for name, size in fixed.items())
-    return f"{said} do not go together with gpus={gpus}, the model's sizes and the batch"
 
 
 _MORE = 1.1
@@ -157,7 +144,7 @@ _MORE = 1.1
 def _timed(
     model: Architecture, mesh: Plan, sequences: int, machine: Machine, k: Constants, space: Space, most_bytes: float
 ) -> Timed:
-    columns, least = choices(model, mesh, sequences, k, space)
+    columns, least = choices(model, mesh, sequences, k, space, machine.near(mesh))
     seconds, maybe = np.full(len(least), math.inf), least <= most_bytes
     if maybe.any():
         some = {name: column[maybe] for name, column in columns.items()}
@@ -203,6 +190,20 @@ def _fastest(
     return found, too_large
 
 
+def _first(
+    model: Architecture, of: Iterable[Plan], machine: Machine, space: Space, *, sequences: int, k: Constants
+) -> Plan | None:
+    """The fastest plan on the meshes `of` that fits, or None."""
+    usable = machine.accelerator.memory_bytes / (1 + k.margin)
+    maybe = (
+        mesh for mesh in of
+        if choices(model, mesh, sequences, k, space, machine.near(mesh))[1].min(initial=math.inf) <= usable
+    )  # fmt: skip
+    timed = [_timed(model, mesh, sequences, machine, k, space, usable) for mesh in maybe]
+    plans = _fastest(model, timed, machine, usable, 1, k)[0] if timed else []
+    return plans[0].plan if plans else None
+
+
 _TRIES = 50
 """So many plans are looked at for one that is simpler and fits."""
 
@@ -240,61 +241,3 @@ def _found(
         more = time.total / step_time(model, plan, machine, profile(framework)).total
         off = replace(off, low=off.low * more, high=off.high * more)
     return Found(plan, time, memory, fit(memory, machine, k, plan=plan, model=model), off)
-
-
-def _nothing(
-    model: Architecture,
-    timed: list[Timed],
-    machine: Machine,
-    sequences: int,
-    imbalance: float,
-    fixed: bool,
-    space: Space,
-    k: Constants,
-) -> str:
-    """What to say where nothing fits: the plan that needs the least, and the nearest machine on which one fits.
-
-    Where degrees are `fixed`, others may do on the same cards, and where `space` leaves something out, that.
-    """
-    plan, needed = _least(model, timed, k)
-    needed *= 1 + margin_of(plan, k)
-    has, name = format_bytes(machine.accelerator.memory_bytes, digits=3), machine.accelerator.name
-    said = (
-        f"no plan of {model.name} fits on gpus={machine.gpus} ({name}, {has} each): the least is "
-        f"{format_bytes(needed, digits=3)} with a margin of {margin_of(plan, k):.0%} (dp {plan.dp}, tp {plan.tp}, "
-        f"pp {plan.pp}, cp {plan.cp}, {_ep(plan)}ZeRO {plan.zero}, recompute {plan.recompute})"
-    )
-    fewest = least_cards(model, machine.accelerator, plan.least_recipe, k)
-    usable = machine.accelerator.memory_bytes / (1 + k.margin)
-    if fewest > MOST_CARDS:
-        return f"{said}; the states alone take {fewest:,} such cards"
-    like, asked = timed[0].mesh, [each.mesh for each in timed]
-    others = f"without {' and '.join(space.narrowed)} held fixed others"
-    tried = [(others, machine, EVERYTHING)] * bool(space.narrowed) + [("other degrees", machine, space)] * fixed
-    for which, more, of in tried + [(str(more.gpus), more, space) for more in larger(machine, fewest)]:
-        possible = asked if which == others else meshes(model, more, sequences, like, imbalance)
-        maybe = (mesh for mesh in possible if choices(model, mesh, sequences, k, of)[1].min(initial=math.inf) <= usable)
-        wider = [_timed(model, mesh, sequences, more, k, of, usable) for mesh in maybe]
-        plans = _fastest(model, wider, more, usable, 1, k)[0] if wider else []
-        if plans:
-            p = plans[0].plan
-            return said + f"; {which} do (dp {p.dp}, tp {p.tp}, pp {p.pp}, cp {p.cp}, {_ep(p)}ZeRO {p.zero})"
-    return f"{said}; more such cards do not help"
-
-
-def _ep(plan: Plan) -> str:
-    return f"ep {plan.ep}, " if plan.ep > 1 else ""
-
-
-def _least(model: Architecture, timed: list[Timed], k: Constants) -> tuple[Plan, float]:
-    """The plan that needs the fewest bytes, and how many: bounds from below say which need not be counted."""
-    rows = [(float(bound), mesh, row) for mesh, each in enumerate(timed) for row, bound in enumerate(each.least_bytes)]
-    best, needed = timed[0].mesh, math.inf
-    for bound, mesh, row in sorted(rows):
-        if bound >= needed:
-            break
-        plan = timed[mesh].plan(row)
-        total = plan_memory(model, plan, k).total
-        if total < needed:
-            best, needed = plan, total
-    return best, needed

@@ -8,7 +8,7 @@ from dataclasses import Field, dataclass, fields, replace
 from functools import lru_cache
 from itertools import product
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,12 +36,15 @@ class Space:
     """What is looked at on a mesh: everything, or of each choice a part.
 
     `sequence_parallel` has the words of `sp.phases`: ``"none"``, ``"again"`` for inputs that are gathered again, and
-    ``"keep"``. What makes no difference stays: a rank alone has no stage of ZeRO, one stage no schedule, one rank of tp
-    no tokens to split. A selective recompute is not among the choices, since flash attention leaves it nothing to save.
-    ``ValueError`` for what is not among the choices, and for none of them.
+    ``"keep"``. `shard` says what ZeRO splits states among: ``"all"`` ranks, at stages 2 and 3 those of one ``"node"``
+    alone (hybrid sharding), or a number of ranks, from stage 1 on. What makes no difference stays: a rank alone has no
+    stage of ZeRO, one stage no schedule, one rank of tp no tokens to split. A selective recompute is not among the
+    choices, since flash attention leaves it nothing to save. ``ValueError`` for what is not among the choices, and for
+    none of them.
     """
 
     zero: tuple[int, ...] = (0, 1, 2, 3)
+    shard: tuple[str | int, ...] = ("all", "node")
     schedule: tuple[str, ...] = SCHEDULES
     recompute: tuple[str, ...] = ("none", "full")
     sequence_parallel: tuple[str, ...] = tuple(SPLITS)
@@ -49,7 +52,7 @@ class Space:
     def __post_init__(self) -> None:
         for each in fields(self):
             chosen, known = getattr(self, each.name), _known(each)
-            wrong = [value for value in chosen if value not in known]
+            wrong = [value for value in chosen if value not in known and not (each.name == "shard" and _is_size(value))]
             if wrong or not chosen:
                 found = wrong[0] if wrong else "none of them"
                 raise ValueError(f"{each.name} must be some of {', '.join(map(str, known))}, not {found}")
@@ -58,6 +61,10 @@ class Space:
     def narrowed(self) -> tuple[str, ...]:
         """The choices that are not open."""
         return tuple(each.name for each in fields(self) if set(getattr(self, each.name)) != set(_known(each)))
+
+
+def _is_size(value: object) -> TypeGuard[int]:
+    return type(value) is int and value > 0
 
 
 def _known(each: Field[Any]) -> tuple[Any, ...]:
@@ -100,11 +107,11 @@ def divisors(number: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=2048)
 def choices(
-    model: Architecture, mesh: Plan, sequences: int, k: Constants, space: Space = EVERYTHING
+    model: Architecture, mesh: Plan, sequences: int, k: Constants, space: Space = EVERYTHING, near: int = 0
 ) -> tuple[dict[str, NDArray[Any]], NDArray[np.float64]]:
     """The plans of a mesh, a column each choice, and a bound from below of their bytes: the same on every card.
 
-    See `_least_bytes`. No rows where `space` leaves none.
+    `near` is `Machine.near` of the mesh; the bound is that of `_least_bytes`. No rows where `space` leaves none.
     """
     per_rank, pp, seq = sequences // mesh.dp, mesh.pp, mesh.tokens_of(model)
     batches = [b for b in divisors(per_rank) if b == 1 or b * seq <= MOST_TOKENS]
@@ -115,17 +122,30 @@ def choices(
     ]
     splits = [SPLITS[word] for word in (space.sequence_parallel if mesh.tp > 1 else ("none",))]
     splits = [each for each in splits if not each[0] or seq % mesh.tp == 0]
-    stages = space.zero if mesh.size("dp", "cp") > 1 else (min(space.zero),)
-    inner = [(zero, *split, again) for split, zero, again in product(splits, stages, space.recompute)]
+    stages = _stages(mesh, space, near)
+    inner = [(stage, *split, again) for split, stage, again in product(splits, range(len(stages)), space.recompute)]
     if not outer or not inner:
         return {name: np.array([]) for name in CHOICES}, np.array([])
     b, m, v, name = (np.repeat(np.array(column), len(inner)) for column in zip(*outer, strict=True))
-    zero, split, keeps, again = (np.tile(np.array(column), len(outer)) for column in zip(*inner, strict=True))
-    found = dict(zip(CHOICES, (zero, split, keeps, b, m, v, name, again), strict=True))
-    return found, _least_bytes(model, mesh, SimpleNamespace(**found), k)
+    stage, split, keeps, again = (np.tile(np.array(column), len(outer)) for column in zip(*inner, strict=True))
+    zero, shard = np.array(stages).T
+    found = dict(zip(CHOICES, (zero[stage], shard[stage], split, keeps, b, m, v, name, again), strict=True))
+    return found, _least_bytes(model, mesh, SimpleNamespace(**found), k, [stages, stage])
 
 
-def _least_bytes(model: Architecture, mesh: Plan, c: Any, k: Constants) -> NDArray[np.float64]:
+def _stages(mesh: Plan, space: Space, near: int) -> list[tuple[int, int]]:
+    """Stages of ZeRO, each with the ranks that share states; 0 for all of them."""
+    ranks = mesh.size("dp", "cp")
+    if ranks == 1:
+        return [(min(space.zero), 0)] if "all" in space.shard or 1 in space.shard else []
+    found = [(zero, 0) for zero in space.zero if "all" in space.shard or (ranks in space.shard and zero > 0)]
+    sizes = {(each, 1) for each in space.shard if _is_size(each) and ranks % each == 0 and each < ranks}
+    sizes |= {(near, 2)} if near and "node" in space.shard else set()
+    fitting = [(size, least) for size, least in sorted(sizes) if size % mesh.least_shard == 0]
+    return found + sorted({(zero, size) for size, least in fitting for zero in space.zero if zero >= least})
+
+
+def _least_bytes(model: Architecture, mesh: Plan, c: Any, k: Constants, of_zero: Any) -> NDArray[np.float64]:
     """A bound from below of the bytes of `plan_memory`: states of the first stages and of the last, the layers that
     are surely in flight, the one computed again, and on the last stage the logits.
 
@@ -134,8 +154,9 @@ def _least_bytes(model: Architecture, mesh: Plan, c: Any, k: Constants) -> NDArr
     """
     cases, p, b = _cases(model, mesh.tp, mesh.pp, mesh.ep), mesh.pp, c.micro_batch.astype(float)
     dense, sparse, others, experts, stage = (np.array(column) for column in list(zip(*cases, strict=True))[1:])
-    per_param = [[_state_bytes(ranks, zero, mesh.least_recipe) for zero in range(4)]
-                 for ranks in (mesh.size("dp", "cp"), mesh.expert_copies)]  # fmt: skip
+    stages, which = of_zero
+    per_param = [[_state_bytes((size or mesh.size("dp", "cp")) // ep, zero, mesh.least_recipe) for zero, size in stages]
+                 for ep in (1, mesh.ep)]  # fmt: skip
     states_of = np.outer(others, per_param[0]) + np.outer(experts, per_param[1])
     of_kinds = _kept(model, mesh.tokens_of(model), mesh.tp, mesh.imbalance, mesh.adapters)
     kept = np.tensordot(np.stack([dense, sparse], axis=1), of_kinds, 1)
@@ -143,9 +164,7 @@ def _least_bytes(model: Architecture, mesh: Plan, c: Any, k: Constants) -> NDArr
     again = there[..., 0].max(axis=1) - there[..., 1].max(axis=1)
     split, full = c.sequence_parallel.astype(int), (c.recompute == "full").astype(int)
     in_flight = np.minimum(p - stage[:, None], c.micro_batches)
-    bounds = states_of[:, c.zero] + k.activation_factor * b * (
-        kept[:, split, full] * in_flight + again[:, split] * full
-    )
+    bounds = states_of[:, which] + k.activation_factor * b * (kept[:, split, full] * in_flight + again[:, split] * full)
     scores = k.logit_factor * 8 * b * mesh.tokens_of(model) * (model.vocab // mesh.tp)
     bounds = bounds + scores * (stage == p - 1)[:, None]
     least = np.zeros(len(b))

@@ -56,7 +56,9 @@ def sent_bytes(
     `setup.sequence_parallel` a message between stages is cut into t, and norms, positions and biases behind a sum
     have their gradients summed over tp once a micro-batch; with `gather_again` the gathered inputs are not kept,
     and gathered once more (`activation_bytes` takes the same word). Under ZeRO 2 and 3 each micro-batch reduces,
-    under 3 it gathers twice.
+    under 3 it gathers twice. Where the
+    states are split among `setup.shard` ranks alone, these send so, and each reduction is followed by an all-reduce of
+    a rank's shard with those that hold the same one.
 
     What `setup.recompute` repeats, layer by layer, sends again what its forward pass sent: a full one 2 of tp's
     all-reduces a layer, and it and a selective one cp's ring of keys and values. ZeRO 3 gathers no third time: a layer
@@ -92,12 +94,13 @@ def sent_bytes(
     cuts = (v - last) + (v - first) if p > 1 else 0
     boundary = m * cuts * b * s // c * h / (t if setup.sequence_parallel else 1)
     tied = mine.head if last else mine.embedding if first else 0
-    held = ((mine.total - mine.experts, setup.size("dp", "cp")), (mine.experts, setup.expert_copies))
-    summed = 0.0
+    held = ((mine.total - mine.experts, setup.shards), (mine.experts, setup.expert_copies))
+    summed, copies = 0.0, setup.size("dp", "cp") // setup.shards
     for params, n in held:
         once = zero.traffic(params * w, n, setup.zero)
-        repeated = once.reduce_scatter * (setup.zero > 1) + once.gather_forward + once.gather_backward
-        summed += once.total + (m - 1) * repeated
+        across = zero.traffic(params * w / n, copies, 0).total
+        repeated = (once.reduce_scatter + across) * (setup.zero > 1) + once.gather_forward + once.gather_backward
+        summed += once.total + across + (m - 1) * repeated
     return AxisBytes(
         tp=2 * (t - 1) / t * m * reduced * w,
         cp=m * l * ring_elements(b, s, kv_heads, model.head_dim, c, recompute=setup.recompute) * w,

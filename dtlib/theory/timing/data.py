@@ -20,21 +20,34 @@ Column = NDArray[Any]
 
 
 def data_seconds(
-    model: Architecture, mesh: Plan, zero: Column, m: Column, micro: Column, sizes: StageSizes, trained: StageSizes,
-    machine: Machine, k: Constants,
+    model: Architecture, mesh: Plan, c: Any, micro: Column, sizes: StageSizes, trained: StageSizes, machine: Machine,
+    k: Constants,
 ) -> Column:  # fmt: skip
-    """Seconds of weights and gradients between data-parallel ranks that nothing hides.
+    """Seconds of weights and gradients between data-parallel ranks that nothing hides, one entry a choice in `c`.
 
     Gradients travel behind the backward pass of the last micro-batch (stage 2: of each, since none keeps them whole),
     the weights of stages 1 and 2 behind the forward pass of the first; a layer's worth is seen. Stage 3: each layer
     behind its neighbours, in every micro-batch. What is `trained` has gradients and is gathered after the update; all
-    `sizes` at stage 3.
+    `sizes` at stage 3. Where `c.shard` ranks share the states, not all (0), these send so, and
+    each reduction is followed by an all-reduce of a rank's shard over the groups, as `zero.hybrid_traffic` counts.
     """
-    per_param, shares = recipe(mesh.recipe).per_param, link_shares(k)
     if mesh.size("dp", "cp") == 1:
         return 0.0 * micro
+    found = _shared_seconds(model, mesh, c, micro, sizes, trained, machine, k)
+    for shard in np.unique(c.shard[c.shard > 0]):
+        cut = mesh.changed(zero=3, shard=int(shard))
+        found = np.where(c.shard == shard, _shared_seconds(model, cut, c, micro, sizes, trained, machine, k), found)
+    return found
+
+
+def _shared_seconds(
+    model: Architecture, mesh: Plan, c: Any, micro: Column, sizes: StageSizes, trained: StageSizes, machine: Machine,
+    k: Constants,
+) -> Column:  # fmt: skip
+    """`data_seconds` where `mesh.shards` ranks share the states."""
+    zero, per_param, shares = c.zero, recipe(mesh.recipe).per_param, link_shares(k)
     behind = k.data_hiding * micro
-    group, copies = machine.group(mesh, ("dp", "cp"), shares), None
+    group, copies, others = machine.shards(mesh, shares), None, machine.shard_copies(mesh, shares)
     if sizes.experts:  # those of a rank are held by fewer
         copies = machine.expert_copies(mesh, shares)
 
@@ -47,16 +60,19 @@ def data_seconds(
         {u: travel(trained.others, trained.experts, width, u) for u in {1, units, messages}}
         for width in (per_param.weights, per_param.gradients)
     )
+    if others.world_size > 1:
+        shard = per_param.gradients * (trained.others / mesh.shards + trained.experts / max(1, mesh.expert_copies))
+        scatter = {u: each + 2 * half_all_reduce(others, shard, u) for u, each in scatter.items()}
     sharded = scatter[messages]
     reduce = np.where(zero == 0, 2 * scatter[1], sharded)
     least = np.where(zero == 0, scatter[1], sharded) / units
-    seen = np.where(zero == 2, m, 1) * seen_seconds(reduce, 2 / 3 * behind, least, k)
+    seen = np.where(zero == 2, c.micro_batches, 1) * seen_seconds(reduce, 2 / 3 * behind, least, k)
     seen = seen + np.where(zero > 0, seen_seconds(gather[messages], behind / 3, gather[messages] / units, k), 0)
     whole = travel(sizes.others, sizes.experts, per_param.weights, units)
     streamed = seen_seconds(2 * whole + scatter[units], behind, 0, k)
     layer = layer_of_rank(model, mesh.tp, mesh.ep, with_experts=model.num_expert_layers > 0)
     first = travel(layer.total - layer.experts, layer.experts, per_param.weights)
-    return np.where(zero == 3, m * streamed + 2 * first, seen)
+    return np.where(zero == 3, c.micro_batches * streamed + 2 * first, seen)
 
 
 def seen_seconds(travel: Any, behind: Column, least: Any, k: Constants) -> Column:

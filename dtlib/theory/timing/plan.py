@@ -48,17 +48,29 @@ class Machine:
         return self._cluster(plan.ep, self.node // plan.size("cp", "tp"), shares)
 
     def expert_copies(self, plan: Setup, shares: tuple[float, float, float]) -> Cluster:
-        """The ranks of `plan` that hold the same experts: those of cp, and every ep-th along dp."""
+        """The ranks of `plan` that share the states of the same experts: those of cp, and every ep-th along dp."""
         first = range(min(self.node, plan.expert_copies))
         places = [(copy // plan.cp * plan.ep * plan.cp + copy % plan.cp) * plan.tp for copy in first]
         together = sum(place < self.node for place in places)
         return self._cluster(plan.expert_copies, together, shares)
 
+    def shards(self, plan: Setup, shares: tuple[float, float, float]) -> Cluster:
+        """The ranks of `plan` that share states: neighbours along dp and cp, all of them or `plan.shard`."""
+        return self._cluster(plan.shards, self.node // plan.tp, shares)
+
+    def shard_copies(self, plan: Setup, shares: tuple[float, float, float]) -> Cluster:
+        """The ranks of `plan` that hold the same shard: one of each group of `plan.shard`."""
+        return self._cluster(plan.size("dp", "cp") // plan.shards, self.node // (plan.shards * plan.tp), shares)
+
+    def near(self, plan: Setup) -> int:
+        """How many of the ranks of `plan` that share states are in one node, where that is a `shard` that it may have,
+        below all of them and above one; else 0."""
+        size = _together(plan.size("dp", "cp"), self.node // plan.tp)
+        return size if 1 < size < plan.size("dp", "cp") and size % plan.least_shard == 0 else 0
+
     def _cluster(self, size: int, together: int, shares: tuple[float, float, float]) -> Cluster:
         """So many ranks, of which at most so many are in one node: equally many in each."""
-        together = max(1, min(size, together))
-        while size % together:
-            together -= 1
+        together = _together(size, together)
         inside, across, alpha = shares
         return Cluster(
             name=self.accelerator.name,
@@ -69,6 +81,11 @@ class Machine:
             across_alpha_seconds=alpha,
             across_bytes_per_s=self.network.link_bytes_per_s * across,
         )
+
+
+def _together(size: int, most: int) -> int:
+    """Of a group, how many ranks are in one node that has room for `most`: equally many in each."""
+    return next(each for each in range(max(1, min(size, most)), 0, -1) if size % each == 0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,9 +30,10 @@ from .stages import balanced_stages, stage_sizes
 
 Column = NDArray[Any]
 CHOICES = (
-    "zero", "sequence_parallel", "keep_gathered", "micro_batch", "micro_batches", "chunks", "schedule", "recompute",
+    "zero", "shard", "sequence_parallel", "keep_gathered", "micro_batch", "micro_batches", "chunks", "schedule",
+    "recompute",
 )  # fmt: skip
-"""What may differ between plans of one mesh."""
+"""What may differ between plans of one mesh; a `shard` of 0 is None."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,13 @@ def step_time(model: Architecture | str, plan: Plan, machine: Machine, constants
     plan.check(model)
     if plan.world_size != machine.gpus:
         raise ValueError(f"dp·tp·pp·cp must be gpus={machine.gpus}, not {plan.world_size}")
-    found = step_terms(model, plan, {each: np.array([getattr(plan, each)]) for each in CHOICES}, machine, constants)
+    found = step_terms(model, plan, {each: np.array([_column(plan, each)]) for each in CHOICES}, machine, constants)
     return StepTime(**{name: float(column[0]) for name, column in found.items()})
+
+
+def _column(plan: Plan, choice: str) -> Any:
+    value = getattr(plan, choice)
+    return 0 if value is None else value
 
 
 def step_terms(
@@ -122,8 +128,9 @@ def step_terms(
     messages = _pipeline_seconds(model, mesh, c, machine, k) if mesh.pp > 1 else 0 * m
     waits = wait_seconds(mesh, trained, c, k)
     summed = k.accumulated_bytes * (trained.others + trained.experts) / machine.accelerator.memory_bytes_per_s
-    owned = trained.others / np.where(c.zero > 0, mesh.dp * mesh.cp, 1)
-    owned = owned + trained.experts / np.where(c.zero > 0, mesh.expert_copies, 1)
+    shards = np.where(c.shard > 0, c.shard, mesh.size("dp", "cp"))
+    owned = trained.others / np.where(c.zero > 0, shards, 1)
+    owned = owned + trained.experts / np.where(c.zero > 0, shards // mesh.ep, 1)
     seconds = {
         "matmuls": seconds_of(slow, "matmuls", passes),
         "attention": seconds_of(slow, "attention", 3.5),
@@ -136,8 +143,7 @@ def step_terms(
         "tensor_parallel": seconds_of(slow, "tensor"),
         "context_parallel": seconds_of(slow, "context"),
         "pipeline_messages": m * messages + waits["pipeline_messages"],
-        "data_parallel": data_seconds(model, mesh, c.zero, m, micro, sizes, trained, machine, k)
-        + waits["data_parallel"],
+        "data_parallel": data_seconds(model, mesh, c, micro, sizes, trained, machine, k) + waits["data_parallel"],
         "bubble": _bubble_units(mesh, c) * (inner.max(axis=0) + messages) + waits["bubble"],  # of other stages
         "expert_parallel": seconds_of(slow, "exchange"),
         "casts": seconds_of(slow, "casts", passes),

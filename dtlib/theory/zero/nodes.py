@@ -25,18 +25,22 @@ class NodeTraffic(Breakdown):
     label="eq-zero-hybrid",
     equation=r"3\,\frac{q-1}{q}\,D \text{ inside}, \quad 2\,\frac{N/q-1}{N/q}\,\frac{D}{q} \text{ across}",
 )
-def hybrid_traffic(full_bytes: float, n: int, ranks_per_node: int) -> NodeTraffic:
+def hybrid_traffic(
+    full_bytes: float, n: int, ranks_per_node: int, stage: int = 3, weight_bytes: float | None = None
+) -> NodeTraffic:
     """Hybrid sharding, bytes that a rank sends inside its node and across nodes.
 
-    Stage 3 inside each node of q ranks, copies across nodes: inside 3 (q−1)/q · D; across, one all-reduce of the shard
-    among the m = N/q nodes, 2 (m−1)/m · D/q. D (`full_bytes`) is the size of the weights and of the gradients. Memory
-    pays for it: the states are split among q ranks, not N. ``ValueError`` for negative bytes, N below 1, or a node
-    that does not divide N. Source: Zhao et al. 2023, arXiv 2304.11277, section 3.2.2.
+    `stage` (the equation: 3) inside each node of q ranks, copies across nodes: inside what `traffic` counts for q
+    ranks; across, one all-reduce of the shard among the m = N/q nodes, 2 (m−1)/m · D/q. D (`full_bytes`) is the size of
+    the gradients, and of the weights where these have no `weight_bytes` of their own. Memory pays for it: the states
+    are split among q ranks, not N. ``ValueError`` for negative bytes, N below 1, stage 0, or a node that does not
+    divide N. Source: Zhao et al. 2023, arXiv 2304.11277, section 3.2.2.
     """
     full_bytes, n = sized(full_bytes, n)
     per_node = node_size(n, ranks_per_node)
     shard_bytes = full_bytes / per_node
-    return NodeTraffic(traffic(full_bytes, per_node, 3).total, traffic(shard_bytes, n // per_node, 0).total)
+    inside = traffic(full_bytes, per_node, whole("stage", stage, 1), weight_bytes).total
+    return NodeTraffic(inside, traffic(shard_bytes, n // per_node, 0).total)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,9 @@ from torch.testing import assert_close
 
 from dtlib import lab, theory
 from dtlib.ranks import zero
+from dtlib.ranks.model import GPT, GPTConfig
+from dtlib.theory import hardware, models
+from dtlib.theory.planner import FITTED, Machine, Plan
 
 from .judge import (
     BATCH,
@@ -99,6 +103,49 @@ def test_equals_one_process(stage, accumulate):
         across = 2 * (NODES - 1) / NODES * trained / PER_NODE
         assert result["sent"] == pytest.approx(gathers + passes * (inside.reduce_scatter + across), rel=0.01)
         assert result["crossed"] == pytest.approx(passes * across, rel=1e-3)  # chunks of odd lengths
+
+
+SIZES = {"num_layers": 2, "hidden": 16, "num_heads": 4, "vocab": 24, "seq": 16, "tied": False}
+
+
+def sent_by_gpt(stage, micro_batches):
+    """Bytes of a step of float64: to the rank's own node, and to the other."""
+    config = GPTConfig(**SIZES, mlp_ratio=4, dtype=torch.float64)
+    model = zero.Zero(GPT(config), torch.optim.SGD, stage=stage, **two_levels())
+    tokens, rank = torch.zeros(1, config.seq, dtype=torch.long), dist.get_rank()
+    with lab.messages() as seen:
+        for _ in range(micro_batches):
+            model(tokens).square().mean().backward()
+        model.optimizer.step()
+    sent = [(node_of(m.peer) == node_of(rank), m.num_bytes) for m in seen.log if m.kind == "sent"]
+    return tuple(sum(size for near, size in sent if near is inside) for inside in (True, False))
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_bytes_are_those_that_the_planner_counts(stage):
+    """What theirs costs by a link's rate, where nothing hides; of stage 3 inside the first layer waits twice more."""
+    m, model = 3, models.gpt("two", **SIZES)
+    plan = Plan(dp=4, zero=stage, shard=2, micro_batches=m, recipe="fp32")
+    bare = replace(FITTED, data_hiding=0, contention_share=1e-12, inside_share=1, across_share=1)
+
+    def counted(inside):
+        card, other = hardware.accelerator("H100"), hardware.link("InfiniBand NDR")
+        links = ({"link_bytes_per_s": rate} for rate in (1e6, 2e6))
+        found = [
+            Machine(accelerator=replace(card, link=replace(card.link, **link)), gpus=4, node=2)
+            if inside else Machine(accelerator=card, gpus=4, node=2, network=replace(other, **link))
+            for link in links
+        ]  # fmt: skip
+        slow, fast = (theory.timing.step_time(model, plan, each, bare).data_parallel for each in found)
+        return 2 * (slow - fast) / (1 / 1e6 - 1 / 2e6)  # 4 bytes there, 8 here
+
+    first = 2 * 8 * models.layer_of_rank(model, 1).total / 2 if stage == 3 else 0
+    law = theory.threed.sent_bytes(model, plan, element_bytes=8)
+    for inside, across in lab.run(sent_by_gpt, NODES * PER_NODE, args=(stage, m)):
+        assert inside == pytest.approx(counted(inside=True) - first, rel=1e-9)
+        assert across == pytest.approx(counted(inside=False), rel=1e-9)
+        assert inside + across == pytest.approx(law.dp, rel=1e-12)
+        assert inside + across != pytest.approx(theory.threed.sent_bytes(model, plan.changed(shard=None)).dp, rel=0.1)
 
 
 def test_less_crosses_from_node_to_node_than_without_replicas():

@@ -1,0 +1,95 @@
+"""What to say where nothing fits, or nothing is like what was asked for: what is possible."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from dtlib.theory.models import Architecture
+from dtlib.theory.timing import Constants, Machine, Plan
+from dtlib.theory.units import format_bytes
+
+from .memory import least_cards, margin_of, plan_memory
+from .space import EVERYTHING, MOST_CARDS, Space, larger, meshes
+
+if TYPE_CHECKING:
+    from .search import Timed
+
+
+def nothing_fits(
+    model: Architecture,
+    timed: list[Timed],
+    machine: Machine,
+    sequences: int,
+    imbalance: float,
+    fixed: bool,
+    space: Space,
+    k: Constants,
+    found: Callable[[Iterable[Plan], Machine, Space], Plan | None],
+) -> str:
+    """What to say where nothing fits: the plan that needs the least, and the nearest machine on which one fits.
+
+    Where degrees are `fixed`, others may do on the same cards, and where `space` leaves something out, that. `found` is
+    asked for a plan that fits among meshes, on a machine, of a part of the choices.
+    """
+    plan, needed = _least(model, timed, k)
+    needed *= 1 + margin_of(plan, k)
+    has, name = format_bytes(machine.accelerator.memory_bytes, digits=3), machine.accelerator.name
+    said = (
+        f"no plan of {model.name} fits on gpus={machine.gpus} ({name}, {has} each): the least is "
+        f"{format_bytes(needed, digits=3)} with a margin of {margin_of(plan, k):.0%} (dp {plan.dp}, tp {plan.tp}, "
+        f"pp {plan.pp}, cp {plan.cp}, {_ep(plan)}{_zero(plan)}, recompute {plan.recompute})"
+    )
+    fewest = least_cards(model, machine.accelerator, plan.least_recipe, k)
+    if fewest > MOST_CARDS:
+        return f"{said}; the states alone take {fewest:,} such cards"
+    like, asked = timed[0].mesh, [each.mesh for each in timed]
+    others = f"without {' and '.join(space.narrowed)} held fixed others"
+    tried = [(others, machine, EVERYTHING)] * bool(space.narrowed) + [("other degrees", machine, space)] * fixed
+    for which, more, of in tried + [(str(more.gpus), more, space) for more in larger(machine, fewest)]:
+        possible = asked if which == others else meshes(model, more, sequences, like, imbalance)
+        p = found(possible, more, of)
+        if p is not None:
+            return said + f"; {which} do (dp {p.dp}, tp {p.tp}, pp {p.pp}, cp {p.cp}, {_ep(p)}{_zero(p)})"
+    return f"{said}; more such cards do not help"
+
+
+def _ep(plan: Plan) -> str:
+    return f"ep {plan.ep}, " if plan.ep > 1 else ""
+
+
+def _zero(plan: Plan) -> str:
+    return f"ZeRO {plan.zero}" + (f" among {plan.shard} ranks" if plan.shard else "")
+
+
+def _least(model: Architecture, timed: list[Timed], k: Constants) -> tuple[Plan, float]:
+    """The plan that needs the fewest bytes, and how many: bounds from below say which need not be counted."""
+    rows = [(float(bound), mesh, row) for mesh, each in enumerate(timed) for row, bound in enumerate(each.least_bytes)]
+    best, needed = timed[0].mesh, math.inf
+    for bound, mesh, row in sorted(rows):
+        if bound >= needed:
+            break
+        plan = timed[mesh].plan(row)
+        total = plan_memory(model, plan, k).total
+        if total < needed:
+            best, needed = plan, total
+    return best, needed
+
+
+def impossible(fixed: Mapping[str, int], of: Sequence[Plan], gpus: int, sequences: int) -> str:
+    """What to say where no mesh has these degrees: which ones each axis may have, or that they do not go together."""
+    for name, size in fixed.items():
+        possible = sorted({getattr(mesh, name) for mesh in of})
+        if name == "ep" and possible == [1]:
+            raise ValueError(f"ep must be 1 for a model without experts, not {size}")
+        if size not in possible:
+            batch = f" and a batch of {sequences}" if name == "dp" and sequences % size else ""
+            return f"{name} must be one of {', '.join(map(str, possible))} with gpus={gpus}{batch}, not {size}"
+    said = " and ".join(f"{name}={size}" for name, size in fixed.items())
+    return f"{said} do not go together with gpus={gpus}, the model's sizes and the batch"
+
+
+def some_of(values: Sequence[object]) -> str:
+    """The words for a choice among `values`."""
+    return " or ".join(map(str, values))
