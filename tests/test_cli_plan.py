@@ -146,9 +146,25 @@ def test_a_plan_of_adapters_in_fp8_is_told_and_explained(tmp_path):
         assert term in explained.output
 
 
+def test_a_host_is_told_and_changed():
+    flags = ("llama3-8b", "--gpus", 8, "--batch", 16, "--keep", 1, "--offload")
+    whole, slow = told(*flags), told(*flags, "--host-link", 6.3, "--host-memory", 61.44)
+    first, second = (each["plans"][0]["seconds"] for each in (whole, slow))
+    assert second["host_link"] > 8 * first["host_link"]
+    assert second["host_update"] > 8 * first["host_update"]
+    said = " ".join(CliRunner().invoke(main, ["plan", *map(str, flags)]).output.split())
+    assert "The host keeps " in said
+    assert "in a node of 8." in said
+    memory = CliRunner().invoke(main, ["memory", "llama3-8b", "--dp", "8", "--zero", "1", "--offload", "--json"])
+    found = json.loads(memory.output)
+    assert found["host_bytes"] == pytest.approx(12 * found["num_params"] / 8)
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
+        (["--offload", "--card", "GB200"], "--host-link must be given on GB200-186GB"),
+        (["--offload", "--card", "GB200", "--host-link", "200"], "--host-memory must be given on GB200-186GB, changed"),
         (["--precision", "mxfp8"], "--precision must be one of bf16, fp8, not 'mxfp8'"),
         (["--precision", "fp8", "--card", "A100"], "--precision must be bf16 on A100-80GB-SXM"),
         (["--lora", "0"], "--lora must be at least 1"),

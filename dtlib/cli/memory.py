@@ -155,7 +155,7 @@ def _device(card: str | None, given: dict[str, Any]) -> Accelerator | None:
 
 
 def _as_dict(job: Job) -> dict[str, Any]:
-    from dtlib.theory.footprint import Setup
+    from dtlib.theory.footprint import Setup, host_states
     from dtlib.theory.models import active_parameters, model_parameters
     from dtlib.theory.planner import margin_of
 
@@ -174,6 +174,7 @@ def _as_dict(job: Job) -> dict[str, Any]:
         "activations_bytes": job.shown.activations,
         "transient_bytes": job.shown.transient,
         "total_bytes": job.shown.total,
+        **({"host_bytes": host_states(model, job.plan)} if job.plan.offload else {}),
         "planned": {
             "bytes": planned.parts,
             "total_bytes": planned.total,
@@ -225,6 +226,8 @@ def _print(job: Job) -> None:
         console.print("--recompute selective changes nothing here: flash attention keeps no matrix.", soft_wrap=True)
     for assumed in _of_experts(job):
         console.print(assumed, soft_wrap=True)
+    for kept in told.of_host(job.model, plan, min(8, plan.world_size)):
+        console.print(kept, soft_wrap=True)
     fit = None if job.device is None else job.fit(job.device)
     console.print(told.margin(job.planned, job.plan, job.model, fit), soft_wrap=True)
     if job.device is not None and (most := job.largest_micro_batch(job.device)):

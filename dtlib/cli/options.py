@@ -68,7 +68,8 @@ def training_options(command: Any) -> Any:
         ("--lora", int, "Train adapters of this rank alone, the model stays as it is."),
     ):
         command = click.option(flag, type=kind, help=said)(command)
-    return precision_option(command)
+    said = "Keep the optimizer's states in the host's memory, and update the weights there."
+    return precision_option(click.option("--offload", is_flag=True, help=said)(command))
 
 
 def chosen_adapters(given: Mapping[str, Any]) -> Adapters | None:
@@ -149,6 +150,9 @@ def chosen_card(name: str, given: Mapping[str, Any]) -> Accelerator:
     if given.get("card_link") is not None:
         rate = in_unit("card_link", given["card_link"]) * GB
         changes["link"] = replace(card.link, link_bytes_per_s=rate)
+    if given.get("host_link") is not None:
+        link = card.host_link or hardware.Link("link to the host", 0, "given")
+        changes["host_link"] = replace(link, link_bytes_per_s=in_unit("host_link", given["host_link"]) * GB)
     return replace(card, name=f"{card.name}, changed", **changes) if changes else card
 
 

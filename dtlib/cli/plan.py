@@ -114,6 +114,8 @@ def _choices(command: Any) -> Any:
 @click.option("--card-rate", type=float, metavar="TFLOP/s", help="Change the card: dense products in 16 bits.")
 @click.option("--card-memory-rate", type=float, metavar="TB/s", help="Change the card: the rate of its memory.")
 @click.option("--card-link", type=float, metavar="GB/s", help="Change the card: its link in one direction.")
+@click.option("--host-link", type=float, metavar="GB/s", help="Change the card: its link to the host, one direction.")
+@click.option("--host-memory", type=float, metavar="GB/s", help="Rate of a node's memory.  [default: its generation's]")
 @click.option("--network-rate", type=float, metavar="GB/s", help="Change the network: a card's port, one direction.")
 @click.option(
     "--measured",
@@ -163,7 +165,9 @@ def plan(
     With --precision fp8, attention, norms, the head, messages and states stay as in bf16. Recipes with scales of blocks
     (mx, nvfp4) or rows are not planned.
     Of LoRA a token takes 4Ψ operations, not 6Ψ: no matrix of the model needs a gradient of its own.
-    No inference is planned, nothing on the host.
+    With --offload nothing hides what travels to the host and back, and its memory is as fast as its sheet: no run is
+    known that this was held to.
+    No inference is planned.
 
     Exit code 0, or 2 for what is not possible.
     """
@@ -184,6 +188,7 @@ def plan(
             gpus=given["gpus"],
             node=given["node"],
             network=chosen_network(given),
+            host_memory_bytes_per_s=given["host_memory"] and GB * in_unit("host_memory", given["host_memory"]),
         )
         refit = None if measured is None else _refit(measured, architecture, machine, given)
         answer = planner.search(
@@ -198,7 +203,7 @@ def plan(
             space=_space(given),
             constants=None if refit is None else refit.constants,
             framework=given["framework"],
-            like=planner.Plan(precision=given["precision"], adapters=chosen_adapters(given)),
+            like=planner.Plan(precision=given["precision"], adapters=chosen_adapters(given), offload=given["offload"]),
         )
         goals = None
         if critical_batch is not None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from dtlib.theory.breakdown import Breakdown
 from dtlib.theory.calibration.measured import FEWEST, Refit
+from dtlib.theory.footprint import host_states
 from dtlib.theory.models import Architecture
 from dtlib.theory.planner import Answer, Fit, Found, Goal, Keeping, PlanMemory, margin_of
 from dtlib.theory.planner.answer import TIE
@@ -83,6 +84,7 @@ def sentences(answer: Answer) -> list[str]:
     said = [
         in_words(answer),
         f"It needs {_need(best.plan, best.memory, best.fit)}. {_seen(best.plan, best.fit.outside, 'This plan')}",
+        *of_host(answer.model, best.plan, answer.machine.node),
         of_interval(best),
         _after_matmuls(best),
     ]
@@ -119,6 +121,14 @@ def sentences(answer: Answer) -> list[str]:
         why = f", if it stalls as runs on {k.stall_cards:.0f} cards did" if stalls else ""
         said.append(f"Twice the cards: {format_seconds(answer.buys['twice the cards'])} a step{why}.")
     return said
+
+
+def of_host(model: Architecture, plan: Plan, node: int) -> list[str]:
+    """What the host keeps of an optimizer, where it does."""
+    if not plan.offload:
+        return []
+    kept = host_states(model, plan)
+    return [f"The host keeps {format_bytes(kept)} for a card, {format_bytes(node * kept)} in a node of {node}."]
 
 
 def of_interval(found: Found) -> str:

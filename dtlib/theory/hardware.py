@@ -159,6 +159,13 @@ ACCELERATORS: Mapping[str, Accelerator] = _by_name(
 )  # fmt: skip
 """The accelerators that `accelerator` finds, by name. Their memory is the total that CUDA, ROCm or XLA reports."""
 
+HOST_MEMORY: Mapping[str, float] = MappingProxyType(
+    {"PCIe 3 x16": 2 * 4 * 19.2 * GB, "PCIe 4 x16": 2 * 8 * 25.6 * GB, "PCIe 5 x16": 2 * 8 * 38.4 * GB}
+)
+"""Bytes a second of the memory of a node whose cards have such a link to it: two sockets, with four channels of
+DDR4-2400, eight of DDR4-3200, eight of DDR5-4800, eight bytes each. Hosts of NVIDIA DGX-1 (V100), DGX A100, DGX H100;
+rates of JEDEC's standards, which no program reaches."""
+
 POWER_WATTS: Mapping[str, float] = MappingProxyType(
     {
         "V100-32GB-SXM": 300, "A100-40GB-SXM": 400, "A100-80GB-SXM": 400, "H100-80GB-PCIe": 350, "H100-80GB-SXM": 700,

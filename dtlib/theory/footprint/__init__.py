@@ -6,7 +6,7 @@ Arguments out of range raise ``ValueError``, which names the argument, its value
 """
 
 from .budget import fits, largest_micro_batch, largest_that
-from .rank import RankMemory, memory_by_stage, rank_memory, rank_states, trained_parameters
+from .rank import RankMemory, host_states, memory_by_stage, rank_memory, rank_states, trained_parameters
 from .setup import AXES, BALANCES, Setup, checked_pp
 from .stages import (
     chunks_in_flight,
@@ -29,6 +29,7 @@ __all__ = [
     "embeddings_in_flight",
     "expert_layers",
     "fits",
+    "host_states",
     "largest_micro_batch",
     "largest_that",
     "memory_by_stage",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from dtlib.theory.activations import layer_activations
 from dtlib.theory.breakdown import Breakdown, over
@@ -109,8 +109,19 @@ def rank_states(model: Architecture, setup: Setup, stage: int) -> ModelStates:
     ranks = setup.shards
     kept = states(whole.total - experts, ranks, setup.zero, setup.least_recipe)
     if setup.adapters is not None:
-        return kept + states(trained_parameters(model, setup, stage), ranks, setup.zero, setup.recipe)
-    return kept + states(experts, setup.expert_copies, setup.zero, setup.recipe) if experts else kept
+        return kept + states(trained_parameters(model, setup, stage), ranks, setup.zero, setup.trained_recipe)
+    return kept + states(experts, setup.expert_copies, setup.zero, setup.trained_recipe) if experts else kept
+
+
+def host_states(model: Architecture | str, setup: Setup) -> float:
+    """Bytes that the host keeps for the rank with the most, and as many for each other card of a node: the optimizer's
+    states with `Setup.offload`, else nothing."""
+    model = checked_model(model)
+    setup.check(model)
+    plain = replace(setup, offload=False)
+    return max(
+        rank_states(model, plain, each).total - rank_states(model, setup, each).total for each in range(setup.pp)
+    )
 
 
 def trained_parameters(model: Architecture, setup: Setup, stage: int) -> int:

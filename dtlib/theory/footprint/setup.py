@@ -47,6 +47,8 @@ class Setup:
     Where there are `adapters`, they alone are trained: of the model itself weights are kept, without gradients and what
     the optimizer keeps.
 
+    With `offload` the host keeps what the optimizer keeps, and updates the weights; cards have weights and gradients.
+
     `precision` ``"fp8"`` computes the products of layers in 8 bits. Attention, norms, head, embedding, messages, what
     is kept and the states stay as they are.
 
@@ -74,11 +76,12 @@ class Setup:
     balance: str = "layers"
     precision: str = "bf16"
     adapters: Adapters | None = None
+    offload: bool = False
 
     def __post_init__(self) -> None:
         for name in (*AXES, "ep", "micro_batch", "chunks"):
             object.__setattr__(self, name, whole(name, getattr(self, name), 1))
-        for name in ("sequence_parallel", "dropout"):
+        for name in ("sequence_parallel", "dropout", "offload"):
             flag(name, getattr(self, name))
         for name in ("micro_batches", "seq"):
             if getattr(self, name) is not None:
@@ -150,7 +153,12 @@ class Setup:
     @property
     def least_recipe(self) -> Recipe:
         """What a parameter of the model itself has on a card."""
-        return recipe(self.recipe).only("weights") if self.adapters else recipe(self.recipe)
+        return self.trained_recipe.only("weights") if self.adapters else self.trained_recipe
+
+    @property
+    def trained_recipe(self) -> Recipe:
+        """What a parameter has on a card that is trained."""
+        return recipe(self.recipe).only("weights", "gradients") if self.offload else recipe(self.recipe)
 
     @property
     def num_micro_batches(self) -> int:

@@ -137,6 +137,9 @@ def what_buys(model: Architecture, best: Found, machine: Machine, k: Constants) 
         "link inside": replace(machine, accelerator=replace(card, link=link(card.link))),
         "link across": replace(machine, network=link(machine.network)),
     }
+    if best.plan.offload:
+        tried["host link"] = replace(machine, accelerator=replace(card, host_link=link(card.host_link)))
+        tried["host memory"] = replace(machine, host_memory_bytes_per_s=1.1 * (machine.host_rate or 0))
     seconds = {name: step_time(model, best.plan, each, k).total for name, each in tried.items()}
     m = best.plan.micro_batches
     if m % 2 == 0 and machine.gpus % machine.node == 0 and (m // 2 % best.plan.pp == 0 or best.plan.chunks == 1):

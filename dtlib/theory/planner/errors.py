@@ -48,6 +48,7 @@ def regime(plan: Plan, model: Architecture, framework: str = "megatron", *, stal
         *(["cp"] if plan.cp > 1 else []),
         *(["experts"] if model.experts is not None else []),
         *(["sharded weights"] if plan.zero > 1 and plan.dp * plan.cp > 1 else []),
+        *(["offload"] if plan.offload else []),
         *(["adapters"] if plan.adapters else []),
         *([plan.precision] if plan.precision != "bf16" else []),
         *(["hybrid shards"] if plan.shard is not None else []),

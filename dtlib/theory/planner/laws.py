@@ -12,7 +12,7 @@ from dtlib.theory.breakdown import Breakdown
 from dtlib.theory.formula import formulas
 from dtlib.theory.memory import recipe, training_flops_per_token
 from dtlib.theory.models import Architecture, active_parameters
-from dtlib.theory.timing import CAST_BYTES, Plan
+from dtlib.theory.timing import CAST_BYTES, Plan, host_bytes
 from dtlib.theory.units import TFLOP, format_bytes
 
 Number = Callable[[Architecture, Plan], str]
@@ -147,6 +147,10 @@ def _cast(_: Architecture, __: Plan) -> str:
     return f"{CAST_BYTES} bytes an entry of inputs, weights and output gradients of each product"
 
 
+def _host(which: int, words: str) -> Number:
+    return lambda _, plan: f"{host_bytes(plan)[which]:.3g} bytes a parameter {words}, nothing hidden"
+
+
 def _fitted(name: str) -> Number:
     return lambda _, __: f"the constant {name}"
 
@@ -168,6 +172,8 @@ OF_TIME: Mapping[str, Law] = MappingProxyType(
         "bubble": Law("waiting for other stages", "pp.idle_seconds", _idle),
         "casts": Law("casts to fp8, with transposed copies", _TIMED, _cast),
         "adapters": Law("products of adapters, forward and backward", "planner.product_share", _adapters),
+        "host_link": Law("gradients to the host, weights back", "zero.traffic", _host(0, "travel")),
+        "host_update": Law("the update in the host's memory", "zero.bytes_per_param", _host(1, "are read or written")),
         "expert_parallel": Law("tokens to their experts and back", "ep.dispatch_elements", _experts),
     }
 )

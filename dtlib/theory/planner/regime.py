@@ -82,6 +82,7 @@ _PLAN: tuple[tuple[str, Callable[[Plan], bool]], ...] = (
     ("recompute", lambda plan: plan.recompute != "none"),
     ("attention as a matrix", lambda plan: plan.attention == "matrix"),
     ("products in fp8", lambda plan: plan.precision != "bf16"),
+    ("optimizer states on the host", lambda plan: plan.offload),
     ("adapters alone trained", lambda plan: plan.adapters is not None),
     ("dropout", lambda plan: plan.dropout),
     (f"micro-batches of more than {MICRO_BATCH} sequences", lambda plan: plan.micro_batch > MICRO_BATCH),

@@ -4,6 +4,7 @@ What no data sheet has stands in `FITTED`; `dtlib.theory.calibration` says how i
 """
 
 from .constants import FITTED, MEANING, Constants
+from .host import host_bytes
 from .layer import kept_bytes
 from .plan import SCHEDULES, Machine, Plan
 from .products import CAST_BYTES, FP8_BYTES, cuts_for, product_share
@@ -12,5 +13,5 @@ from .step import CHOICES, StepTime, step_terms, step_time
 
 __all__ = [
     "CAST_BYTES", "CHOICES", "FITTED", "FP8_BYTES", "MEANING", "PROFILES", "SCHEDULES", "Constants", "Machine", "Plan",
-    "StepTime", "cuts_for", "kept_bytes", "product_share", "profile", "step_terms", "step_time",
+    "StepTime", "cuts_for", "host_bytes", "kept_bytes", "product_share", "profile", "step_terms", "step_time",
 ]  # fmt: skip

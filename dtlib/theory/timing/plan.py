@@ -10,7 +10,7 @@ from dtlib.theory.footprint import Setup
 from dtlib.theory.hardware import Accelerator, Link
 from dtlib.theory.memory import Recipe
 from dtlib.theory.units import us
-from dtlib.theory.valid import whole
+from dtlib.theory.valid import amount, whole
 
 SCHEDULES = ("1F1B", "interleaved", "ZB-H1")
 """The schedules that are planned: ``"interleaved"`` is 1F1B with several chunks a rank."""
@@ -20,6 +20,8 @@ SCHEDULES = ("1F1B", "interleaved", "ZB-H1")
 class Machine:
     """`gpus` cards, `node` of them joined by their own link; each has a port of `network` to other nodes.
 
+    The memory of a node's host moves `host_memory_bytes_per_s`, or what hosts of its cards' generation have.
+
     A partly filled machine is allowed where all cards are in one node; else `node` divides `gpus`, or ``ValueError``.
     """
 
@@ -27,14 +29,24 @@ class Machine:
     gpus: int
     node: int = 8
     network: Link = hardware.LINKS["InfiniBand NDR"]
+    host_memory_bytes_per_s: float | None = None
 
     def __post_init__(self) -> None:
+        if self.host_memory_bytes_per_s is not None:
+            amount("host_memory_bytes_per_s", self.host_memory_bytes_per_s, positive=True)
         gpus, node = whole("gpus", self.gpus, 1), min(whole("node", self.node, 1), self.gpus)
         if gpus % node:
             less, fits = gpus - gpus % node, max(each for each in range(1, node) if gpus % each == 0)
             other = f", or {gpus} with node={fits}" if fits > 1 else ""
             raise ValueError(f"gpus must be a multiple of node={node}, not {gpus}: {less} or {less + node}{other}")
         object.__setattr__(self, "node", node)
+
+    @property
+    def host_rate(self) -> float | None:
+        """Bytes a second of the memory of a node's host; None where nothing says."""
+        link = self.accelerator.host_link
+        usual = None if link is None else hardware.HOST_MEMORY.get(link.name)
+        return self.host_memory_bytes_per_s or usual
 
     def group(self, plan: Setup, axes: tuple[str, ...], shares: tuple[float, float, float]) -> Cluster:
         """The ranks of a group of `plan` along `axes`, the outer one first, as a cluster.

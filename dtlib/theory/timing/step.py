@@ -23,6 +23,7 @@ from dtlib.theory.models import Architecture, checked_model
 
 from .constants import FITTED, Constants
 from .data import data_seconds, seen_seconds, wait_seconds
+from .host import host_seconds
 from .layer import exchange_seconds, half_all_reduce, layer_seconds, link_shares, rates
 from .plan import Machine, Plan
 from .products import product_seconds
@@ -60,6 +61,8 @@ class StepTime(Breakdown):
     expert_parallel: float = 0
     casts: float = 0
     adapters: float = 0
+    host_link: float = 0
+    host_update: float = 0
 
 
 @formula(
@@ -131,14 +134,14 @@ def step_terms(
     shards = np.where(c.shard > 0, c.shard, mesh.size("dp", "cp"))
     owned = trained.others / np.where(c.zero > 0, shards, 1)
     owned = owned + trained.experts / np.where(c.zero > 0, shards // mesh.ep, 1)
+    updated = 0.0 if mesh.offload else owned * 2 * recipe(mesh.recipe).bytes_per_param
     seconds = {
         "matmuls": seconds_of(slow, "matmuls", passes),
         "attention": seconds_of(slow, "attention", 3.5),
         "elementwise": seconds_of(slow, "elementwise", 3) + m * summed,
         "recompute": seconds_of(slow, "recompute"),
         "head": m * head * is_last,
-        "optimizer": owned * 2 * recipe(mesh.recipe).bytes_per_param / machine.accelerator.memory_bytes_per_s
-        + k.step_host_seconds,
+        "optimizer": updated / machine.accelerator.memory_bytes_per_s + k.step_host_seconds,
         "host": seconds_of(slow, "host"),
         "tensor_parallel": seconds_of(slow, "tensor"),
         "context_parallel": seconds_of(slow, "context"),
@@ -148,6 +151,7 @@ def step_terms(
         "expert_parallel": seconds_of(slow, "exchange"),
         "casts": seconds_of(slow, "casts", passes),
         "adapters": seconds_of(slow, "adapters", 3),
+        **host_seconds(mesh, owned, machine),
     }
     return {name: np.broadcast_to(np.asarray(value, float), m.shape) for name, value in seconds.items()}
 
