@@ -18,7 +18,7 @@ MACHINE = Machine(accelerator=hardware.accelerator("H100"), gpus=8)
 TRUE = replace(FITTED, matmul_share=0.6, attention_share=0.25, inside_share=0.6, across_share=0.4)
 
 
-def rows(constants, number=12, seed=0):
+def rows(constants, number=12, seed=0, precision="bf16"):
     """Runs of a machine with these constants, of degrees and batches drawn at random, as a table has them."""
     random, found = np.random.default_rng(seed), []
     while len(found) < number:
@@ -30,7 +30,7 @@ def rows(constants, number=12, seed=0):
             continue
         plan = Plan(
             dp=gpus // tp // pp, tp=tp, pp=pp, zero=zero, micro_batch=mbs, micro_batches=grad_acc, seq=seq,
-            sequence_parallel=tp > 1, keep_gathered=keeps,
+            sequence_parallel=tp > 1, keep_gathered=keeps, precision=precision,
         )  # fmt: skip
         seconds = planner.step_time(MODEL, plan, replace(MACHINE, gpus=gpus), constants).total
         split = ("keep" if keeps else "again") if tp > 1 else ""
@@ -86,6 +86,17 @@ def test_runs_as_the_planner_tells_them_change_nothing():
     found = measured.refitted(measured.read(rows(FITTED, number=5), MODEL, MACHINE))
     assert found.before < 1e-9
     assert all(new == pytest.approx(old) for old, new in found.moved.values())
+
+
+def test_runs_in_fp8_are_read_as_such(tmp_path):
+    file = written(tmp_path / "runs.csv", rows(TRUE, precision="fp8"))
+    found = {}
+    for precision in ("fp8", "bf16"):
+        result = run("--measured", file, "--precision", precision, "--json")
+        assert result.exit_code == 0, result.output
+        found[precision] = json.loads(result.output)["measured"]
+    assert found["fp8"]["constants"]["matmul_share"] == pytest.approx(TRUE.matmul_share, rel=0.05)
+    assert found["bf16"]["constants"]["matmul_share"] > 1.2 * TRUE.matmul_share
 
 
 def test_the_plan_is_made_with_the_constants_found(tmp_path):

@@ -31,7 +31,7 @@ from .options import (
 if TYPE_CHECKING:
     from dtlib.theory.calibration.measured import Refit
     from dtlib.theory.models import Architecture
-    from dtlib.theory.planner import Answer, Found, Goal, Keeping, Machine, Space, Training
+    from dtlib.theory.planner import Answer, Found, Goal, Keeping, Machine, Plan, Space, Training
 
 # numpy, rich and dtlib.theory are imported by the functions that need them: --help answers at once.
 
@@ -159,8 +159,9 @@ def plan(
 
     --measured FILE has a row for each run, on such cards, nodes and network: gpus, mbs (sequences of a micro-batch),
     grad_acc (micro-batches of a rank), tok_s_gpu (tokens a second and card). It may have model and seq (else MODEL and
-    its), tp, pp, cp, ep and chunks (else 1), zero (else 0), recompute and sequence_parallel (else none). A constant
-    that the rows do not decide stays, and is named.
+    its), tp, pp, cp, ep and chunks (else 1), zero (else 0), recompute and sequence_parallel (else none);
+    recipe, precision, adapters and offload are the command's. A constant that the rows do not decide stays, and is
+    named.
 
     With --precision fp8, attention, norms, the head, messages and states stay as in bf16. Recipes with scales of blocks
     (mx, nvfp4) or rows are not planned.
@@ -183,14 +184,16 @@ def plan(
             lacks, has = ("storage", "mtbf") if storage is None else ("mtbf", "storage")
             raise ValueError(f"{lacks} must be given where --{has} is")
         architecture = chosen_model(model, given)
+        memory = given["host_memory"]
         machine = planner.Machine(
             accelerator=chosen_card(given["card"], given),
             gpus=given["gpus"],
             node=given["node"],
             network=chosen_network(given),
-            host_memory_bytes_per_s=given["host_memory"] and GB * in_unit("host_memory", given["host_memory"]),
+            host_memory_bytes_per_s=None if memory is None else GB * in_unit("host_memory", memory),
         )
-        refit = None if measured is None else _refit(measured, architecture, machine, given)
+        like = planner.Plan(precision=given["precision"], adapters=chosen_adapters(given), offload=given["offload"])
+        refit = None if measured is None else _refit(measured, architecture, machine, given, like)
         answer = planner.search(
             architecture,
             machine,
@@ -203,7 +206,7 @@ def plan(
             space=_space(given),
             constants=None if refit is None else refit.constants,
             framework=given["framework"],
-            like=planner.Plan(precision=given["precision"], adapters=chosen_adapters(given), offload=given["offload"]),
+            like=like,
         )
         goals = None
         if critical_batch is not None:
@@ -245,7 +248,7 @@ def _sizes(text: str | None) -> list[int]:
     return [int(each) for each in (text or "").split(",") if each.isdecimal() and int(each)]
 
 
-def _refit(file: Path, model: Architecture, machine: Machine, given: dict[str, Any]) -> Refit:
+def _refit(file: Path, model: Architecture, machine: Machine, given: dict[str, Any], like: Plan) -> Refit:
     """The constants that runs of one's own decide; ``ValueError`` for a file that has none."""
     from dtlib.theory.calibration import fitting, measured
     from dtlib.theory.planner import profile
@@ -256,7 +259,7 @@ def _refit(file: Path, model: Architecture, machine: Machine, given: dict[str, A
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"measured {file} cannot be read: {error}") from error
     try:
-        runs = measured.read(rows, model, machine, given["recipe"], node=given["node"])
+        runs = measured.read(rows, model, machine, given["recipe"], node=given["node"], as_plan=like)
         names = fitting.HABITS.get(given["framework"], (None, fitting.TIME_CONSTANTS))[1]
         return measured.refitted(runs, profile(given["framework"]), names)
     except ValueError as error:

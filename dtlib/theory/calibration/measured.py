@@ -12,7 +12,7 @@ import numpy as np
 from dtlib.theory import models
 from dtlib.theory.lookup import find
 from dtlib.theory.models import Architecture
-from dtlib.theory.planner.space import SPLITS
+from dtlib.theory.planner.space import PLAIN, SPLITS
 from dtlib.theory.timing import FITTED, Constants, Machine, Plan
 from dtlib.theory.valid import number
 
@@ -65,15 +65,17 @@ class Refit:
 
 
 def read(
-    rows: Iterable[Row], model: Architecture, machine: Machine, recipe: str = "18-byte", *, node: int | None = None
-) -> list[Run]:
+    rows: Iterable[Row], model: Architecture, machine: Machine, recipe: str = "18-byte", *, node: int | None = None,
+    as_plan: Plan = PLAIN,
+) -> list[Run]:  # fmt: skip
     """The runs that `rows` of `COLUMNS` describe, on cards and a network as those of `machine`, and nodes of `node`.
 
-    By default on nodes as those of `machine`, which has no more cards in one than in all. dp is what the cards leave.
+    By default on nodes as those of `machine`, which has no more cards in one than in all. dp is what the cards leave;
+    what no column names is that of `as_plan`.
     ``ValueError`` for a column that is missing or unknown, and for a row that is no run, with its number: the first
     below the heading is 1.
     """
-    found, like = [], (machine, machine.node if node is None else node)
+    found, like = [], (machine, machine.node if node is None else node, as_plan.changed(recipe=recipe))
     for place, row in enumerate(rows, 1):
         unknown = [name for name in row if name not in COLUMNS]
         lacks = [name for name, meaning in COLUMNS.items() if "[" not in meaning and name not in row]
@@ -84,13 +86,13 @@ def read(
         if lacks:
             raise ValueError(f"column {lacks[0]!r} is missing: {COLUMNS[lacks[0]]}")
         try:
-            found.append(_run({name: (value or "").strip() for name, value in row.items()}, like, model, recipe))
+            found.append(_run({name: (value or "").strip() for name, value in row.items()}, like, model))
         except ValueError as error:
             raise ValueError(f"row {place}: {error}") from error
     return found
 
 
-def _run(row: Row, like: tuple[Machine, int], model: Architecture, recipe: str) -> Run:
+def _run(row: Row, like: tuple[Machine, int, Plan], model: Architecture) -> Run:
     def count(name: str, default: int | None) -> int:
         text = row.get(name, "")
         if not text and default is not None:
@@ -107,10 +109,10 @@ def _run(row: Row, like: tuple[Machine, int], model: Architecture, recipe: str) 
     if ranks == 0 or gpus % ranks:
         raise ValueError(f"gpus must be a multiple of tp·pp·cp={ranks}, not {gpus}")
     splits, keeps = find("sequence_parallel", row.get("sequence_parallel") or "none", SPLITS)
-    plan = Plan(
+    plan = like[2].changed(
         dp=gpus // ranks, **degrees, zero=count("zero", 0), micro_batch=b, micro_batches=m, chunks=v,
         schedule="interleaved" if v > 1 else "1F1B", recompute=row.get("recompute") or "none",
-        sequence_parallel=splits, keep_gathered=keeps, seq=count("seq", model.seq), recipe=recipe,
+        sequence_parallel=splits, keep_gathered=keeps, seq=count("seq", model.seq),
     )  # fmt: skip
     plan.check(model)
     try:
