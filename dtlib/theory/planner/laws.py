@@ -143,16 +143,12 @@ def _adapters(model: Architecture, plan: Plan) -> str:
     return "none" if of is None else f"rank {of.rank}: {of.layer_parameters(model, plan.tp):,} parameters a layer"
 
 
-def _cast(_: Architecture, __: Plan) -> str:
-    return f"{CAST_BYTES} bytes an entry of inputs, weights and output gradients of each product"
-
-
 def _host(which: int, words: str) -> Number:
     return lambda _, plan: f"{host_bytes(plan)[which]:.3g} bytes a parameter {words}, nothing hidden"
 
 
-def _fitted(name: str) -> Number:
-    return lambda _, __: f"the constant {name}"
+def _fixed(words: str) -> Number:
+    return lambda _, __: words
 
 
 _TIMED = "planner.step_time"
@@ -164,13 +160,15 @@ OF_TIME: Mapping[str, Law] = MappingProxyType(
         "recompute": Law("what is computed again", "activations.recompute_factor", _again),
         "head": Law("the scores and the loss, where the last stage is the slowest", "planner.product_share", _logits),
         "optimizer": Law("states through memory, and the host between steps", "zero.bytes_per_param", _states),
-        "host": Law("kernels that the host has not launched yet", _TIMED, _fitted("layer_host_seconds")),
+        "host": Law("kernels that the host has not launched yet", _TIMED, _fixed("the constant layer_host_seconds")),
         "tensor_parallel": Law("messages between ranks of tp", "tp.layer_elements", _tensor),
         "context_parallel": Law("keys and values that attention does not hide", "cp.ring_elements", _ring),
         "pipeline_messages": Law("messages between stages", "pp.boundary_elements", _boundary),
         "data_parallel": Law("weights and gradients that nothing hides", "zero.traffic", _traffic),
         "bubble": Law("waiting for other stages", "pp.idle_seconds", _idle),
-        "casts": Law("casts to fp8, with transposed copies", _TIMED, _cast),
+        "casts": Law(
+            "casts to fp8, with transposed copies", _TIMED, _fixed(f"{CAST_BYTES} bytes an entry of each matrix")
+        ),
         "adapters": Law("products of adapters, forward and backward", "planner.product_share", _adapters),
         "host_link": Law("gradients to the host, weights back", "zero.traffic", _host(0, "travel")),
         "host_update": Law("the update in the host's memory", "zero.bytes_per_param", _host(1, "are read or written")),
@@ -187,8 +185,8 @@ OF_MEMORY: Mapping[str, Law] = MappingProxyType(
         "logits": Law("scores and their gradient, with copies", _PLANNED, _logits),
         "gathered": Law("modules that are whole for a moment", "zero.gathered_bytes", _modules),
         "pipeline_buffers": Law("inputs and gradients under way between stages", _PLANNED, _buffers),
-        "fixed": Law("runtime, libraries", _PLANNED, _fitted("runtime_bytes")),
-        "fp8_copies": Law("weights of layers in fp8, and transposed", _PLANNED, lambda _, __: "2 bytes a weight"),
+        "fixed": Law("runtime, libraries", _PLANNED, _fixed("the constant runtime_bytes")),
+        "fp8_copies": Law("weights of layers in fp8, and transposed", _PLANNED, _fixed("2 bytes a weight")),
         "all_to_all": Law("copies of tokens under way to experts", "ep.dispatch_elements", _experts),
     }
 )

@@ -18,16 +18,9 @@ if TYPE_CHECKING:
 
 
 def nothing_fits(
-    model: Architecture,
-    timed: list[Timed],
-    machine: Machine,
-    sequences: int,
-    imbalance: float,
-    fixed: bool,
-    space: Space,
-    k: Constants,
-    found: Callable[[Iterable[Plan], Machine, Space], Plan | None],
-) -> str:
+    model: Architecture, timed: list[Timed], machine: Machine, sequences: int, imbalance: float, fixed: bool,
+    space: Space, k: Constants, found: Callable[[Iterable[Plan], Machine, Space], Plan | None],
+) -> str:  # fmt: skip
     """What to say where nothing fits: the plan that needs the least, and the nearest machine on which one fits.
 
     Where degrees are `fixed`, others may do on the same cards, and where `space` leaves something out, that. `found` is

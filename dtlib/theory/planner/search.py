@@ -153,14 +153,9 @@ def _timed(
 
 
 def _fastest(
-    model: Architecture,
-    timed: list[Timed],
-    machine: Machine,
-    usable: float,
-    keep: int,
-    k: Constants,
+    model: Architecture, timed: list[Timed], machine: Machine, usable: float, keep: int, k: Constants,
     framework: str = "megatron",
-) -> tuple[list[Found], Found | None]:
+) -> tuple[list[Found], Found | None]:  # fmt: skip
     """The best plans that fit with their margin, and the fastest before them that a tenth more would let in.
 
     Plans that surely need a tenth more than `usable` bytes are not looked at.
@@ -209,14 +204,9 @@ _TRIES = 50
 
 
 def _simpler(
-    model: Architecture,
-    timed: list[Timed],
-    machine: Machine,
-    usable: float,
-    plans: Sequence[Found],
-    k: Constants,
+    model: Architecture, timed: list[Timed], machine: Machine, usable: float, plans: Sequence[Found], k: Constants,
     framework: str,
-) -> Found | None:
+) -> Found | None:  # fmt: skip
     """The simplest plan that fits within `TIE` of the fastest, if it is simpler than all of `plans` that tie."""
     best = plans[0]
     least = min(effort(each.plan, each.plan.schedule) for each in plans if best.ties(each))
