@@ -157,6 +157,8 @@ def test_a_host_is_told_and_changed():
     assert "in a node of 8." in said
     memory = CliRunner().invoke(main, ["memory", "llama3-8b", "--dp", "8", "--zero", "1", "--offload", "--json"])
     found = json.loads(memory.output)
+    lora = CliRunner().invoke(main, ["memory", "llama3-8b", "--lora", "16", "--lora-modules", "out"])
+    assert f"Trained are adapters of rank 16: {32 * 16 * (4096 + 4096):,} parameters." in lora.output
     assert found["host_bytes"] == pytest.approx(12 * found["num_params"] / 8)
 
 

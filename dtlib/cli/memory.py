@@ -213,6 +213,9 @@ def _print(job: Job) -> None:
     tokens += "" if plan.seq else " (the model's own length)"
     tokens += f", {as_recipe(plan.recipe).name} recipe"
     console.print(f"{job.model.name}: {_counted(job.model)} on {ranks}, {tokens}", soft_wrap=True)
+    if plan.adapters is not None:
+        trained = job.model.num_layers * plan.adapters.layer_parameters(job.model)
+        console.print(f"Trained are adapters of rank {plan.adapters.rank}: {trained:,} parameters.")
     whose = f"on a rank of pipeline stage {job.stage}" if plan.pp > 1 else "on each rank"
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column, justify in ((whose, "left"), ("bytes", "right"), ("share", "right")):

@@ -34,6 +34,7 @@ PARTS: dict[str, Look] = {
     "logits gradient": Look("#b98a72", hatch="////-"),
     "buffers": Look("#5d8a94", hatch="\\\\|"),
     "all to all": Look("#4f7f73", hatch="//\\\\-"),
+    "fp8 copies": Look("#7d7a3f", hatch="\\\\--"),
     "temporary": Look("#7c7c74", hatch="/-"),
 }
 """The look of each part of memory, by its name with spaces: colour, and a hatch for a reader who sees none.
