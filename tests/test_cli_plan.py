@@ -84,6 +84,17 @@ def test_hybrid_shards_are_asked_for_and_told():
     assert "not held to anything like this: megatron" in " ".join(out.split())
 
 
+def test_some_layers_are_computed_again_where_that_is_asked_for():
+    asked = ["llama3-8b", "--gpus", 4, "--batch", 32, "--pp", 4, "--seq", 8192]
+    found = told(*asked)["plans"][0]["plan"]
+    assert (found["recompute"], found["recompute_layers"]) == ("full", 3)
+    assert {each["plan"]["recompute_layers"] for each in told(*asked, "--recompute", "3,full")["plans"]} <= {3, None}
+    assert told(*asked, "--recompute", "some")["plans"][0]["plan"] == found
+    out = " ".join(invoke(*asked).output.split())
+    assert "the first 3 layers of each chunk computed again" in out
+    assert "not held to anything like this: megatron, a pipeline, some layers computed again" in out
+
+
 def test_the_table_has_the_best_plans_and_fits_80_columns():
     result = invoke("llama3-8b", "--gpus", 16, "--batch", 64, "--tokens", 1e12, "--price", 2)
     assert result.exit_code == 0, result.output

@@ -117,6 +117,7 @@ def _print(model: Architecture, plan: Plan, terms: Mapping[str, list[Term]]) -> 
     from rich.console import Console
     from rich.markup import escape
 
+    from dtlib.theory.planner.laws import recompute_of
     from dtlib.theory.units import format_bytes, format_seconds
 
     console = Console(highlight=False)
@@ -125,7 +126,7 @@ def _print(model: Architecture, plan: Plan, terms: Mapping[str, list[Term]]) -> 
     degrees += ", sequence parallel" * plan.sequence_parallel + f", {plan.schedule}" * (plan.pp > 1)
     console.print(
         f"{escape(model.name)}: {degrees}, {plan.micro_batches} × {plan.micro_batch} sequences, "
-        f"recompute {plan.recompute}", soft_wrap=True,
+        f"recompute {recompute_of(plan)}", soft_wrap=True,
     )  # fmt: skip
     for name, form, words in (("seconds", format_seconds, "a step"), ("bytes", format_bytes, "the fullest rank")):
         console.print(f"\n[bold]{words}: {form(sum(each.value for each in terms[name]))}[/]")

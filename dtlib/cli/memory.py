@@ -84,6 +84,7 @@ def _list_models(context: click.Context, _: click.Parameter, wanted: bool) -> No
 @click.option("--micro-batches", type=int, help="Micro-batches of a rank in a step.  [default: one a stage]")
 @click.option("--seq", type=int, help="Tokens of a sequence.  [default: the model's]")
 @click.option("--recompute", default="none", show_default=True, help="none, selective or full.")
+@click.option("--recompute-layers", type=int, help="With full: so many layers of each piece.  [default: all]")
 @click.option("--attention", default="flash", show_default=True, help="flash, or matrix: kept as a matrix.")
 @click.option("--dropout", is_flag=True, help="Train with dropout, and keep its masks.")
 @click.option("--pipeline-stage", type=int, help="Count this stage, from 0.  [default: the fullest]")

@@ -49,7 +49,7 @@ _CHOICES = {
     "zero": "Look only at these stages of ZeRO (FSDP is 3, or 2 where it keeps what it gathered): 0, 1, 2, 3.",
     "shard": "Look only at states split among so many ranks (hybrid, HSDP; 3/8 is ZeRO 3 among 8), or: all, node.",
     "schedule": "Look only at pipelines of these schedules: 1F1B, interleaved, ZB-H1.",
-    "recompute": "Look only at plans that compute again: none, full.",
+    "recompute": "Look only at plans that compute layers again, so many of each stage (4, say), or: none, some, full.",
     "sequence_parallel": "Look only at tensor parallelism that splits tokens like this: none, again, keep.",
 }
 """Flags that leave some choices open, in the order of help; a test holds what they name to what is looked at."""
@@ -232,12 +232,13 @@ def plan(
 def _space(given: dict[str, Any]) -> Space:
     """What is looked at, of all choices; ``ValueError`` for a name that is not among them."""
     from dtlib.theory.planner import Space
+    from dtlib.theory.planner.space import SIZED
 
     if "selective" in (given["recompute"] or ""):
-        raise ValueError("recompute must be none or full: flash attention leaves selective nothing to save")
+        raise ValueError("recompute must be none, some or full: flash attention leaves selective nothing to save")
     everything = Space()
     chosen = [
-        some_of(name, given[name], [*getattr(everything, name), *(_sizes(given[name]) if name == "shard" else [])])
+        some_of(name, given[name], [*getattr(everything, name), *(_sizes(given[name]) if name in SIZED else [])])
         for name in _CHOICES
     ]
     return Space(**{name: values for each in chosen for name, values in each.items()})

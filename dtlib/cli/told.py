@@ -12,6 +12,7 @@ from dtlib.theory.models import Architecture
 from dtlib.theory.planner import Answer, Fit, Found, Goal, Keeping, PlanMemory, margin_of
 from dtlib.theory.planner.answer import TIE
 from dtlib.theory.planner.errors import INSIDE
+from dtlib.theory.planner.laws import recompute_of
 from dtlib.theory.planner.memory import SURELY
 from dtlib.theory.planner.regime import SEEN, outside, regime
 from dtlib.theory.timing import FITTED, Constants, Plan, profile
@@ -34,7 +35,7 @@ def row(answer: Answer, found: Found) -> tuple[str, ...]:
     tie = "≟" if answer.best.unknown(found) else "≈" if len(answer.tied) > 1 and found in answer.tied else ""
     return (
         str(p.dp), f"{p.tp}{_split(p)}", str(p.pp), str(p.cp), *of_experts, _zero(p),
-        f"{p.micro_batch}×{p.micro_batches}", _schedule(p), p.recompute,
+        f"{p.micro_batch}×{p.micro_batches}", _schedule(p), recompute_of(p),
         f"{found.memory.total / GiB:.0f}±{found.fit.margin_bytes / GiB:.0f}", format_seconds(found.time.total),
         f"{answer.mfu(found):.1%}", tie,
     )  # fmt: skip
@@ -71,7 +72,7 @@ def in_words(answer: Answer) -> str:
         f"ZeRO {p.zero}" + (f" among {p.shard} ranks each (hybrid)" if p.shard else ""),
         *([f"adapters of rank {p.adapters.rank} on {_and(p.adapters.modules)} trained alone"] if p.adapters else []),
         f"{_number(p.micro_batches, 'micro-batch', 'es')} of {_number(p.micro_batch, 'sequence', 's')} a rank",
-        {"none": "nothing computed again", "full": "each layer computed again"}[p.recompute],
+        f"{_again(p)} computed again",
     )
     seconds, mfu = format_seconds(best.time.total), answer.mfu(best)
     of = "" if p.precision == "bf16" else f" of the rate in bf16, products in {p.precision}"
@@ -108,7 +109,7 @@ def sentences(answer: Answer) -> list[str]:
         p, more = answer.too_large.plan, answer.too_large
         needed = format_bytes(more.memory.total + more.fit.margin_bytes, digits=3)
         said.append(
-            f"{_degrees(p)}, {_number(p.micro_batch, 'sequence', 's')} in a micro-batch, recompute {p.recompute} "
+            f"{_degrees(p)}, {_number(p.micro_batch, 'sequence', 's')} in a micro-batch, recompute {recompute_of(p)} "
             f"would take {format_seconds(more.time.total)}, but may need {needed}."
         )
     seconds = best.time.total
@@ -306,6 +307,12 @@ def _number(count: int, thing: str, ending: str) -> str:
 
 def _split(p: Plan) -> str:
     return ("+sp*" if p.keep_gathered else "+sp") if p.sequence_parallel else ""
+
+
+def _again(p: Plan) -> str:
+    if p.recompute_layers is None:
+        return {"none": "nothing", "full": "each layer"}[p.recompute]
+    return f"the first {recompute_of(p)} of each {'chunk' if p.chunks > 1 else 'stage'}"
 
 
 def _zero(p: Plan) -> str:

@@ -165,14 +165,25 @@ def _activations(model: Architecture, setup: Setup, stage: int) -> dict[str, flo
         counts.append((dense, sparse + n) if last_has_experts(model) else (dense + n, sparse))
     kinds = [kind for kind in (False, True) if any(count[kind] for count in counts)]
     kept = {kind: layer(setup.recompute, kind) for kind in kinds}
-    pieces_kept = [sum(count[kind] * kept[kind] for kind in kinds) for count in counts]
+    plain = {kind: layer("none", kind) if setup.recompute != "none" else kept[kind] for kind in kinds}
+    firsts = counts
+    if setup.recompute_layers is not None:
+        most = setup.recompute_layers
+        experts = [0] * len(pieces) if model.experts is None else expert_layers(model, p, stage, v, most)
+        firsts = [(min(most, layers) - sparse, sparse) for layers, sparse in zip(pieces, experts, strict=True)]
+    beside = [sum((count[kind] - first[kind]) * plain[kind] for kind in kinds)
+              for count, first in zip(counts, firsts, strict=True)]  # fmt: skip
+    pieces_kept = [sum(first[kind] * kept[kind] for kind in kinds) + rest
+                   for first, rest in zip(firsts, beside, strict=True)]  # fmt: skip
     if last:
         pieces_kept[-1] += 2 * 4 * n * entries  # a module's inputs: of two norms, and of the matrix from 2h
-    again = [layer("none", kind) - kept[kind] for kind in kinds] if setup.recompute != "none" else []
+    # the first layers of a piece are computed again when its others are freed
+    again = [plain[kind] - kept[kind] - rest for first, rest in zip(firsts, beside, strict=True)
+             for kind in kinds if first[kind]]  # fmt: skip
     scores = setup.micro_batch * setup.tokens_of(model) * -(-model.vocab // setup.tp)
     return {
         "layer_activations": max(pieces_kept) * chunks_in_flight(p, stage, m, v),
-        "recomputed_layer": max(again, default=0),
+        "recomputed_layer": max([0, *again]),
         "embedding_activations": entries * embeddings_in_flight(p, m, v) if first and setup.dropout else 0,
         "head_activations": (1 + n) * (2 if setup.adapters else 4) * entries if last else 0,  # of norm, of matrix
         "logits": (1 + n) * 4 * scores if last else 0,

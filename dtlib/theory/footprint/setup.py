@@ -33,7 +33,8 @@ class Setup:
     matrices; `pp` stages split the layers, each with `chunks` pieces of them if interleaved (`piece_layers`). A
     rank works on `micro_batches` micro-batches of `micro_batch` sequences between two updates (default: as many as
     there are stages), `seq` tokens each (default: the model's). `recipe` names the bytes of a parameter,
-    `recompute` what is computed again, `attention` how attention is stored (``"flash"`` or ``"matrix"``);
+    `recompute` what is computed again (with `recompute_layers` a full one of so many layers of each piece alone, the
+    first of them), `attention` how attention is stored (``"flash"`` or ``"matrix"``);
     `prefetched` modules are gathered ahead at stage 3. Stages are cut by their number of layers, or with `balance`
     ``"cost"`` by their share of all matrices (`cost_layers`, without chunks).
 
@@ -69,6 +70,7 @@ class Setup:
     chunks: int = 1
     sequence_parallel: bool = False
     recompute: str = "none"
+    recompute_layers: int | None = None
     attention: Attention = "flash"
     dropout: bool = False
     prefetched: int = 1
@@ -104,6 +106,10 @@ class Setup:
             raise ValueError(f"ep must divide dp={self.dp}, whose ranks share the experts; {self.ep} does not")
         if not 1 <= amount("imbalance", self.imbalance) <= self.ep:
             raise ValueError(f"imbalance must be from 1 to ep={self.ep}, all tokens on one rank, not {self.imbalance}")
+        if self.recompute_layers is not None:
+            layers = whole("recompute_layers", self.recompute_layers, 1)
+            if self.recompute != "full":
+                raise ValueError(f"recompute_layers must be absent with recompute={self.recompute}, not {layers}")
         if self.shard is not None:
             self._check_shard(whole("shard", self.shard, 1))
         if self.chunks > 1 and self.num_micro_batches % self.pp:

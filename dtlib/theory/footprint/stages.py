@@ -95,15 +95,16 @@ def stage_parameters(
     )
 
 
-def expert_layers(model: Architecture, pp: int, stage: int, chunks: int = 1) -> list[int]:
-    """Of the layers of each piece of stage `stage` (`piece_layers`), those that have experts."""
+def expert_layers(model: Architecture, pp: int, stage: int, chunks: int = 1, most: int | None = None) -> list[int]:
+    """Of the layers of each piece of stage `stage` (`piece_layers`), or of the first `most`, those with experts."""
     pieces = piece_layers(model.num_layers, pp, chunks)
     if model.experts is None:
         return [0] * len(pieces[stage])
     in_order = [pieces[place % pp][place // pp] for place in range(pp * len(pieces[0]))]
     begins = [0, *accumulate(in_order)]
     mine = range(stage, len(in_order), pp)
-    return [model.experts.layers(begins[place], begins[place + 1]) for place in mine]
+    sizes = [layers if most is None else min(layers, most) for layers in in_order]
+    return [model.experts.layers(begins[place], begins[place] + sizes[place]) for place in mine]
 
 
 def chunks_in_flight(stages: int, stage: int, micro_batches: int, chunks: int = 1) -> int:

@@ -29,7 +29,8 @@ from .errors import Interval, interval
 from .goal import Goal, toward_goal
 from .keeping import Keeping, keeping
 from .memory import Fit, PlanMemory, fit, least_cards, margin_of, plan_memory
-from .search import Timed, default_sequences, every_plan, search
+from .partial import Timed
+from .search import default_sequences, every_plan, search
 from .space import Space
 
 __all__ = [

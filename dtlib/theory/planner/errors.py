@@ -51,6 +51,7 @@ def regime(plan: Plan, model: Architecture, framework: str = "megatron", *, stal
         *(["offload"] if plan.offload else []),
         *(["adapters"] if plan.adapters else []),
         *([plan.precision] if plan.precision != "bf16" else []),
+        *(["some layers computed again"] if plan.recompute_layers is not None else []),
         *(["hybrid shards"] if plan.shard is not None else []),
     ]
     return ", ".join(axes)

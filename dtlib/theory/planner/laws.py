@@ -56,12 +56,18 @@ def _scores(model: Architecture, plan: Plan) -> str:
 
 
 def _moved(model: Architecture, plan: Plan) -> str:
-    return _kept(model, plan.changed(recompute="none"))
+    return _kept(model, plan.changed(recompute="none", recompute_layers=None))
+
+
+def recompute_of(plan: Plan) -> str:
+    """What a plan computes again: none, selective, full, or so many layers of each piece."""
+    layers = plan.recompute_layers
+    return plan.recompute if layers is None else f"{layers} layer{'s' * (layers > 1)}"
 
 
 def _again(model: Architecture, plan: Plan) -> str:
     factor = recompute_factor(plan.seq_of(model), model.hidden, plan.recompute)
-    return f"{factor:.3g} times the operations of a layer, recompute {plan.recompute}"
+    return f"{factor:.3g} times the operations of a layer, recompute {recompute_of(plan)}"
 
 
 def _kept(model: Architecture, plan: Plan) -> str:
@@ -70,7 +76,7 @@ def _kept(model: Architecture, plan: Plan) -> str:
         attention=plan.attention, dropout=plan.dropout, recompute=plan.recompute, imbalance=plan.imbalance,
         with_experts=model.num_expert_layers > 0, adapters=plan.adapters,
     )  # fmt: skip
-    return f"{format_bytes(kept.total)} a layer and micro-batch, recompute {plan.recompute}"
+    return f"{format_bytes(kept.total)} a layer and micro-batch, recompute {recompute_of(plan)}"
 
 
 def _tensor(model: Architecture, plan: Plan) -> str:

@@ -198,7 +198,7 @@ def _kept_gathered(model: Architecture, plan: Plan, stage: int) -> tuple[float, 
         return 0, 0
     sizes = (plan.tokens_of(model), plan.micro_batch, model.hidden, model.num_heads, plan.tp)
     more = sp.kept_bytes(*sizes, "keep", core=False) - sp.kept_bytes(*sizes, "again", core=False)
-    if plan.recompute == "full":
-        return more, 0
-    layers = max(plan.pieces(model)[stage])
-    return 0, more * layers * chunks_in_flight(plan.pp, stage, plan.micro_batches, plan.chunks)
+    again = (plan.recompute_layers or model.num_layers) if plan.recompute == "full" else 0
+    layers = max(max(0, layers - again) for layers in plan.pieces(model)[stage])
+    flying = chunks_in_flight(plan.pp, stage, plan.micro_batches, plan.chunks)
+    return more if again and not layers else 0, more * layers * flying

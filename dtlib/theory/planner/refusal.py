@@ -10,11 +10,12 @@ from dtlib.theory.models import Architecture
 from dtlib.theory.timing import Constants, Machine, Plan
 from dtlib.theory.units import format_bytes
 
+from .laws import recompute_of
 from .memory import least_cards, margin_of, plan_memory
 from .space import EVERYTHING, MOST_CARDS, Space, larger, meshes
 
 if TYPE_CHECKING:
-    from .search import Timed
+    from .partial import Timed
 
 
 def nothing_fits(
@@ -32,7 +33,7 @@ def nothing_fits(
     said = (
         f"no plan of {model.name} fits on gpus={machine.gpus} ({name}, {has} each): the least is "
         f"{format_bytes(needed, digits=3)} with a margin of {margin_of(plan, k):.0%} (dp {plan.dp}, tp {plan.tp}, "
-        f"pp {plan.pp}, cp {plan.cp}, {_ep(plan)}{_zero(plan)}, recompute {plan.recompute})"
+        f"pp {plan.pp}, cp {plan.cp}, {_ep(plan)}{_zero(plan)}, recompute {recompute_of(plan)})"
     )
     fewest = least_cards(model, machine.accelerator, plan.least_recipe, k)
     if fewest > MOST_CARDS:

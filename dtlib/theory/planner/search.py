@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from dataclasses import replace
+from functools import lru_cache, partial
+from heapq import heappop, heappush
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dtlib.theory.footprint import AXES
 from dtlib.theory.models import Architecture, checked_model
@@ -19,26 +18,9 @@ from dtlib.theory.valid import amount, whole
 from .answer import TIE, Answer, Found, effort, what_buys
 from .errors import interval
 from .memory import PlanMemory, fit, margin_of, plan_memory
+from .partial import Timed, fewest, partly_again
 from .refusal import impossible, nothing_fits, some_of
 from .space import EVERYTHING, PLAIN, Space, choices, meshes
-
-
-@dataclass(frozen=True)
-class Timed:
-    """The plans of one mesh: a column of each choice, their seconds, and a bound from below of their bytes.
-
-    Seconds are infinite where the bound is above what was asked for.
-    """
-
-    mesh: Plan
-    choices: dict[str, NDArray[Any]]
-    seconds: NDArray[np.float64]
-    least_bytes: NDArray[np.float64]
-
-    def plan(self, index: int) -> Plan:
-        """The plan in row `index`."""
-        chosen = {name: column[index].item() for name, column in self.choices.items()}
-        return self.mesh.changed(**chosen | {"shard": chosen["shard"] or None})
 
 
 def default_sequences(gpus: int, seq: int) -> int:
@@ -69,13 +51,14 @@ def search(
     """The fastest plans of `model` on all cards of `machine`, of `sequences` sequences of `seq` tokens a step.
 
     Every degree that the model divides by, every ZeRO stage, sequence parallelism (which gathers its inputs again or
-    keeps them), micro-batch, schedule, number of equal chunks and recompute is timed; flash attention, no dropout.
-    `degrees` holds some of dp, tp, pp, cp and ep fixed; of the other choices `space` says what is looked at. Of experts
-    the busiest rank gets `imbalance` times as many tokens as the mean, or, on fewer ranks, as many as there are. A plan
-    is taken where its memory fits with the margin added: ``fit.has_room``. Constants are those of `framework` where no
-    others are given; what its runs were off by is the interval of a time. What none of these names is that of `like`,
-    in all plans. ``ValueError`` for arguments out of range and where nothing fits: it says what is missing, and the
-    nearest plan that fits, with other degrees, without what `space` holds fixed, or on more cards.
+    keeps them), micro-batch, schedule, number of equal chunks and recompute (of some layers: as few as fit) is timed;
+    flash attention, no dropout. `degrees` holds some of dp, tp, pp, cp and ep fixed; of the other choices `space` says
+    what is looked at. Of experts the busiest rank gets `imbalance` times as many tokens as the mean, or, on fewer
+    ranks, as many as there are. A plan is taken where its memory fits with the margin added: ``fit.has_room``.
+    Constants are those of `framework` where no others are given; what its runs were off by is the interval of a time.
+    What none of these names is that of `like`, in all plans. ``ValueError`` for arguments out of range and where
+    nothing fits: it says what is missing, and the nearest plan that fits, with other degrees, without what `space`
+    holds fixed, or on more cards.
     """
     model, constants = checked_model(model), profile(framework) if constants is None else constants
     seq = model.seq if seq is None else whole("seq", seq, 1)
@@ -87,11 +70,19 @@ def search(
         model, machine, sequences=sequences, seq=seq, recipe=recipe, degrees=degrees, imbalance=imbalance,
         constants=constants, space=space, most_bytes=_MORE * usable, like=like,
     )  # fmt: skip
+    asked_for = timed
+    if "some" in space.recompute:
+        if "full" not in space.recompute:
+            timed = [each.only(np.logical_not(each.whole)) for each in timed]
+        plans, _ = _fastest(model, timed, machine, usable, keep, constants, framework)
+        limit = plans[-1].time.total if len(plans) == keep else math.inf
+        some = (partly_again(model, each, machine, constants, usable, limit) for each in asked_for)
+        timed = [*timed, *(each for each in some if each is not None)]
     plans, too_large = _fastest(model, timed, machine, usable, keep, constants, framework)
     if not plans:
         found = partial(_first, model, sequences=sequences, k=constants)
         asked = imbalance, bool(degrees), space, constants, found
-        raise ValueError(nothing_fits(model, timed, machine, sequences, *asked))
+        raise ValueError(nothing_fits(model, asked_for, machine, sequences, *asked))
     buys = what_buys(model, plans[0], machine, constants)
     buys["memory"] = (too_large or plans[0]).time.total
     simpler = _simpler(model, timed, machine, usable, plans, constants, framework) if keep > 1 else None
@@ -115,7 +106,8 @@ def every_plan(
 ) -> list[Timed]:
     """All plans that `search` looks at, mesh by mesh, whether they fit or not; ``ValueError`` for none.
 
-    Those that surely need more than `most_bytes` are not timed.
+    Those that surely need more than `most_bytes` are not timed. Of those that compute ``"some"`` layers again, which
+    depend on the card, there are those that compute all.
     """
     model = checked_model(model)
     fixed = {name: whole(name, size, 1) for name, size in (degrees or {}).items()}
@@ -146,10 +138,12 @@ def _timed(
 ) -> Timed:
     columns, least = choices(model, mesh, sequences, k, space, machine.near(mesh))
     seconds, maybe = np.full(len(least), math.inf), least <= most_bytes
+    terms = None
     if maybe.any():
         some = {name: column[maybe] for name, column in columns.items()}
-        seconds[maybe] = np.sum([*step_terms(model, mesh, some, machine, k).values()], axis=0)
-    return Timed(mesh, columns, seconds, least)
+        terms = step_terms(model, mesh, some, machine, k)
+        seconds[maybe] = np.sum([*terms.values()], axis=0)
+    return Timed(mesh, columns, seconds, least, terms=terms)
 
 
 def _fastest(
@@ -158,7 +152,8 @@ def _fastest(
 ) -> tuple[list[Found], Found | None]:  # fmt: skip
     """The best plans that fit with their margin, and the fastest before them that a tenth more would let in.
 
-    Plans that surely need a tenth more than `usable` bytes are not looked at.
+    Plans that surely need a tenth more than `usable` bytes are not looked at. One of `at_least` so many layers that
+    needs too much comes back with as many as fit, at its time.
     """
     rows = [np.flatnonzero(each.least_bytes <= _MORE * usable) for each in timed]
     which = np.repeat(np.arange(len(timed)), [len(each) for each in rows])
@@ -166,19 +161,30 @@ def _fastest(
     seconds = np.concatenate([each.seconds[some] for each, some in zip(timed, rows, strict=True)])
     found: list[Found] = []
     seen: set[int] = set()
-    too_large = None
-    for index in np.argsort(seconds, kind="stable"):
-        mesh = int(which[index])
-        if mesh in seen:
+    later: list[tuple[float, int, Timed, Plan]] = []
+    too_large, room = None, machine.accelerator.memory_bytes
+    order, turn = np.argsort(seconds, kind="stable").tolist(), 0
+    while turn < len(order) or later:
+        grown = bool(later) and (turn == len(order) or later[0][0] < seconds[order[turn]])
+        if grown:
+            *_, of, plan = heappop(later)
+        else:
+            of, row = timed[which[order[turn]]], int(inside[order[turn]])
+            turn += 1
+        if id(of.mesh) in seen:
             continue
-        plan = timed[mesh].plan(int(inside[index]))
-        memory = plan_memory(model, plan, k)
-        needed, room = memory.total * (1 + margin_of(plan, k)), machine.accelerator.memory_bytes
+        plan = plan if grown else of.plan(row)
+        memory = _memory(model, plan, k)
+        needed = memory.total * (1 + margin_of(plan, k))
         if needed > room:
-            if too_large is None and not found and needed <= _MORE * room:
+            if of.at_least:
+                more = fewest(model, plan, room, k)
+                if more is not None:
+                    heappush(later, (step_time(model, more, machine, k).total, turn, of, more))
+            elif too_large is None and not found and needed <= _MORE * room:
                 too_large = _found(model, plan, memory, machine, k, framework)
             continue
-        seen.add(mesh)
+        seen.add(id(of.mesh))
         found.append(_found(model, plan, memory, machine, k, framework))
         if len(found) == keep:
             break
@@ -199,6 +205,8 @@ def _first(
     return plans[0].plan if plans else None
 
 
+_memory = lru_cache(maxsize=4096)(plan_memory)
+
 _TRIES = 50
 """So many plans are looked at for one that is simpler and fits."""
 
@@ -217,7 +225,7 @@ def _simpler(
     ]
     for *_, mesh, row in sorted(each for each in rows if each[:2] < least)[:_TRIES]:
         plan = timed[mesh].plan(int(row))
-        memory = plan_memory(model, plan, k)
+        memory = _memory(model, plan, k)
         if memory.total * (1 + margin_of(plan, k)) <= machine.accelerator.memory_bytes:
             return _found(model, plan, memory, machine, k, framework)
     return None

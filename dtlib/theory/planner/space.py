@@ -31,28 +31,32 @@ SPLITS = {"none": (False, False), "again": (True, False), "keep": (True, True)}
 """Words for sequence parallelism: whether it splits tokens, and whether it keeps what it gathered."""
 
 
+SIZED = ("shard", "recompute")
+"""The choices of which a number may be asked for."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Space:
     """What is looked at on a mesh: everything, or of each choice a part.
 
     `sequence_parallel` has the words of `sp.phases`: ``"none"``, ``"again"`` for inputs that are gathered again, and
     ``"keep"``. `shard` says what ZeRO splits states among: ``"all"`` ranks, at stages 2 and 3 those of one ``"node"``
-    alone (hybrid sharding), or a number of ranks, from stage 1 on. What makes no difference stays: a rank alone has no
-    stage of ZeRO, one stage no schedule, one rank of tp no tokens to split. A selective recompute is not among the
-    choices, since flash attention leaves it nothing to save. ``ValueError`` for what is not among the choices, and for
-    none of them.
+    alone (hybrid sharding), or a number of ranks, from stage 1 on. `recompute` may be of ``"some"`` layers, as few of
+    each piece as fit, or of a number of them. What makes no difference stays: a rank alone has no stage of ZeRO, one
+    stage no schedule, one rank of tp no tokens to split. A selective recompute is not among the choices, since flash
+    attention leaves it nothing to save. ``ValueError`` for what is not among the choices, and for none of them.
     """
 
     zero: tuple[int, ...] = (0, 1, 2, 3)
     shard: tuple[str | int, ...] = ("all", "node")
     schedule: tuple[str, ...] = SCHEDULES
-    recompute: tuple[str, ...] = ("none", "full")
+    recompute: tuple[str | int, ...] = ("none", "some", "full")
     sequence_parallel: tuple[str, ...] = tuple(SPLITS)
 
     def __post_init__(self) -> None:
         for each in fields(self):
             chosen, known = getattr(self, each.name), _known(each)
-            wrong = [value for value in chosen if value not in known and not (each.name == "shard" and _is_size(value))]
+            wrong = [value for value in chosen if value not in known and not (each.name in SIZED and is_size(value))]
             if wrong or not chosen:
                 found = wrong[0] if wrong else "none of them"
                 raise ValueError(f"{each.name} must be some of {', '.join(map(str, known))}, not {found}")
@@ -63,7 +67,8 @@ class Space:
         return tuple(each.name for each in fields(self) if set(getattr(self, each.name)) != set(_known(each)))
 
 
-def _is_size(value: object) -> TypeGuard[int]:
+def is_size(value: object) -> TypeGuard[int]:
+    """Whether `value` is a whole number above 0."""
     return type(value) is int and value > 0
 
 
@@ -111,7 +116,7 @@ def choices(
 ) -> tuple[dict[str, NDArray[Any]], NDArray[np.float64]]:
     """The plans of a mesh, a column each choice, and a bound from below of their bytes: the same on every card.
 
-    `near` is `Machine.near` of the mesh; the bound is that of `_least_bytes`. No rows where `space` leaves none.
+    `near` is `Machine.near` of the mesh; the bound is that of `least_bytes`. No rows where `space` leaves none.
     """
     per_rank, pp, seq = sequences // mesh.dp, mesh.pp, mesh.tokens_of(model)
     batches = [b for b in divisors(per_rank) if b == 1 or b * seq <= MOST_TOKENS]
@@ -123,14 +128,16 @@ def choices(
     splits = [SPLITS[word] for word in (space.sequence_parallel if mesh.tp > 1 else ("none",))]
     splits = [each for each in splits if not each[0] or seq % mesh.tp == 0]
     stages = _stages(mesh, space, near)
-    inner = [(stage, *split, again) for split, stage, again in product(splits, range(len(stages)), space.recompute)]
+    words = [("full", each) if is_size(each) else (each, 0) for each in space.recompute if each != "some"]
+    words += [("full", 0)] if "some" in space.recompute and "full" not in space.recompute else []
+    inner = [(stage, *split, *again) for split, stage, again in product(splits, range(len(stages)), words)]
     if not outer or not inner:
         return {name: np.array([]) for name in CHOICES}, np.array([])
     b, m, v, name = (np.repeat(np.array(column), len(inner)) for column in zip(*outer, strict=True))
-    stage, split, keeps, again = (np.tile(np.array(column), len(outer)) for column in zip(*inner, strict=True))
+    stage, split, keeps, again, layers = (np.tile(np.array(column), len(outer)) for column in zip(*inner, strict=True))
     zero, shard = np.array(stages).T
-    found = dict(zip(CHOICES, (zero[stage], shard[stage], split, keeps, b, m, v, name, again), strict=True))
-    return found, _least_bytes(model, mesh, SimpleNamespace(**found), k, [stages, stage])
+    found = dict(zip(CHOICES, (zero[stage], shard[stage], split, keeps, b, m, v, name, again, layers), strict=True))
+    return found, least_bytes(model, mesh, found, k, (stages, stage))
 
 
 def _stages(mesh: Plan, space: Space, near: int) -> list[tuple[int, int]]:
@@ -139,22 +146,28 @@ def _stages(mesh: Plan, space: Space, near: int) -> list[tuple[int, int]]:
     if ranks == 1:
         return [(min(space.zero), 0)] if "all" in space.shard or 1 in space.shard else []
     found = [(zero, 0) for zero in space.zero if "all" in space.shard or (ranks in space.shard and zero > 0)]
-    sizes = {(each, 1) for each in space.shard if _is_size(each) and ranks % each == 0 and each < ranks}
+    sizes = {(each, 1) for each in space.shard if is_size(each) and ranks % each == 0 and each < ranks}
     sizes |= {(near, 2)} if near and "node" in space.shard else set()
     fitting = [(size, least) for size, least in sorted(sizes) if size % mesh.least_shard == 0]
     return found + sorted({(zero, size) for size, least in fitting for zero in space.zero if zero >= least})
 
 
-def _least_bytes(model: Architecture, mesh: Plan, c: Any, k: Constants, of_zero: Any) -> NDArray[np.float64]:
+def least_bytes(
+    model: Architecture, mesh: Plan, of: dict[str, NDArray[Any]], k: Constants, zero_of: Any = None
+) -> NDArray[np.float64]:
     """A bound from below of the bytes of `plan_memory`: states of the first stages and of the last, the layers that
     are surely in flight, the one computed again, and on the last stage the logits.
 
     Chunks of layers leave each stage as many layers as it has of one piece, but where only some have experts, perhaps
     others: then the bound is that of the cheapest mixture.
     """
-    cases, p, b = _cases(model, mesh.tp, mesh.pp, mesh.ep), mesh.pp, c.micro_batch.astype(float)
+    c, p, cases = SimpleNamespace(**of), mesh.pp, _cases(model, mesh.tp, mesh.pp, mesh.ep)
+    b = c.micro_batch.astype(float)
     dense, sparse, others, experts, stage = (np.array(column) for column in list(zip(*cases, strict=True))[1:])
-    stages, which = of_zero
+    if zero_of is None:
+        pairs, which = np.unique(np.stack([c.zero, c.shard]), axis=1, return_inverse=True)
+        zero_of = pairs.T.tolist(), which.ravel()
+    stages, which = zero_of
     per_param = [[_state_bytes((size or mesh.size("dp", "cp")) // ep, zero, mesh.least_recipe) for zero, size in stages]
                  for ep in (1, mesh.ep)]  # fmt: skip
     states_of = np.outer(others, per_param[0]) + np.outer(experts, per_param[1])
@@ -164,7 +177,14 @@ def _least_bytes(model: Architecture, mesh: Plan, c: Any, k: Constants, of_zero:
     again = there[..., 0].max(axis=1) - there[..., 1].max(axis=1)
     split, full = c.sequence_parallel.astype(int), (c.recompute == "full").astype(int)
     in_flight = np.minimum(p - stage[:, None], c.micro_batches)
-    bounds = states_of[:, which] + k.activation_factor * b * (kept[:, split, full] * in_flight + again[:, split] * full)
+    layers = kept[:, split, full]
+    if (partly := c.recompute_layers > 0).any():  # those that save the most, and none is computed again at the peak
+        saved = (there[..., 0] - there[..., 1]).max(axis=1)[:, split] * np.minimum(
+            c.recompute_layers * c.chunks, (dense + sparse)[:, None]
+        )
+        layers = np.where(partly, np.maximum(layers, kept[:, split, 0] - saved), layers)
+        full = full * ~partly
+    bounds = states_of[:, which] + k.activation_factor * b * (layers * in_flight + again[:, split] * full)
     scores = k.logit_factor * 8 * b * mesh.tokens_of(model) * (model.vocab // mesh.tp)
     bounds = bounds + scores * (stage == p - 1)[:, None]
     least = np.zeros(len(b))

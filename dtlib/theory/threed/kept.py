@@ -44,6 +44,8 @@ def activation_bytes(
     """
     model = checked_dense(model, "what a mesh keeps", but_experts=True)
     setup.check(model)
+    if setup.recompute_layers is not None:
+        raise ValueError(f"recompute_layers must be absent for what a mesh keeps, not {setup.recompute_layers}")
     if whole("stage", stage, 0) >= setup.pp:
         raise ValueError(f"stage must be from 0 to {setup.pp - 1}, not {stage}")
     p, v = setup.pp, setup.chunks

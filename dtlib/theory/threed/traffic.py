@@ -74,6 +74,8 @@ def sent_bytes(
     """
     model = checked_dense(model, "the traffic of a mesh", but_experts=True)
     setup.check(model)
+    if setup.recompute_layers is not None:
+        raise ValueError(f"recompute_layers must be absent for the traffic of a mesh, not {setup.recompute_layers}")
     w, c = amount("element_bytes", element_bytes, positive=True), setup.cp
     b, s, h, t, p, m = setup.micro_batch, setup.seq_of(model), model.hidden, setup.tp, setup.pp, setup.num_micro_batches
     first, last, v = stage == 0, stage == p - 1, setup.chunks

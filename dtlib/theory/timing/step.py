@@ -32,9 +32,9 @@ from .stages import balanced_stages, stage_sizes
 Column = NDArray[Any]
 CHOICES = (
     "zero", "shard", "sequence_parallel", "keep_gathered", "micro_batch", "micro_batches", "chunks", "schedule",
-    "recompute",
+    "recompute", "recompute_layers",
 )  # fmt: skip
-"""What may differ between plans of one mesh; a `shard` of 0 is None."""
+"""What may differ between plans of one mesh; a `shard` or `recompute_layers` of 0 is None."""
 
 
 @dataclass(frozen=True)
@@ -104,12 +104,26 @@ def step_terms(
     trained = sizes.trained(model, mesh)
     again = np.where(c.recompute == "full", 1.0, 0.0)
     kinds = {kind: _layer(model, mesh, c, again, machine, k, kind) for kind in (False, True) if sizes.has(kind)}
+    partly = c.recompute_layers > 0
+    plain = {kind: _layer(model, mesh, c, 0 * again, machine, k, kind) for kind in kinds} if partly.any() else kinds
+
+    def part_again(layers: Any) -> Column:
+        """Of the layers of a stage, the part that is computed again, where a part is."""
+        return np.where(partly, np.minimum(1, c.recompute_layers * c.chunks / np.maximum(layers, 1)), 1.0)
+
+    def term_of(kind: bool, term: str, layers: Any) -> Any:
+        whole = kinds[kind][term]
+        if plain is kinds:
+            return whole
+        part = part_again(layers)
+        return np.where(partly, part * whole + (1 - part) * plain[kind][term], whole)
 
     def seconds_of(counts: Mapping[bool, Any], term: str, times: float = 1) -> Any:
-        return sum(m * counts[kind] * each[term] * times for kind, each in kinds.items())
+        return sum(m * counts[kind] * term_of(kind, term, sum(counts.values())) * times for kind in kinds)
 
-    def micro_batch(counts: Mapping[bool, Any]) -> Any:
-        return sum(counts[kind] * (each["busy"] + each["host"]) for kind, each in kinds.items())
+    def micro_batch(counts: Mapping[bool, Any], layers: Any = None) -> Any:
+        layers = sum(counts.values()) if layers is None else layers
+        return sum(counts[kind] * (term_of(kind, "busy", layers) + term_of(kind, "host", layers)) for kind in kinds)
 
     head = _head(model, mesh, c.micro_batch, machine, k)
     # the last stage has the head, and fewer layers where they do not divide
@@ -121,12 +135,13 @@ def step_terms(
     if k.head_balance and mesh.pp > 1:
         part = {True: model.num_expert_layers / model.num_layers}
         part[False] = 1 - part[True]
-        one = micro_batch({kind: part[kind] for kind in kinds})
         most, beside = balanced_stages(model, mesh.pp)
-        is_last = beside * one + head > most * one
+        of_kinds = {kind: part[kind] for kind in kinds}
+        one, usual, least = (micro_batch(of_kinds, each) for each in (most, model.num_layers / mesh.pp, beside))
+        is_last = beside * least + head > most * one
         slow = {kind: np.where(is_last, beside, most) * part[kind] for kind in kinds}
-        fullest_seconds = np.maximum(beside * one + head, most * one)
-        inner = np.array([(model.num_layers * one + head - fullest_seconds) / (mesh.pp - 1)])
+        fullest_seconds = np.maximum(beside * least + head, most * one)
+        inner = np.array([(model.num_layers * usual + head - fullest_seconds) / (mesh.pp - 1)])
     micro = micro_batch(slow) + head * is_last
     messages = _pipeline_seconds(model, mesh, c, machine, k) if mesh.pp > 1 else 0 * m
     waits = wait_seconds(mesh, trained, c, k)
@@ -135,6 +150,7 @@ def step_terms(
     owned = trained.others / np.where(c.zero > 0, shards, 1)
     owned = owned + trained.experts / np.where(c.zero > 0, shards // mesh.ep, 1)
     updated = 0.0 if mesh.offload else owned * 2 * recipe(mesh.recipe).bytes_per_param
+    share = again if plain is kinds else again * part_again(model.num_layers / mesh.pp)
     seconds = {
         "matmuls": seconds_of(slow, "matmuls", passes),
         "attention": seconds_of(slow, "attention", 3.5),
@@ -147,7 +163,7 @@ def step_terms(
         "context_parallel": seconds_of(slow, "context"),
         "pipeline_messages": m * messages + waits["pipeline_messages"],
         "data_parallel": data_seconds(model, mesh, c, micro, sizes, trained, machine, k) + waits["data_parallel"],
-        "bubble": _bubble_units(mesh, c) * (inner.max(axis=0) + messages) + waits["bubble"],  # of other stages
+        "bubble": _bubble_units(mesh, c, share) * (inner.max(axis=0) + messages) + waits["bubble"],  # of other stages
         "expert_parallel": seconds_of(slow, "exchange"),
         "casts": seconds_of(slow, "casts", passes),
         "adapters": seconds_of(slow, "adapters", 3),
@@ -165,7 +181,7 @@ def _layer(
     matmuls, attention, elementwise = once["matmuls"], once["attention"], once["elementwise"]
     casts, adapters = once["casts"], once["adapters"]
     selected = k.selective_products * (matmuls + casts) + elementwise if k.selective_products else attention
-    core_again = np.where(c.recompute == "none", 0.0, selected)
+    core_again = np.where(c.recompute == "selective", selected, 0.0)
     forward = matmuls + attention + elementwise + casts + adapters
     recomputed = np.where(full, forward - (once["last"] if mesh.early_stop else 0), core_again)
     tensor = _tensor_seconds(model, mesh, c, full, machine, k)
@@ -240,14 +256,13 @@ def _pipeline_seconds(model: Architecture, mesh: Plan, c: Any, machine: Machine,
     return np.asarray(2 * c.chunks * (2 * entries / rate + k.across_alpha_seconds))
 
 
-def _bubble_units(mesh: Plan, c: Any) -> Column:
-    """Idle time of a rank in micro-batches, forward and backward."""
+def _bubble_units(mesh: Plan, c: Any, again: Column) -> Column:
+    """Idle time of a rank in micro-batches, forward and backward, which computes `again` of a forward pass."""
 
-    def units(schedule: str, v: int, recompute: str) -> float:
-        backward = 2.0 if recompute == "full" else 1.0
+    def units(schedule: str, v: int, again: float) -> float:
         weights = mesh.passes - 2.0
-        return pp.idle_seconds(schedule, mesh.pp, 1.0, backward, weights, v) / (1 + backward + weights)
+        return pp.idle_seconds(schedule, mesh.pp, 1.0, 1 + again, weights, v) / (2 + again + weights)
 
-    keys = list(zip(c.schedule.tolist(), c.chunks.tolist(), c.recompute.tolist(), strict=True))
+    keys = list(zip(c.schedule.tolist(), c.chunks.tolist(), again.tolist(), strict=True))
     known = {key: units(*key) for key in set(keys)}
     return np.array([known[key] for key in keys])
