@@ -232,7 +232,7 @@ def plan(
 def _space(given: dict[str, Any]) -> Space:
     """What is looked at, of all choices; ``ValueError`` for a name that is not among them."""
     from dtlib.theory.planner import Space
-    from dtlib.theory.planner.space import SIZED
+    from dtlib.theory.timing.space import SIZED
 
     if "selective" in (given["recompute"] or ""):
         raise ValueError("recompute must be none, some or full: flash attention leaves selective nothing to save")

@@ -12,8 +12,8 @@ import numpy as np
 from dtlib.theory import models
 from dtlib.theory.lookup import find
 from dtlib.theory.models import Architecture
-from dtlib.theory.planner.space import PLAIN, SPLITS
 from dtlib.theory.timing import FITTED, Constants, Machine, Plan
+from dtlib.theory.timing.space import PLAIN, SPLITS
 from dtlib.theory.valid import number
 
 from .fitting import PULL, TIME_CONSTANTS, fitted

@@ -21,6 +21,7 @@ from dtlib.theory.timing import (
     profile,
     step_time,
 )
+from dtlib.theory.timing.space import Space
 
 from . import errors, laws, regime
 from .answer import Answer, Found
@@ -31,7 +32,6 @@ from .keeping import Keeping, keeping
 from .memory import Fit, PlanMemory, fit, least_cards, margin_of, plan_memory
 from .partial import Timed
 from .search import default_sequences, every_plan, search
-from .space import Space
 
 __all__ = [
     "FITTED", "MEANING", "PROFILES", "SCHEDULES", "Answer", "Constants", "Fit", "Found", "Goal", "Interval",

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from dtlib.theory.models import Architecture
 from dtlib.theory.timing import Constants, Machine, Plan, step_terms
+from dtlib.theory.timing.space import least_bytes
 
 from .memory import margin_of, plan_memory
-from .space import least_bytes
 
 
 @dataclass(frozen=True)

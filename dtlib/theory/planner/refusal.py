@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from dtlib.theory.models import Architecture
 from dtlib.theory.timing import Constants, Machine, Plan
+from dtlib.theory.timing.space import EVERYTHING, MOST_CARDS, Space, larger, meshes
 from dtlib.theory.units import format_bytes
 
 from .laws import recompute_of
 from .memory import least_cards, margin_of, plan_memory
-from .space import EVERYTHING, MOST_CARDS, Space, larger, meshes
 
 if TYPE_CHECKING:
     from .partial import Timed

@@ -13,6 +13,7 @@ import numpy as np
 from dtlib.theory.footprint import AXES
 from dtlib.theory.models import Architecture, checked_model
 from dtlib.theory.timing import FITTED, Constants, Machine, Plan, profile, step_terms, step_time
+from dtlib.theory.timing.space import EVERYTHING, PLAIN, Space, choices, meshes
 from dtlib.theory.valid import amount, whole
 
 from .answer import TIE, Answer, Found, effort, what_buys
@@ -20,7 +21,6 @@ from .errors import interval
 from .memory import PlanMemory, fit, margin_of, plan_memory
 from .partial import Timed, fewest, partly_again
 from .refusal import impossible, nothing_fits, some_of
-from .space import EVERYTHING, PLAIN, Space, choices, meshes
 
 
 def default_sequences(gpus: int, seq: int) -> int:

@@ -1,6 +1,7 @@
 """What a plan of training is, and how long its step takes: term by term, for one plan or for many that share a mesh.
 
-What no data sheet has stands in `FITTED`; `dtlib.theory.calibration` says how it was found, `planner` searches.
+What no data sheet has stands in `FITTED`; `dtlib.theory.calibration` says how it was found, `planner` searches among
+the plans of `space`.
 """
 
 from .constants import FITTED, MEANING, Constants

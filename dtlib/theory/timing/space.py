@@ -15,8 +15,12 @@ from numpy.typing import NDArray
 
 from dtlib.theory.footprint import expert_layers, piece_layers
 from dtlib.theory.models import Adapters, Architecture, layers_of_rank, tp_degrees
-from dtlib.theory.timing import CHOICES, SCHEDULES, Constants, Machine, Plan, kept_bytes
 from dtlib.theory.zero import states
+
+from .constants import Constants
+from .layer import kept_bytes
+from .plan import SCHEDULES, Machine, Plan
+from .step import CHOICES
 
 LEAST_TOKENS = 512
 """Fewer tokens of a sequence on a rank of a context group are not looked at: they fill no product."""
