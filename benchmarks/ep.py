@@ -1,20 +1,22 @@
 """Experts on other ranks against every rank gathering all tokens, and against slots of one size: a layer, in one run.
 
 All compute the same layer of experts, forward and backward, with each rank's own tokens: `dtlib.ranks.ep`; tokens
-gathered from all ranks by rings, each rank computing its own experts, the answers reduced and scattered (gloo's own
-call sends twice as much); and a capacity of `CAPACITY` times the mean, each expert's slots sent whether they are filled
-or not. The first two must agree on the answers and on every gradient; the third drops what does not fit. The targets:
-at most 0.95 of the better one's time on two ranks and 0.75 on four. How far the products are the same work for all
-depends on how wide an expert is: so the race is run with three widths. Beside it run as many products without any
-exchange: nobody gets below. Last, what torch has of its own for one rank's products: `grouped_mm`.
+gathered from all ranks by rings, each rank computing its own experts, the answers reduced and scattered; the same by
+gloo's own calls, of which the reduce-scatter sends twice as much; and a capacity of `CAPACITY` times the mean, each
+expert's slots sent whether they are filled or not. All but the last must agree on the answers and on every gradient:
+it drops what does not fit. The targets: at most 0.95 of the best one's time on two ranks and 0.75 on four. How far the
+products are the same work for all depends on how wide an expert is: so the race is run with three widths. Beside it
+run as many products without any exchange: nobody gets below. Last, what torch has of its own for one rank's products:
+`grouped_mm`.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -35,52 +37,82 @@ from dtlib.theory.units import format_bytes, format_seconds
 WORLD_SIZES, RATIOS = (2, 4), (0.25, 0.5, 1.0)
 TOKENS, ROUNDS, CAPACITY, SAME = 1024, 15, 1.25, 1e-4
 CONFIG = GPTConfig(hidden=512, num_heads=8, num_experts=16, top_k=2)
-OURS, GATHERED, PADDED = "ours", "gather all tokens", f"padded to {CAPACITY} of the mean"
-ALONE = "no exchange"
+OURS, GATHERED, GLOOS_WAY = "ours", "gather all tokens", "the same by gloo's calls"
+PADDED, ALONE = f"padded to {CAPACITY} of the mean", "no exchange"
 TARGETS = {2: 0.95, 4: 0.75}
+
+
+class Calls(NamedTuple):
+    """A way to gather all ranks' rows, and to sum them so that each gets its own."""
+
+    gather: Callable[[Tensor], Tensor]
+    scatter: Callable[[Tensor], Tensor]
+
+
+def _gloos_gather(rows: Tensor) -> Tensor:
+    call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # newer name first
+    gathered = rows.new_empty(len(rows) * dist.get_world_size(), *rows.shape[1:])
+    call(gathered, rows)
+    return gathered
+
+
+def _gloos_scatter(rows: Tensor) -> Tensor:
+    call = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    own = rows.new_empty(len(rows) // dist.get_world_size(), *rows.shape[1:])
+    call(own, rows)
+    return own
+
+
+RINGS, GLOOS = Calls(ring_all_gather, ring_reduce_scatter), Calls(_gloos_gather, _gloos_scatter)
 
 
 class Gather(torch.autograd.Function):
     """All ranks' rows; backward each rank's own, summed."""
 
     @staticmethod
-    def forward(context: Any, rows: Tensor) -> Tensor:
+    def forward(context: Any, rows: Tensor, calls: Calls) -> Tensor:
         """(t, …) to (N t, …)."""
-        return ring_all_gather(rows.contiguous())
+        context.calls = calls
+        return calls.gather(rows.contiguous())
 
     @staticmethod
-    def backward(context: Any, gradient: Tensor) -> Tensor:
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
         """A reduce-scatter."""
-        return Scatter.apply(gradient)
+        return Scatter.apply(gradient, context.calls), None
 
 
 class Scatter(torch.autograd.Function):
     """The sum over ranks, of which each gets its rows; backward all of them."""
 
     @staticmethod
-    def forward(context: Any, rows: Tensor) -> Tensor:
+    def forward(context: Any, rows: Tensor, calls: Calls) -> Tensor:
         """(N t, …) to (t, …)."""
-        return ring_reduce_scatter(rows.contiguous())
+        context.calls = calls
+        return calls.scatter(rows.contiguous())
 
     @staticmethod
-    def backward(context: Any, gradient: Tensor) -> Tensor:
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
         """An all-gather."""
-        return Gather.apply(gradient)
+        return Gather.apply(gradient, context.calls), None
 
 
 class GatherAll(nn.Module):
     """The way of those who gather all tokens on every rank."""
 
+    def __init__(self, calls: Calls) -> None:
+        super().__init__()
+        self.calls = calls
+
     def forward(self, x_th: Tensor, routed: Routed, experts: ep.OwnExperts, shared: Any) -> Tensor:
         """The answers of all ranks' experts to this rank's tokens."""
         ((split, _),) = experts.splits["up_ehf"]
         (own,) = split.ranges[dist.get_rank()]
-        experts_tk = ring_all_gather(routed.experts_tk)
-        weights_tk, x_nh = Gather.apply(routed.weights_tk), Gather.apply(x_th)
+        experts_tk = self.calls.gather(routed.experts_tk)
+        weights_tk, x_nh = (Gather.apply(each, self.calls) for each in (routed.weights_tk, x_th))
         row_p, weights_p, counts_e = pairs_of(Routed(experts_tk, weights_tk, weights_tk), CONFIG.num_experts)
         start, stop = sum(counts_e[: own.start]), sum(counts_e[: own.stop])
         pairs = Pairs(row_p[start:stop], weights_p[start:stop], counts_e[own.start : own.stop])
-        return Scatter.apply(experts(x_nh, pairs))
+        return Scatter.apply(experts(x_nh, pairs), self.calls)
 
 
 class Even(torch.autograd.Function):
@@ -153,10 +185,12 @@ class Layer:
 
 def measured(config: GPTConfig) -> tuple[lab.Race, dict[str, int], float]:
     """In a rank: the race; bytes of a step by contender; how far ours and the gathered ones are apart."""
-    ways = {OURS: ep.Exchange(config.num_experts, None), GATHERED: GatherAll(), PADDED: Padded(), ALONE: Alone()}
+    ways = {OURS: ep.Exchange(config.num_experts, None), GATHERED: GatherAll(RINGS)}
+    ways |= {GLOOS_WAY: GatherAll(GLOOS), PADDED: Padded(), ALONE: Alone()}
     contenders = {name: Layer(config, way) for name, way in ways.items()}
-    ours, theirs = contenders[OURS].found(), contenders[GATHERED].found()
-    off = max(float((mine - other).abs().max() / other.abs().max()) for mine, other in zip(ours, theirs, strict=True))
+    ours, *others = (contenders[name].found() for name in (OURS, GATHERED, GLOOS_WAY))
+    off = max(float((mine - other).abs().max() / other.abs().max())
+              for theirs in others for mine, other in zip(ours, theirs, strict=True))  # fmt: skip
     if not off <= SAME:
         raise AssertionError(f"answers or gradients differ by {off:.1e}")
     race = lab.race({name: one.step for name, one in contenders.items()}, rounds=ROUNDS)
@@ -209,7 +243,7 @@ def main() -> None:
         for width in RATIOS:
             config = replace(CONFIG, expert_ratio=width)
             race, sent, off = lab.run(measured, n, args=(config,), timeout_s=600)[0]
-            better = min((GATHERED, PADDED), key=race.median)
+            better = min((GATHERED, GLOOS_WAY, PADDED), key=race.median)
             for name in race.seconds:
                 ratio, cpu = race.ratio(name, better), race.cpu_ratio(name, better)
                 times.append([name, str(n), str(config.expert_hidden), format_seconds(race.median(name))])
@@ -220,7 +254,8 @@ def main() -> None:
             ours = race.ratio(OURS, better)
             verdict = "✓" if ours.median <= TARGETS[n] else "✗ missed"
             verdicts.append(f"{verdict} {n} ranks, experts {config.expert_hidden} wide: {ours} of “{better}” (at most "
-                            f"{TARGETS[n]}); “{ALONE}” {race.ratio(ALONE, better).median:.3f}")  # fmt: skip
+                            f"{TARGETS[n]}); “{ALONE}” {race.ratio(ALONE, better).median:.3f}; "
+                            f"of “{GLOOS_WAY}” {race.ratio(OURS, GLOOS_WAY).median:.3f}")  # fmt: skip
     columns = ["contender", "ranks", "width", "step", "over the better", "middle half", "core time", "sent by a rank"]
     size = f"{CONFIG.num_experts} experts, top-{CONFIG.top_k}, hidden {CONFIG.hidden}, {TOKENS} tokens a rank"
     print_table(f"A layer of {size}, forward and backward", columns, times)
