@@ -73,7 +73,7 @@ dist: book pdf  ## build what a release publishes, in _build/dist: the wheel, bo
 	@$(BIN)/python _ext/dist.py
 
 links: $(READY)  ## follow the links that lead out of the book (needs a network; no part of `make test`)
-	@mkdir -p _build && sed 's/execute_notebooks: force/execute_notebooks: "off"/; s#: _ext$$#: ../_ext#' _config.yml > _build/links.yml
+	@mkdir -p _build && sed 's/execute_notebooks: cache/execute_notebooks: "off"/; s#: _ext$$#: ../_ext#' _config.yml > _build/links.yml
 	@$(BIN)/jupyter-book build . -q --config _build/links.yml --path-output _build/links --builder linkcheck
 
 clean:  ## remove what was built (not .venv)

@@ -1,6 +1,6 @@
 """The ledger in the book: pages measure into a file of this build, and one page shows what they found.
 
-- Before a notebook is executed, ``DTLIB_LEDGER`` names the build's ledger and ``DTLIB_WHERE`` the page.
+- When a notebook is executed, ``DTLIB_LEDGER`` names the build's ledger and ``DTLIB_WHERE`` the page.
 - ``DTLIB_STATIC`` tells the figures that there will be no kernel behind the page.
 - When the library has changed since the last build, or the last build did not end well, every notebook is executed
   again and the ledger starts anew. (Sphinx alone would call a page with a failed cell up to date.)
@@ -175,17 +175,16 @@ def outdated(app: Sphinx, env: BuildEnvironment, added: set[str], changed: set[s
     return set(env.found_docs)
 
 
-def forget(app: Sphinx, env: BuildEnvironment, docname: str) -> None:
-    """Drop what an older version of this page measured."""
+def forget(app: Sphinx, env: BuildEnvironment, docnames: list[str]) -> None:
+    """Drop what older versions of these pages measured, and pages that are gone."""
     if not path(app).exists():
         return
-    lines = path(app).read_text("utf-8").splitlines(keepends=True)
-    kept = [line for line in lines if json.loads(line)["where"] != docname]
-    path(app).write_text("".join(kept), "utf-8")
+    lines, still = path(app).read_text("utf-8").splitlines(keepends=True), set(env.found_docs).difference(docnames)
+    path(app).write_text("".join(line for line in lines if json.loads(line)["where"] in still), "utf-8")
 
 
 def announce(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Name the page for the kernel that is about to run it."""
+    """Name the page for a kernel that myst-nb starts itself."""
     os.environ["DTLIB_WHERE"] = docname
 
 
@@ -241,7 +240,7 @@ def link(app: Sphinx, docname: str, page: str, entry: ledger.Entry, text: nodes.
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Connect the steps above. The build must stay sequential: the kernel's environment names the page."""
+    """Connect the steps above."""
     app.add_transform(Anchors)
     app.add_node(mark)
     app.add_node(total)
@@ -250,7 +249,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
         app.add_role(f"ledger-{column}", role(column))
     app.connect("builder-inited", prepare)
     app.connect("env-get-outdated", outdated)
-    app.connect("env-purge-doc", forget)
+    app.connect("env-before-read-docs", forget, priority=400)  # pages are executed at 500
     app.connect("source-read", announce)
     app.connect("env-get-updated", refresh)
     app.connect("doctree-resolved", fill)

@@ -103,12 +103,19 @@ CONFIG = """
 title: small
 author: nobody
 only_build_toc_files: true
-execute: {execute_notebooks: force}
+execute: {execute_notebooks: cache}
 bibtex_bibfiles: [references.bib]
 sphinx:
-  local_extensions: {book_ledger: %s}
+  local_extensions: {%s}
   config: {nb_execution_show_tb: true}
 """
+
+
+def config(*extensions: str) -> str:
+    """The configuration of a small book with these of our extensions."""
+    return CONFIG % ", ".join(f"{name}: {ROOT / '_ext'}" for name in extensions)
+
+
 NOTEBOOK = """---
 file_format: mystnb
 kernelspec: {name: python3}
@@ -138,7 +145,7 @@ LEDGER = """# Ledger
 @pytest.fixture
 def small_book(tmp_path):
     """A book of two pages: one that measures, one that shows the ledger."""
-    (tmp_path / "_config.yml").write_text(CONFIG % (ROOT / "_ext"))
+    (tmp_path / "_config.yml").write_text(config("book_ledger", "book_execute"))
     (tmp_path / "_toc.yml").write_text("format: jb-book\nroot: page\nchapters: [{file: ledger}]\n")
     (tmp_path / "ledger.md").write_text(LEDGER)
     shutil.copy(ROOT / "chapters" / "references.bib", tmp_path)
@@ -194,6 +201,33 @@ def test_a_disagreement_fails_the_build_and_the_next_one_too(small_book):
     assert second.returncode != 0, "a page with a failed cell was taken for up to date"
 
 
+MEETING = NOTEBOOK.replace(
+    "import os\n",
+    """import os, time
+from pathlib import Path
+Path(os.environ["DTLIB_WHERE"] + ".here").touch()
+for _ in range(1200):
+    if len(list(Path().glob("*.here"))) == 2:
+        break
+    time.sleep(0.05)
+else:
+    raise TimeoutError("the other page was not run beside this one")
+""",
+)
+
+
+@pytest.mark.skipif(os.cpu_count() == 1, reason="one core runs one page at a time")
+def test_pages_are_executed_side_by_side_each_under_its_own_name(small_book):
+    for name in ("page", "other"):
+        (small_book / f"{name}.md").write_text((MEETING % 14).replace("import os, time", f"import os, time  # {name}"))
+    (small_book / "_toc.yml").write_text("format: jb-book\nroot: page\nchapters: [{file: other}, {file: ledger}]\n")
+    done = build(small_book)
+    assert done.returncode == 0, done.stderr
+    assert sorted(line["where"] for line in lines(small_book)) == ["other", "page"]
+    for name in ("page", "other"):
+        assert f"1 {name}" in (small_book / "_build" / "html" / f"{name}.html").read_text()
+
+
 TEXT = """# Page
 
 > **In short.** Two sentences. And a number, $2D$.
@@ -229,9 +263,7 @@ CAPTION = {"caption": "Two *pictures*, and no table.", "label": "fig-two"}
 def lesson(tmp_path_factory):
     """The page of a small book with a lesson and its exercises, as HTML."""
     book = tmp_path_factory.mktemp("lesson")
-    (book / "_config.yml").write_text(
-        (CONFIG % (ROOT / "_ext")).replace("book_ledger:", f"book_site: {ROOT / '_ext'}, book_lessons:") + PROOFS
-    )
+    (book / "_config.yml").write_text(config("book_site", "book_lessons") + PROOFS)
     (book / "_toc.yml").write_text("format: jb-book\nroot: chapters/page\n")
     (book / "references.bib").touch()
     drawn = v4.new_code_cell(CODE, metadata={"mystnb": {"figure": CAPTION}})
@@ -287,7 +319,7 @@ def test_a_published_page_says_what_it_is_and_where(lesson):
 
 
 def test_a_book_that_nobody_publishes_names_no_address(small_book):
-    (small_book / "_config.yml").write_text((CONFIG % (ROOT / "_ext")).replace("book_ledger:", "book_site:"))
+    (small_book / "_config.yml").write_text(config("book_site"))
     (small_book / "_toc.yml").write_text("format: jb-book\nroot: page\n")
     (small_book / "page.md").write_text("# Page\n\n" + "Six bytes & more < all of $\\frac{N}{2}$ words. " * 20)
     assert build(small_book, DTLIB_SITE_URL="").returncode == 0
