@@ -95,6 +95,14 @@ def test_some_layers_are_computed_again_where_that_is_asked_for():
     assert "not held to anything like this: megatron, a pipeline, some layers computed again" in out
 
 
+def test_messages_of_tp_behind_products_are_asked_for():
+    asked = ["llama3-8b", "--gpus", 8, "--batch", 64, "--tp", 4]
+    plain, behind = told(*asked)["plans"][0], told(*asked, "--tp-overlap")["plans"][0]
+    assert (plain["plan"]["tp_overlap"], behind["plan"]["tp_overlap"]) == (False, True)
+    assert behind["seconds"]["total"] < plain["seconds"]["total"]
+    assert " behind products, pp" in " ".join(invoke(*asked, "--tp-overlap").output.split())
+
+
 def test_the_table_has_the_best_plans_and_fits_80_columns():
     result = invoke("llama3-8b", "--gpus", 16, "--batch", 64, "--tokens", 1e12, "--price", 2)
     assert result.exit_code == 0, result.output

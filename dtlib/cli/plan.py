@@ -92,6 +92,7 @@ def _choices(command: Any) -> Any:
     show_default=True,
     help=f"Whose constants times are counted with: {', '.join(FRAMEWORKS)}. Plans that it cannot run are shown too.",
 )
+@click.option("--tp-overlap", is_flag=True, help="Messages of tp travel behind its products, in eight pieces.")
 @click.option("--keep", type=int, default=5, show_default=True, help="Plans to show, and a simpler one that ties.")
 @click.option("--tokens", type=float, help="Tokens of the whole run: days, energy and cost are told.")
 @click.option(
@@ -159,9 +160,9 @@ def plan(
 
     --measured FILE has a row for each run, on such cards, nodes and network: gpus, mbs (sequences of a micro-batch),
     grad_acc (micro-batches of a rank), tok_s_gpu (tokens a second and card). It may have model and seq (else MODEL and
-    its), tp, pp, cp, ep and chunks (else 1), zero (else 0), recompute and sequence_parallel (else none);
-    recipe, precision, adapters and offload are the command's. A constant that the rows do not decide stays, and is
-    named.
+    its), tp, pp, cp, ep and chunks (else 1), zero (else 0), recompute and sequence_parallel (else none), shard and
+    recompute_layers (else all); recipe, precision, adapters and offload are the command's. A constant that the rows do
+    not decide stays, and is named.
 
     With --precision fp8, attention, norms, the head, messages and states stay as in bf16. Recipes with scales of blocks
     (mx, nvfp4) or rows are not planned.
@@ -192,7 +193,8 @@ def plan(
             network=chosen_network(given),
             host_memory_bytes_per_s=None if memory is None else GB * in_unit("host_memory", memory),
         )
-        like = planner.Plan(precision=given["precision"], adapters=chosen_adapters(given), offload=given["offload"])
+        like = planner.Plan(precision=given["precision"], adapters=chosen_adapters(given), offload=given["offload"],
+                            tp_overlap=given["tp_overlap"])  # fmt: skip
         refit = None if measured is None else _refit(measured, architecture, machine, given, like)
         answer = planner.search(
             architecture,

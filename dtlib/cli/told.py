@@ -65,7 +65,7 @@ def in_words(answer: Answer) -> str:
     split = " with sequence parallelism that " + ("keeps what it gathers" if p.keep_gathered else "gathers again")
     degrees = (
         f"dp {p.dp}",
-        f"tp {p.tp}" + (split if p.sequence_parallel else ""),
+        f"tp {p.tp}" + split * p.sequence_parallel + " behind products" * (p.tp_overlap and p.tp > 1),
         f"pp {p.pp}" + (f" ({order})" if p.pp > 1 else ""),
         f"cp {p.cp}",
         *([f"ep {p.ep} of dp"] if p.ep > 1 else []),

@@ -36,6 +36,10 @@ def test_what_is_known_counts_every_run_in_its_regime():
     counts = {name: of["runs"] for name, of in errors.known().items()}
     seen = [folds.regime_of(run) for run in RUNS]
     assert counts == {name: seen.count(name) for name in sorted(set(seen))}
+    behind = [folds.regime_of(run) for run in RUNS if run.plans[0].tp_overlap and run.plans[0].tp > 1]
+    assert {name: of["tp_overlap"] for name, of in errors.known().items()} == {
+        name: behind.count(name) for name in counts
+    }
 
 
 @pytest.mark.soak

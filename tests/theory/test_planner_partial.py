@@ -210,3 +210,26 @@ def test_it_is_told_and_not_held_to_anything():
 def test_bad_numbers_are_refused(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+def behind_products(compute, travel, pieces=8):
+    """Seconds that messages add: each piece's leaves once it is computed, and the one before it has arrived."""
+    computed = arrived = 0.0
+    for _ in range(pieces):
+        computed += compute / pieces
+        arrived = max(arrived, computed) + travel / pieces
+    return arrived - compute
+
+
+@pytest.mark.parametrize(("tp", "again"), [(2, "none"), (4, "full")])
+def test_messages_of_tp_travel_behind_products_in_eight_pieces(tp, again):
+    of, k = machine(tp), replace(FITTED, overlap_share=1, contention_share=1e-12)
+    plan = Plan(tp=tp, micro_batch=4, seq=8192, recompute=again)
+    bare, hidden = (planner.step_time(LLAMA, plan.changed(tp_overlap=each), of, k) for each in (False, True))
+    compute = bare.matmuls * (4 if again == "full" else 3) / 3
+    assert hidden.tensor_parallel == pytest.approx(behind_products(compute, bare.tensor_parallel))
+    assert hidden.tensor_parallel != pytest.approx(behind_products(compute, bare.tensor_parallel, 4), rel=0.1)
+    assert hidden.total < bare.total
+    seen = planner.interval(plan, LLAMA, of), planner.interval(plan.changed(tp_overlap=True), LLAMA, of, "nanotron")
+    assert "messages of tp behind products" not in seen[0].unlike
+    assert "messages of tp behind products" in seen[1].unlike

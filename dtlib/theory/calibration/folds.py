@@ -146,4 +146,5 @@ def _summary(pairs: Sequence[tuple[Run, float]]) -> dict[str, Any]:
         **{name: [min(each), max(each)] for name, each in ends.items()},
         "schedules": sorted({plan.schedule for run in runs for plan in run.plans}),
         "cards": sorted({run.machine.accelerator.name for run in runs}),
+        "tp_overlap": sum(run.plans[0].tp_overlap and run.plans[0].tp > 1 for run in runs),
     }

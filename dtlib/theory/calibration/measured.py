@@ -39,7 +39,9 @@ COLUMNS: Mapping[str, str] = MappingProxyType(
         "ep": "[1]",
         "zero": "[0]",
         "chunks": "[1]",
+        "shard": "ranks that share the states [all]",
         "recompute": "none, selective or full [none]",
+        "recompute_layers": "of each piece of a stage, with full [all]",
         "sequence_parallel": "none, again or keep [none]",
     }
 )
@@ -112,7 +114,8 @@ def _run(row: Row, like: tuple[Machine, int, Plan], model: Architecture) -> Run:
     plan = like[2].changed(
         dp=gpus // ranks, **degrees, zero=count("zero", 0), micro_batch=b, micro_batches=m, chunks=v,
         schedule="interleaved" if v > 1 else "1F1B", recompute=row.get("recompute") or "none",
-        sequence_parallel=splits, keep_gathered=keeps, seq=count("seq", model.seq),
+        sequence_parallel=splits, keep_gathered=keeps, seq=count("seq", model.seq), shard=count("shard", 0) or None,
+        recompute_layers=count("recompute_layers", 0) or None,
     )  # fmt: skip
     plan.check(model)
     try:

@@ -78,6 +78,7 @@ _PLAN: tuple[tuple[str, Callable[[Plan], bool]], ...] = (
     ("another schedule than 1F1B", lambda plan: plan.pp > 1 and plan.schedule != "1F1B"),
     ("another recipe of states", lambda plan: recipe(plan.recipe) != recipe(RECIPE)),
     ("ZeRO 2 or 3", lambda plan: plan.zero > 1 and plan.dp * plan.cp > 1),
+    ("messages of tp behind products", lambda plan: plan.tp_overlap and plan.tp > 1),
     ("hybrid shards", lambda plan: plan.shard is not None),
     ("recompute", lambda plan: plan.recompute != "none"),
     ("attention as a matrix", lambda plan: plan.attention == "matrix"),
