@@ -95,6 +95,14 @@ def test_some_layers_are_computed_again_where_that_is_asked_for():
     assert "not held to anything like this: megatron, a pipeline, some layers computed again" in out
 
 
+def test_attention_as_a_matrix_lets_a_selective_recompute_save():
+    asked = ["llama3-8b", "--gpus", 8, "--batch", 32, "--tp", 2, "--pp", 4, "--seq", 8192, "--attention", "matrix"]
+    out = " ".join(invoke(*asked).output.split())
+    assert "each core of attention computed again" in out
+    assert "attention as a matrix" in out
+    assert told(*asked, "--recompute", "selective,full")["plans"] == told(*asked)["plans"]
+
+
 def test_messages_of_tp_behind_products_are_asked_for():
     asked = ["llama3-8b", "--gpus", 8, "--batch", 64, "--tp", 4]
     plain, behind = told(*asked)["plans"][0], told(*asked, "--tp-overlap")["plans"][0]

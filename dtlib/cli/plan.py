@@ -49,7 +49,7 @@ _CHOICES = {
     "zero": "Look only at these stages of ZeRO (FSDP is 3, or 2 where it keeps what it gathered): 0, 1, 2, 3.",
     "shard": "Look only at states split among so many ranks (hybrid, HSDP; 3/8 is ZeRO 3 among 8), or: all, node.",
     "schedule": "Look only at pipelines of these schedules: 1F1B, interleaved, ZB-H1.",
-    "recompute": "Look only at plans that compute layers again, so many of each stage (4, say), or: none, some, full.",
+    "recompute": "Look only at plans that compute again: layers of a stage by number, or: none, selective, some, full.",
     "sequence_parallel": "Look only at tensor parallelism that splits tokens like this: none, again, keep.",
 }
 """Flags that leave some choices open, in the order of help; a test holds what they name to what is looked at."""
@@ -93,6 +93,7 @@ def _choices(command: Any) -> Any:
     help=f"Whose constants times are counted with: {', '.join(FRAMEWORKS)}. Plans that it cannot run are shown too.",
 )
 @click.option("--tp-overlap", is_flag=True, help="Messages of tp travel behind its products, in eight pieces.")
+@click.option("--attention", default="flash", show_default=True, help="flash, or matrix: kept as a matrix.")
 @click.option("--keep", type=int, default=5, show_default=True, help="Plans to show, and a simpler one that ties.")
 @click.option("--tokens", type=float, help="Tokens of the whole run: days, energy and cost are told.")
 @click.option(
@@ -194,7 +195,7 @@ def plan(
             host_memory_bytes_per_s=None if memory is None else GB * in_unit("host_memory", memory),
         )
         like = planner.Plan(precision=given["precision"], adapters=chosen_adapters(given), offload=given["offload"],
-                            tp_overlap=given["tp_overlap"])  # fmt: skip
+                            tp_overlap=given["tp_overlap"], attention=given["attention"])  # fmt: skip
         refit = None if measured is None else _refit(measured, architecture, machine, given, like)
         answer = planner.search(
             architecture,
@@ -236,7 +237,7 @@ def _space(given: dict[str, Any]) -> Space:
     from dtlib.theory.planner import Space
     from dtlib.theory.timing.space import SIZED
 
-    if "selective" in (given["recompute"] or ""):
+    if given["recompute"] == "selective" and given["attention"] == "flash":
         raise ValueError("recompute must be none, some or full: flash attention leaves selective nothing to save")
     everything = Space()
     chosen = [

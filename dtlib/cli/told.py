@@ -311,7 +311,7 @@ def _split(p: Plan) -> str:
 
 def _again(p: Plan) -> str:
     if p.recompute_layers is None:
-        return {"none": "nothing", "full": "each layer"}[p.recompute]
+        return {"none": "nothing", "selective": "each core of attention", "full": "each layer"}[p.recompute]
     return f"the first {recompute_of(p)} of each {'chunk' if p.chunks > 1 else 'stage'}"
 
 

@@ -142,14 +142,18 @@ def test_seconds_are_those_of_the_layers_that_are_computed_again(tp, layers):
 
 
 @pytest.mark.parametrize(
-    ("name", "gpus", "degrees"),
-    [("llama2-13b", 8, {"tp": 2, "pp": 4}), ("llama3-8b", 4, {"tp": 1, "pp": 4}), ("llama3-8b", 8, {"tp": 2, "pp": 2})],
-)
-def test_no_number_of_layers_that_fits_is_faster_than_the_best(name, gpus, degrees):
+    ("name", "gpus", "degrees", "attention"),
+    [
+        ("llama2-13b", 8, {"tp": 2, "pp": 4}, "flash"), ("llama3-8b", 4, {"tp": 1, "pp": 4}, "flash"),
+        ("llama3-8b", 8, {"tp": 2, "pp": 2}, "flash"), ("llama3-8b", 8, {"tp": 2, "pp": 4}, "matrix"),
+    ],
+)  # fmt: skip
+def test_no_number_of_layers_that_fits_is_faster_than_the_best(name, gpus, degrees, attention):
     """Every plan of a mesh with every number of layers, one by one."""
     of, asked = machine(gpus), {"sequences": 32, "seq": 8192, "degrees": {"dp": 1, "cp": 1} | degrees}
+    asked["like"] = Plan(attention=attention)
     asked["degrees"]["dp"] = gpus // degrees["tp"] // degrees["pp"]
-    every = planner.every_plan(name, of, **asked, space=Space(recompute=("none", "full", *range(1, 20))))
+    every = planner.every_plan(name, of, **asked, space=Space(recompute=("none", "selective", "full", *range(1, 20))))
     rows = [(each.seconds[row], place, row) for place, each in enumerate(every) for row in range(len(each.seconds))]
 
     def fits(plan):
@@ -165,7 +169,12 @@ def test_no_number_of_layers_that_fits_is_faster_than_the_best(name, gpus, degre
     assert partly.time.total == pytest.approx(fastest(lambda plan: plan.recompute_layers)[0])
     fewer = partly.plan.recompute_layers - 1
     less = partly.plan.changed(recompute_layers=fewer or None, recompute="full" if fewer else "none")
-    assert (best.plan == partly.plan) == (not fits(less)) == (degrees["pp"] == 4)
+    if attention == "matrix":  # which selective recompute does not keep
+        assert best.plan.recompute == "selective"
+        none = planner.search(name, of, **asked, keep=1, space=Space(recompute=("none", "some", "full"))).best
+        assert none.time.total > best.time.total
+    else:
+        assert (best.plan == partly.plan) == (not fits(less)) == (degrees["pp"] == 4)
 
 
 def test_every_number_of_layers_has_its_seconds_and_its_bound():
@@ -204,7 +213,7 @@ def test_it_is_told_and_not_held_to_anything():
     [
         (lambda: Plan(recompute_layers=2), r"recompute_layers must be absent with recompute=none, not 2"),
         (lambda: Plan(recompute="full", recompute_layers=0), r"recompute_layers must be at least 1, not 0"),
-        (lambda: Space(recompute=(0,)), r"recompute must be some of none, some, full, not 0"),
+        (lambda: Space(recompute=(0,)), r"recompute must be some of none, selective, some, full, not 0"),
     ],
 )
 def test_bad_numbers_are_refused(build, message):

@@ -167,7 +167,7 @@ def test_intervals_are_those_of_the_frameworks_runs_scaled_by_other_constants():
     [
         (lambda: Space(zero=(4,)), r"zero must be some of 0, 1, 2, 3, not 4"),
         (lambda: Space(schedule=()), r"schedule must be some of 1F1B, interleaved, ZB-H1, not none of them"),
-        (lambda: Space(recompute=("selective",)), r"recompute must be some of none, some, full, not selective"),
+        (lambda: Space(recompute=("core",)), r"recompute must be some of none, selective, some, full, not core"),
         (lambda: Space(sequence_parallel=("yes",)), r"sequence_parallel must be some of none, again, keep, not yes"),
         (
             lambda: planner.search("llama3-8b", eight(), sequences=3, degrees={"dp": 1, "tp": 2, "cp": 1},

@@ -47,14 +47,15 @@ class Space:
     ``"keep"``. `shard` says what ZeRO splits states among: ``"all"`` ranks, at stages 2 and 3 those of one ``"node"``
     alone (hybrid sharding), or a number of ranks, from stage 1 on. `recompute` may be of ``"some"`` layers, as few of
     each piece as fit, or of a number of them. What makes no difference stays: a rank alone has no stage of ZeRO, one
-    stage no schedule, one rank of tp no tokens to split. A selective recompute is not among the choices, since flash
-    attention leaves it nothing to save. ``ValueError`` for what is not among the choices, and for none of them.
+    stage no schedule, one rank of tp no tokens to split. A selective recompute is looked at where attention is kept
+    as a matrix: flash attention leaves it nothing to save. ``ValueError`` for what is not among the choices, and for
+    none of them.
     """
 
     zero: tuple[int, ...] = (0, 1, 2, 3)
     shard: tuple[str | int, ...] = ("all", "node")
     schedule: tuple[str, ...] = SCHEDULES
-    recompute: tuple[str | int, ...] = ("none", "some", "full")
+    recompute: tuple[str | int, ...] = ("none", "selective", "some", "full")
     sequence_parallel: tuple[str, ...] = tuple(SPLITS)
 
     def __post_init__(self) -> None:
@@ -132,7 +133,8 @@ def choices(
     splits = [SPLITS[word] for word in (space.sequence_parallel if mesh.tp > 1 else ("none",))]
     splits = [each for each in splits if not each[0] or seq % mesh.tp == 0]
     stages = _stages(mesh, space, near)
-    words = [("full", each) if is_size(each) else (each, 0) for each in space.recompute if each != "some"]
+    gone = {"some", "selective"} if mesh.attention == "flash" else {"some"}
+    words = [("full", each) if is_size(each) else (each, 0) for each in space.recompute if each not in gone]
     words += [("full", 0)] if "some" in space.recompute and "full" not in space.recompute else []
     inner = [(stage, *split, *again) for split, stage, again in product(splits, range(len(stages)), words)]
     if not outer or not inner:
@@ -175,20 +177,22 @@ def least_bytes(
     per_param = [[_state_bytes((size or mesh.size("dp", "cp")) // ep, zero, mesh.least_recipe) for zero, size in stages]
                  for ep in (1, mesh.ep)]  # fmt: skip
     states_of = np.outer(others, per_param[0]) + np.outer(experts, per_param[1])
-    of_kinds = _kept(model, mesh.tokens_of(model), mesh.tp, mesh.imbalance, mesh.adapters)
+    of_kinds = _kept(model, mesh.tokens_of(model), mesh.tp, mesh.imbalance, mesh.adapters, mesh.attention)
     kept = np.tensordot(np.stack([dense, sparse], axis=1), of_kinds, 1)
     there = of_kinds * np.stack([dense > 0, sparse > 0], axis=1)[:, :, None, None]
-    again = there[..., 0].max(axis=1) - there[..., 1].max(axis=1)
-    split, full = c.sequence_parallel.astype(int), (c.recompute == "full").astype(int)
+    again = there[..., :1].max(axis=1) - there.max(axis=1)
+    split, word = c.sequence_parallel.astype(int), (c.recompute == "full").astype(int)
+    if mesh.attention != "flash":
+        word = np.where(c.recompute == "selective", 2, word)
     in_flight = np.minimum(p - stage[:, None], c.micro_batches)
-    layers = kept[:, split, full]
+    layers, once = kept[:, split, word], again[:, split, word]
     if (partly := c.recompute_layers > 0).any():  # those that save the most, and none is computed again at the peak
         saved = (there[..., 0] - there[..., 1]).max(axis=1)[:, split] * np.minimum(
             c.recompute_layers * c.chunks, (dense + sparse)[:, None]
         )
         layers = np.where(partly, np.maximum(layers, kept[:, split, 0] - saved), layers)
-        full = full * ~partly
-    bounds = states_of[:, which] + k.activation_factor * b * (layers * in_flight + again[:, split] * full)
+        once = once * ~partly
+    bounds = states_of[:, which] + k.activation_factor * b * (layers * in_flight + once)
     scores = k.logit_factor * 8 * b * mesh.tokens_of(model) * (model.vocab // mesh.tp)
     bounds = bounds + scores * (stage == p - 1)[:, None]
     least = np.zeros(len(b))
@@ -220,15 +224,15 @@ def _cases(model: Architecture, tp: int, pp: int, ep: int) -> list[tuple[bool, i
 
 @lru_cache(maxsize=4096)
 def _kept(
-    model: Architecture, tokens: int, tp: int, imbalance: float, adapters: Adapters | None
+    model: Architecture, tokens: int, tp: int, imbalance: float, adapters: Adapters | None, attention: str
 ) -> NDArray[np.float64]:
-    """Bytes that a layer keeps of a sequence: without and with experts, tokens whole and split, recompute none and
-    full; 0 for a kind of layer that the model has not."""
+    """Bytes that a layer keeps of a sequence: without and with experts, tokens whole and split, recompute none,
+    full and selective; 0 for a kind of layer that the model has not."""
     kinds = (model.num_expert_layers < model.num_layers, model.num_expert_layers > 0)
     return np.array([
-        [[kept_bytes(model, tokens, tp, split, "flash", False, word, with_experts=kind, imbalance=imbalance,
+        [[kept_bytes(model, tokens, tp, split, attention, False, word, with_experts=kind, imbalance=imbalance,
                      adapters=adapters)
-          if has else 0 for word in ("none", "full")] for split in (False, True)]
+          if has else 0 for word in ("none", "full", "selective")] for split in (False, True)]
         for kind, has in zip((False, True), kinds, strict=True)
     ])  # fmt: skip
 
