@@ -4,7 +4,8 @@ For each batch the rate that needs the fewest steps is looked for in powers of 2
 neighbours need more. Steps are counted on one set of sequences, the same for all runs, and are means over seeds. The
 law S = S_min (1 + 𝓑/B) is fitted to all batches but `HELD_OUT`, and predicts these. Beside it: the noise scale of a
 model on its way to the goal, from gradients of single sequences; and steps at rates above the best, with a warm-up and
-without. A sequence is the sample here, of `SEQ` tokens. Runs are counted in steps, so they need no idle machine.
+without. A sequence is the sample here, of `SEQ` tokens. Runs are counted in steps, so they need no idle machine. Before
+all this, least squares with a batch that grows.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 
+from benchmarks._batch_ramp import ramped
 from benchmarks._report import console, print_table, save
 from dtlib.ranks.batch import MicroBatches
 from dtlib.ranks.model import GPT, GPTConfig, batches, load_text, next_token_loss
@@ -147,7 +150,11 @@ def measured(name: str) -> dict[str, Any]:
 def main() -> None:
     """Measure, print, save."""
     torch.set_num_threads(1)
-    about = {"seq": SEQ, "goal": GOAL, "seeds": SEEDS, "held_out": HELD_OUT, "warm_batch": WARM_BATCH}
+    about: dict[str, Any] = {"seq": SEQ, "goal": GOAL, "seeds": SEEDS, "held_out": HELD_OUT, "warm_batch": WARM_BATCH}
+    about["ramp"] = ramped()
+    for name, shares in about["ramp"]["shares"].items():
+        console.print(f"a batch that grows, {name}: {np.mean(shares):.3f} of the samples at equal steps, "
+                      f"by the law {(1 + about['ramp']['gain']) / 2:.3f}")  # fmt: skip
     results: dict[str, Any] = {}
     for name in OPTIMIZERS:
         results[name] = measured(name)

@@ -8,7 +8,7 @@ exchanges (`local_steps`); D bytes of the weights or of a gradient (`full_bytes`
 Arguments out of range raise ``ValueError``, which names the argument, its value and the rule.
 """
 
-from .bandwidth import bandwidth_for, utilisation
+from .bandwidth import bandwidth_for, utilisation, wait_by_layer
 from .gossip import exponential_rounds, spectral_gap_ring
 from .local import drift_noise, local_bytes, local_fixed_point
 from .server import mean_staleness, server_bytes, server_limit, staleness_bound, staleness_distribution, staleness_of
@@ -45,4 +45,5 @@ __all__ = [
     "staleness_of",
     "sync_rate",
     "utilisation",
+    "wait_by_layer",
 ]

@@ -56,6 +56,27 @@ def bandwidth_for(
     return float(_bytes(full_bytes, n) / room)
 
 
+def wait_by_layer(
+    travel_seconds: float, step_seconds: float, layers: int, fragments: int = 1, steps_late: int = 0
+) -> float:
+    """Seconds that ranks wait for one exchange, all its fragments together, timed layer by layer.
+
+    Fragment p of F holds the layers p, p + F, p + 2F, …, each a step's exchange. A layer leaves when its part of the
+    backward pass (two thirds of a step) is done and the link has sent those above it, and must be there when the
+    forward pass comes to it, `steps_late` steps later: the lowest layers hide least, which `utilisation` does not see.
+    """
+    step, count = number("step_seconds", step_seconds, positive=True), whole("layers", layers, 1)
+    each = amount("travel_seconds", travel_seconds) / count
+    waited = 0.0
+    for fragment in range(whole("fragments", fragments, 1)):
+        free, arrived = -step, dict[int, float]()
+        for layer in reversed(range(fragment, count, fragments)):  # the backward pass ends at 0
+            arrived[layer] = free = max(free, -layer * 2 / 3 * step / count) + each
+        begin = whole("steps_late", steps_late, 0) * step
+        waited += max([0.0, *(there - begin - layer * step / 3 / count for layer, there in arrived.items())])
+    return waited
+
+
 def _bytes(full_bytes: Any, n: int) -> Any:
     ranks = whole("n", n, 1)
     return 2 * (ranks - 1) / ranks * amount("full_bytes", full_bytes)
