@@ -15,12 +15,12 @@ RATES, TIMES = 2.0 ** np.arange(-1.5, 1, 0.25), (0.5, 1.0, 2.0)
 SEEDS, GROUPS, MOST = 128, 16, 400
 
 
-def descend(scale: float, power: float, rate: float | None, seeds: int = SEEDS) -> np.ndarray:
+def descend(scale: float, power: float, rate: float | None, seeds: int = SEEDS, start: int = 1) -> np.ndarray:
     """Steps and samples of each group of seeds to `LOSS`, with batches of `scale` times 𝓑 to the `power`.
 
     The rate is one for all steps, or (None) the best of each; 𝓑 and that are of the mean over seeds, from the weights.
     """
-    rng, w, samples = np.random.default_rng(1), np.tile(START, (seeds, 1)), 0
+    rng, w, samples = np.random.default_rng(start), np.tile(START, (seeds, 1)), 0
     groups = GROUPS * seeds // SEEDS
     before, found = np.ones(groups), np.full((2, groups), np.inf)
     for step in range(MOST):
