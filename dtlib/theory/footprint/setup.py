@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from dtlib.theory.activations import Attention, checked_attention
@@ -157,14 +158,14 @@ class Setup:
         return self.size(*AXES[AXES.index(axis) + 1 :])
 
     @property
-    def least_recipe(self) -> Recipe:
+    def least_recipe(self) -> str | Recipe:
         """What a parameter of the model itself has on a card."""
-        return self.trained_recipe.only("weights") if self.adapters else self.trained_recipe
+        return self.trained_recipe if self.adapters is None else _only(self.recipe, "weights")
 
     @property
-    def trained_recipe(self) -> Recipe:
+    def trained_recipe(self) -> str | Recipe:
         """What a parameter has on a card that is trained."""
-        return recipe(self.recipe).only("weights", "gradients") if self.offload else recipe(self.recipe)
+        return _only(self.recipe, "weights", "gradients") if self.offload else self.recipe
 
     @property
     def num_micro_batches(self) -> int:
@@ -201,6 +202,11 @@ class Setup:
             raise ValueError(f"seq must be a multiple of {name}={parts} with sequence_parallel, not {seq}")
         if model.learned_positions and seq > model.seq:
             raise ValueError(f"seq of {model.name} must be at most {model.seq}, its learned positions, not {seq}")
+
+
+@lru_cache
+def _only(of: str | Recipe, *names: str) -> Recipe:
+    return recipe(of).only(*names)
 
 
 def checked_pp(model: Architecture | str, pp: Any) -> int:

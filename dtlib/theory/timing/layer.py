@@ -65,7 +65,7 @@ def half_all_reduce(of: Cluster | None, full_bytes: Any, messages: int = 1) -> A
 
 def layer_seconds(
     model: Architecture, mesh: Plan, b: Column, split: Column, machine: Machine, k: Constants, with_experts: bool
-) -> dict[str, Column]:
+) -> dict[str, Any]:
     """Seconds of one layer's forward pass on a rank: its products, the last of them, its attention, and the rest.
 
     `adapters` have two products of their own for each matrix, in 16 bits. In fp8, products of layers are as much
@@ -80,15 +80,15 @@ def layer_seconds(
     if with_experts and model.experts is not None:
         sizes += _expert_products(model, model.experts, mesh, tokens)
     fast, width = rate, 2.0
-    casts: Column = 0.0 * b
+    casts: Any = 0.0
     if mesh.precision == "fp8":
         fast, width = rate * fp8_speedup(machine), FP8_BYTES
         entries = [np.asarray(n * (x * y + y * z + x * z)) for n, x, y, z in sizes]
         casts = CAST_BYTES / 3 * np.sum(entries, axis=0) / memory
-    products = [np.asarray(n * product_seconds(x, y, z, fast, operands, width)) for n, x, y, z in sizes]
+    products = [n * product_seconds(x, y, z, fast, operands, width) for n, x, y, z in sizes]
     of = mesh.adapters
     adapters = [] if of is None else [each for x, y in of.matrices(model, t) for each in ((x, of.rank), (of.rank, y))]
-    adapted = sum((np.asarray(product_seconds(tokens, *each, rate, operands)) for each in adapters), 0.0 * b)
+    adapted = sum(np.asarray(product_seconds(tokens, *each, rate, operands)) for each in adapters)
     kept = {
         each: kept_bytes(model, s, t, each, mesh.attention, mesh.dropout, with_experts=with_experts,
                          imbalance=mesh.imbalance)
@@ -106,7 +106,7 @@ def layer_seconds(
     else:
         attention = b * model.num_heads / t * 2 * product_seconds(s, model.head_dim, s, rate, operands)
     return {
-        "matmuls": np.asarray(sum(products)), "last": products[-1], "casts": casts, "adapters": adapted,
+        "matmuls": sum(products), "last": products[-1], "casts": casts, "adapters": adapted,
         "attention": attention, "elementwise": elementwise,
     }  # fmt: skip
 

@@ -165,8 +165,8 @@ def step_terms(
         "data_parallel": data_seconds(model, mesh, c, micro, sizes, trained, machine, k) + waits["data_parallel"],
         "bubble": _bubble_units(mesh, c, share) * (inner.max(axis=0) + messages) + waits["bubble"],  # of other stages
         "expert_parallel": seconds_of(slow, "exchange"),
-        "casts": seconds_of(slow, "casts", passes),
-        "adapters": seconds_of(slow, "adapters", 3),
+        "casts": seconds_of(slow, "casts", passes) if mesh.precision == "fp8" else 0.0,
+        "adapters": seconds_of(slow, "adapters", 3) if mesh.adapters else 0.0,
         **host_seconds(mesh, owned, machine),
     }
     return {name: np.broadcast_to(np.asarray(value, float), m.shape) for name, value in seconds.items()}
@@ -182,14 +182,14 @@ def _layer(
     casts, adapters = once["casts"], once["adapters"]
     selected = k.selective_products * (matmuls + casts) + elementwise if k.selective_products else attention
     core_again = np.where(c.recompute == "selective", selected, 0.0)
-    forward = matmuls + attention + elementwise + casts + adapters
+    forward = matmuls + attention + elementwise + (casts + adapters)
     recomputed = np.where(full, forward - (once["last"] if mesh.early_stop else 0), core_again)
     tensor = _tensor_seconds(model, mesh, c, full, machine, k)
     context = _context_seconds(model, mesh, c.micro_batch, attention, machine, k) * (1 + again / 3)
     if mesh.tp_overlap:  # pieces of a product travel while others are computed; the last of eight is seen
         tensor = seen_seconds(tensor, matmuls * (mesh.passes + again), tensor / 8, k)
     busy = matmuls * mesh.passes + attention * 3.5 + elementwise * 3 + recomputed + tensor + context
-    busy = busy + casts * mesh.passes + adapters * 3
+    busy = busy + (casts * mesh.passes + adapters * 3)
     exchange: Any = 0.0
     if with_experts:  # the gradients travel as the tokens did
         exchange = exchange_seconds(model, mesh, c.micro_batch, c.sequence_parallel, machine, k) * (2 + again)
