@@ -18,19 +18,20 @@ from dtlib.theory.valid import amount, whole
 
 CHECKSUM_BYTES = 8
 _AT_ONCE = 2**20  # words that are widened to 64 bits at a time: a checksum takes some 40 MB, however long the tensor
-_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+_WORDS = {1: torch.uint8, 2: torch.int16}
 
 
 def checksum(tensor: Tensor) -> Tensor:
-    """64 bits that stand for the bits of `tensor`: Σ wᵢ xᵢ mod 2⁶⁴, of its elements as whole numbers and odd weights.
+    """64 bits that stand for the bits of `tensor`: Σ wᵢ xᵢ mod 2⁶⁴, of words of at most 4 bytes and odd weights.
 
-    An odd number has an inverse mod 2⁶⁴, so a change of one element of up to 8 bytes, a flipped bit for one, is never
-    missed. The weights differ and look random: two elements that have changed places, or changes here and there, are
-    missed with a chance of about 2⁻⁶³. Sums of whole numbers do not depend on their order. Equal bits are equal, NaN
-    too; 0.0 and -0.0 are not. Returns an int64 tensor of no dimensions on the device of `tensor`.
-    """
-    flat = tensor.detach().contiguous().flatten()
-    words = flat.view(_WORDS.get(flat.element_size(), torch.int64))
+    An odd number has an inverse mod 2⁶⁴, so a flipped bit is never missed. The weights differ and look random: other
+    changes, as of places, are missed with a chance of at most about 2⁻³². (Of words of 8 bytes two highest bits come to
+    2⁶⁴, that is 0.) Sums of whole numbers do not depend on their order. Equal bits are equal, NaN too; 0.0 and -0.0 are
+    not. Returns an int64 tensor of no dimensions on the device of `tensor`."""
+    return _weighed(tensor.detach().contiguous().flatten().view(_WORDS.get(tensor.element_size(), torch.int32)))
+
+
+def _weighed(words: Tensor) -> Tensor:
     total = torch.zeros((), dtype=torch.int64, device=words.device)
     for first in range(0, len(words), _AT_ONCE):
         part = words[first : first + _AT_ONCE].long()
@@ -116,7 +117,7 @@ class Replicas:
         if not state:
             return None
         sums = torch.stack([checksum(tensor) for tensor in state.values()])
-        totals = alike.gathered(checksum(sums).reshape(1), self.group)
+        totals = alike.gathered(_weighed(sums).reshape(1), self.group)
         if (totals == totals[0]).all():
             return None
         return compare(list(state), alike.gathered(sums, self.group).tolist(), self.num_steps)

@@ -44,6 +44,10 @@ def sees_all(sum_of):
     swapped = x.clone()
     swapped[[3, 7]] = x[[7, 3]]
     pair = flipped(flipped(x, 1, 0), 2, 0)
+    double, mirrored = x.double(), x.double()
+    mirrored[3] = -mirrored[7]
+    turned = mirrored.clone()
+    turned[[3, 7]] = mirrored[[7, 3]]
     return (
         sum_of(nan) == sum_of(nan.clone())
         and sum_of(x) == sum_of(x.view(27, 37).t().contiguous().t())
@@ -51,14 +55,22 @@ def sees_all(sum_of):
         and all(sum_of(flipped(nan, place, 22)) != sum_of(nan) for place in (0, 1000))
         and sum_of(swapped) != sum_of(x)
         and sum_of(pair) != sum_of(x)
+        and sum_of(flipped(flipped(double, 1, 63), 2, 63)) != sum_of(double)
+        and sum_of(turned) != sum_of(mirrored)
         and sum_of(nan) != sum_of(torch.cat([x, torch.tensor([math.nan, math.inf, 0.0])]))
     )
+
+
+def odd_weights(flat):
+    words = flat.view({4: torch.int32, 8: torch.int64}[flat.element_size()]).long()
+    return int((words * (torch.arange(len(words)) * 2654435762 + 1)).sum())
 
 
 MUTANTS = {
     "a sum of floats": lambda t: float(t.sum()),
     "a norm": lambda t: float(t.double().norm()),
     "no places": lambda t: int(t.contiguous().view(torch.int32).long().sum()),
+    "odd weights of words of 64 bits": lambda t: odd_weights(t.contiguous().flatten()),
     "even weights": lambda t: int((t.contiguous().flatten().view(torch.int32).long() << 33).sum()),
     "the first thousand bits": lambda t: int(checksum(t.flatten()[:32])),
 }
