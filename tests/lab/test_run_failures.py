@@ -331,3 +331,16 @@ def test_comparing_before_each_call_finds_another_dtype_and_is_no_default_becaus
     assert all(100 < more - less < 2000 for more, less in zip(told, quiet, strict=True))
     with pytest.raises(lab.RankError, match="mismatch between collectives"):
         lab.run(unlike, 2)
+
+
+def test_a_rank_that_waits_for_what_it_began_is_told_with_the_line_and_who_began_it():
+    def averaged():
+        work = dist.all_reduce(torch.ones(1), async_op=True)
+        work.wait()
+
+    def step():
+        lab.step(3)
+        averaged()
+
+    with pytest.raises(lab.RankError, match=r"ranks 0 and 2 were at work\.wait\(\), in averaged at step 3"):
+        lab.run(step, 3, faults=[lab.kill(rank=1, step=3)])

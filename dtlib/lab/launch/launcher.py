@@ -335,7 +335,8 @@ def _struck(job: Job, report: Report, stacks: list[str], of: list[int] | None, m
     for rank in range(job.world_size) if of is None else of:
         failure = report.failures.get(rank)
         where = place((failure and failure.traceback) or readable(stacks[rank], job.sources))
-        if where and not (failure and where.startswith("at")):  # a traceback of its own says that better
+        is_told = failure and not _only_follows(failure.summary)  # a traceback of its own says better at which line
+        if where and not (is_told and where.startswith("at")):
             step = f" at step {report.steps[rank]}" if rank in report.steps else " before its first step"
             places.setdefault(where + step, []).append(rank)
     return told + [f"{_ranks(ranks)} {'was' if len(ranks) == 1 else 'were'} {where}" for where, ranks in places.items()]
@@ -345,9 +346,13 @@ def _grouped(summaries: dict[int, str]) -> list[tuple[str, list[int]]]:
     """Ranks that ended alike, together; what only follows from a lost connection counts as one."""
     groups: dict[str, list[int]] = {}
     for rank, summary in summaries.items():
-        lost = "gloo/transport" in summary or "Connection closed by peer" in summary
-        groups.setdefault("then lost the connection to it" if lost else summary, []).append(rank)
+        told = "then lost the connection to it" if _only_follows(summary) else summary
+        groups.setdefault(told, []).append(rank)
     return list(groups.items())
+
+
+def _only_follows(summary: str) -> bool:
+    return "gloo/transport" in summary or "Connection closed by peer" in summary
 
 
 def _shortened(summary: str) -> str:

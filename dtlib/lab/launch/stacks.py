@@ -42,12 +42,15 @@ def readable(dump: str, sources: dict[str, Any]) -> str:
 
 
 def place(stack: str) -> str:
-    """Where a Python stack was: in which call of torch.distributed, or else at which line; "" for no stack."""
+    """Where a Python stack was: in which call of torch.distributed, or else at which line, and in which function where
+    that line waits for a call that was begun before; "" for no stack."""
     frames = list(_READABLE.finditer(stack))
     for frame in frames:
         if frame["file"].endswith("distributed_c10d.py"):
             return f"in {frame['function']}"
-    return f"at {(frames[-1]['code'] or frames[-1]['function']).strip()}" if frames else ""
+    line = (frames[-1]["code"] or frames[-1]["function"]).strip() if frames else ""
+    begun = [each["function"] for each in frames if not each["function"].startswith("wait")]
+    return f"at {line}{f', in {begun[-1]}' if 'wait(' in line and begun else ''}" if frames else ""
 
 
 def _line(file: str, number: int, sources: dict[str, Any]) -> str:
