@@ -272,6 +272,14 @@ def test_saves_of_a_plan_by_hand():
     for failing in (planner.keeping(found, 60, 2 * GB), planner.keeping(found, 1, GB / 1000)):
         assert failing.goodput < 0.01  # it fails before a save is done
         assert failing.behind_goodput < 0.2
+
+
+def test_a_share_is_told_as_neither_none_nor_all():
+    found = answer(sequences=64, degrees={"tp": 2}, keep=2)
+    for hours, rate, words in ((1e9, 2 * GB, "more than 99.9% of"), (1, GB / 1000, "less than 0.1% of")):
+        said = in_words.of_keeping(found, planner.keeping(found, hours * 3600, rate))
+        assert f" {words} the time is lasting work" in said
+        assert "100.0%" not in said
     assert planner.keeping(found, 1e9, 1e15).steps >= 1
 
 

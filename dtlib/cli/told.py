@@ -204,10 +204,15 @@ def of_keeping(answer: Answer, found: Keeping) -> str:
     return (
         f"The job fails each {found.mtbf / 3600:,.1f} hours. A save is {format_bytes(found.save_bytes, digits=3)} and "
         f"takes {found.save_seconds:,.1f} s; with one after every {_steps(found.steps)} "
-        f"({work / 60:,.1f} minutes) {found.goodput:.1%} of the time is lasting work, if a failure is noticed and a "
-        f"node replaced at once. Written in the background after every {_steps(found.behind_steps)}, "
-        f"it is {found.behind_goodput:.1%}, less what copies stop the run for."
+        f"({work / 60:,.1f} minutes) {_share(found.goodput)} of the time is lasting work, if a failure is noticed and "
+        f"a node replaced at once. Written in the background after every {_steps(found.behind_steps)}, "
+        f"it is {_share(found.behind_goodput)}, less what copies stop the run for."
     )
+
+
+def _share(part: float) -> str:
+    """A part that is neither none nor all in per cent, rounded to neither."""
+    return "less than 0.1%" if part < 0.0005 else "more than 99.9%" if part >= 0.9995 else f"{part:.1%}"
 
 
 def _steps(number: int) -> str:
