@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import os
 import random
+import re
 import tempfile
 import time
 from pathlib import Path
@@ -25,7 +26,7 @@ from dtlib.ranks.reliability import Altered, AtRest, Background, NotSaved
 
 from .runs import Run
 
-STEPS, SEEDS, FAULTS, PATIENCE_S = 5, 4, 200, 8
+STEPS, SEEDS, FAULTS, PATIENCE_S, MORE_S = 5, 4, 200, 8, 2
 MESHES = {
     2: ["dp", "zero 1", "zero 2", "zero 3", "dp 2 zero 1", "tp 2 zero 0", "pp 2 zero 0"],
     3: ["dp", "zero 2", "zero 3", "dp 3 zero 1"],
@@ -88,26 +89,28 @@ def kept(kind):
 def outcome(kind, n, fault, behind, folder, told, wanted):
     """What the fault came to; an assertion where that has no name, or the losses are not `wanted`."""
     cluster = lab.cluster(2, 2, inside=1e9, across=1e9) if of_cables(fault) else None
-    is_silent, begun = isinstance(fault, lab.stop | lab.cut), time.monotonic()
-    options = {"faults": [fault], "cluster": cluster, "timeout_s": PATIENCE_S if is_silent else 100}
-    error = None
+    patience, error = PATIENCE_S if isinstance(fault, lab.stop | lab.cut) else 100, None
+    options = {"faults": [fault], "cluster": cluster}
     try:
-        found = lab.run(watched, n, args=(kind, folder, 0, behind, told), **options)
+        found = lab.run(watched, n, args=(kind, folder, 0, behind, told), timeout_s=patience, **options)
     except (lab.RankTimeout, lab.RankError) as caught:
         error = caught
     if error is None:
         assert isinstance(fault, lab.slow | lab.fill)  # the others must be noticed
         assert [losses for losses, _ in found] == [wanted] * n
         return RECOVERED, f"{max(lost for _, lost in found)} saves lost"
-    assert_names(error, fault)
-    took = time.monotonic() - begun
+    took = time.time() - min(each.stat().st_mtime for each in told.iterdir())  # since the first rank began
+    assert_names(error, fault, n)
+    assert took <= patience + MORE_S
     found = lab.run(watched, n, args=(kind, folder, 1, behind, told))
     assert [losses for losses, _ in found] == [wanted] * n
-    return RESUMED, f"{type(error).__name__} after {took:.1f} s" + f" of {PATIENCE_S}" * is_silent
+    return RESUMED, f"{type(error).__name__} after {took:.2f} s of {patience}"
 
 
-def assert_names(error, fault):
-    """Whether the `error` says which rank it was, and when."""
+def assert_names(error, fault, n):
+    """Whether the `error` says which rank it was and when, and in which collective another one was that waited."""
+    if n > 1 and not isinstance(fault, lab.flip):  # which is raised
+        assert re.search(r"anks? [\d, and]+ w(as|ere) in [a-z_]+ at step \d", str(error)), str(error)
     if isinstance(error, lab.RankTimeout):
         assert isinstance(fault, lab.stop | lab.cut)
         assert f"ank {fault.rank} {fault.told}" in str(error)
