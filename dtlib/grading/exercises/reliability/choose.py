@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Callable
-from functools import lru_cache, partial
-from typing import Any
+from functools import partial
 
 import numpy as np
 
@@ -11,15 +10,11 @@ from dtlib.grading.exercises import choice
 from dtlib.grading.exercises.inputs import Cases, Rng, call, in_words
 from dtlib.grading.exercises.kinds import on_paper
 
-Job = dict[str, Any]
-Plan = tuple[str, int, int]
-WAYS = ("stop", "background", "neighbour")
-HOUR, GB, MORE = 3600.0, 1e9, 18
+from ._saving import HOUR, WAYS, Job, Plan, goodput, missing, out, possible, price, stops, written
+
+GB, MORE = 1e9, 18
 MINUTES = (2, 5, 10, 20, 40, 80, 160, 320, 640)
 TAKEN: tuple[Job, ...] = ({"spares": 0}, {"spare_price": 1.0}, {"spare_price": 4.0}, {"link": 7e9}, {"link": 2.5e10})
-below: Callable[[float, int], float] = lru_cache(4096)(  # a draw asks for the same a thousand times
-    lambda mean, k: k and below(mean, k - 1) + math.exp(-mean + (k - 1) * math.log(mean) - math.lgamma(k))
-)
 
 #: Nodes, hours between failures of one, hours of a restart and of a repair, GB of a node, GB/s of the store, of a copy,
 #: of a link, the part of the best goodput that will do.
@@ -37,7 +32,8 @@ KINDS = {
 def draw(rng: Rng) -> Cases:
     """Each kind, for each wrong theory a job in which its plan will not do or costs more, and more."""
     cases = [case(kind, job_of(rng, *sizes)) for kind, sizes in KINDS.items()]
-    cases += [case("told apart", choice.led_astray(rng, drawn, possible, wrong, 1.001)) for wrong in WRONG]
+    for name, jobs, wrongs in (("told apart", drawn, WRONG), ("often at a stand", frail, OFTEN)):
+        cases += [case(name, choice.led_astray(rng, jobs, possible, wrong, 1.001)) for wrong in wrongs]
     return cases + [case("drawn", drawn(rng)) for _ in range(MORE)]
 
 
@@ -52,6 +48,20 @@ def drawn(rng: Rng) -> Job:
         )  # fmt: skip
         if job["goal"] > 0.3:
             return job
+
+
+def frail(rng: Rng) -> Job:
+    """One that fails each few hours, of which a save takes minutes, and so does its way to a neighbour."""
+    least, most = np.log([[50, 2, 0.04, 0.004, 0.04], [200, 9, 0.5, 0.08, 0.5]])
+    each, hours, store, copy, link = np.exp(rng.uniform(least, most))
+    job = job_of(
+        rng, 1024, 1024 * hours, 0.2, 8, each, 1024 * each / store / HOUR, each / copy / HOUR, each / link / HOUR,
+        float(rng.uniform(0.4, 1)),
+    )  # fmt: skip
+    if rng.random() < 0.5:
+        job["minutes"] = sorted(int(each) for each in rng.choice(MINUTES, 2, replace=False))
+        job["prices"]["stop"] /= 10
+    return job
 
 
 def job_of(
@@ -78,61 +88,7 @@ def case(kind: str, job: Job) -> Job:
     return call(f"{kind}: {in_words(job)}", [job], some=bool(plans)) | {"plans": plans}
 
 
-def written(job: Job, way: str, *, nodes: bool = True) -> float:
-    """Hours until what a node has to save is where it is safe; it is read back as fast."""
-    rate = job["link"] if way == "neighbour" else job["store"] / (job["nodes"] if nodes else 1)
-    return float(job["node_bytes"] / rate / HOUR)
-
-
-def stops(job: Job, way: str) -> float:
-    """Hours for which a save holds everybody up."""
-    return written(job, way) if way == "stop" else float(job["node_bytes"] / job["copy"] / HOUR)
-
-
-def out(job: Job) -> float:
-    """The nodes that are out in the mean."""
-    return float(job["nodes"] * job["repair"] / job["node_mtbf"])
-
-
-def missing(job: Job, spares: int) -> float:
-    """The chance that so many nodes or more are out, of a Poisson number of them."""
-    return 1 - below(out(job), spares)
-
-
-def goodput(
-    job: Job, way: str, spares: int, minutes: int, *, written: Any = written, stops: Any = stops, reads: Any = None,
-    missing: Any = missing, late: bool = True, restart: float = 1.0, nodes: bool = True, rare: bool = False,
-    within: bool = False,
-) -> float:  # fmt: skip
-    """The part of the time that is work and not lost."""
-    mtbf = job["node_mtbf"] / (job["nodes"] if nodes else 1)
-    again = restart * job["restart"] + missing(job, spares) * job["repair"]
-    again += (reads or written)(job, way) + (late and way != "stop") * written(job, way)
-    whole = (work := max(0.0, minutes / 60 - within * stops(job, way))) + stops(job, way)
-    if rare:
-        return work / whole * (1 - (again + whole / 2) / mtbf)
-    return work / mtbf * math.exp(-min(again / mtbf, 700.0)) / math.expm1(min(whole / mtbf, 700.0))
-
-
-def price(job: Job, way: str, spares: int, minutes: int) -> float:
-    return float(job["prices"][way] + spares * job["spare_price"])
-
-
-def possible(
-    job: Job, *, goal: Callable[[Job, dict[Plan, float]], float] = lambda job, found: float(job["goal"]),
-    in_time: bool = True, cost: Callable[..., float] = price, **how: Any,
-) -> dict[Plan, float]:  # fmt: skip
-    """What each plan costs whose goodput is the goal at least."""
-    found = {
-        (way, spares, minutes): goodput(job, way, spares, minutes, **how)
-        for way in WAYS for spares in range(job["spares"] + 1) for minutes in job["minutes"]
-        if way == "stop" or not in_time or how.get("written", written)(job, way) <= minutes / 60
-    }  # fmt: skip
-    least = goal(job, found)
-    return {plan: cost(job, *plan) for plan, part in found.items() if part >= least}
-
-
-def only(job: Job, number: int, value: Any) -> dict[Plan, float]:
+def only(job: Job, number: int, value: object) -> dict[Plan, float]:
     return {plan: cost for plan, cost in possible(job).items() if plan[number] == value}
 
 
@@ -142,7 +98,7 @@ WRONG: tuple[Callable[[Job], dict[Plan, float]], ...] = (
     partial(possible, goal=lambda job, found: max(found.values())),
     partial(possible, goal=lambda job, found: job["goal"] * max(found.values())),
     partial(possible, goal=lambda job, found: 0.0),
-    partial(possible, in_time=False),
+    partial(possible, bound=()),
     partial(possible, missing=lambda job, spares: 0.0),
     partial(possible, missing=lambda job, spares: missing(job, spares + 1)),
     partial(possible, missing=lambda job, spares: missing({**job, "nodes": 1}, spares)),
@@ -150,7 +106,7 @@ WRONG: tuple[Callable[[Job], dict[Plan, float]], ...] = (
     partial(possible, written=alone, stops=lambda job, way: alone(job, way) if way == "stop" else stops(job, way)),
     partial(possible, stops=lambda job, way: stops(job, way) if way == "stop" else 0.0),
     partial(possible, stops=written),
-    partial(possible, late=False),
+    partial(possible, late=()),
     partial(possible, reads=lambda job, way: 0.0),
     partial(possible, reads=lambda job, way: written(job, way) if way != "neighbour" else stops(job, way)),
     partial(possible, within=True),
@@ -163,11 +119,25 @@ WRONG: tuple[Callable[[Job], dict[Plan, float]], ...] = (
     *(lambda job, way=way: possible({**job, "prices": {**job["prices"], way: 1.8}}) for way in WAYS),
     lambda job: only(job, 1, job["spares"]),
     *(partial(only, number=0, value=way) for way in WAYS),
+    partial(possible, cost=lambda job, way, spares, minutes: 1e6 * job["prices"][way] + spares),
+    partial(possible, cost=lambda job, way, spares, minutes: 1e6 * spares + job["prices"][way]),
+    partial(possible, cost=lambda job, way, spares, minutes: price(job, way, spares, 0) + spares * job["prices"][way]),
+    lambda job: {plan: cost for plan, cost in possible(job).items() if plan[1]},
 )  # fmt: skip
 """The best goodput alone, a share of it, none; a save before the last is written; no spare
 ever missing, one more at hand, of one node, by the mean; the store to each alone; nothing held up, or until all is
 written; nothing lost meanwhile, nothing read back, from a neighbour a copy; saves in the interval; no restart; one
-node's MTBF; rare failures; the shortest interval; what `TAKEN` says; other prices; all spares; one way for all."""
+node's MTBF; rare failures; the shortest interval; what `TAKEN` says; other prices; all spares; one way for all; the
+cheapest way, the fewest spares; the price of a way for each spare; one spare at least."""
+
+OFTEN = (
+    *(partial(possible, late=ways) for ways in (WAYS, WAYS[1:2], WAYS[2:])),
+    *(partial(possible, bound=ways) for ways in (WAYS, WAYS[1:2], WAYS[2:])),
+    *(partial(possible, slack=slack) for slack in (1.0, -1.0)),
+    partial(possible, calm=True),
+)
+"""What is on its way lost with all, one or the other; for these bound to the interval, of which a copy is a part, or
+not; nothing fails while a repair is waited for."""
 
 EXERCISE = on_paper(
     "reliability.4", "choose_saving", "Where to save, how often, and how many spares?", draw,
