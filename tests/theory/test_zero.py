@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtlib.ranks.zero.quantised import packed_bytes
+from dtlib.ranks.shared.quantise import coded_bytes
 from dtlib.theory import collectives, memory, models, zero
 from dtlib.theory.units import GB
 
@@ -258,12 +258,12 @@ def test_the_peak_by_hand():
 @settings(deadline=None, max_examples=30)
 @given(num=st.integers(1, 3000), n=st.integers(1, 9), block=st.sampled_from([1, 64, 256]))
 def test_bytes_of_a_gather_in_8_bits_are_those_that_are_packed(num, n, block):
-    """Where blocks and words of four bytes divide the chunks; else a scale and three bytes a chunk more at most."""
-    packed = [packed_bytes(zero.shard_elements((num,), n, rank), block) for rank in range(n)]
+    """Where blocks divide the chunks; else a scale a chunk more at most."""
+    packed = [coded_bytes(zero.shard_elements((num,), n, rank), 8, block) for rank in range(n)]
     exact = zero.quantised_gather_bytes(num, n, block)
-    assert exact - 1e-9 <= sum(packed) * (n - 1) / n < exact + 7 * n
+    assert exact - 1e-9 <= sum(packed) * (n - 1) / n < exact + 4 * n
     even = 64 * 4 * 256
-    assert packed_bytes(even, block) * (n - 1) == zero.quantised_gather_bytes(even * n, n, block)
+    assert coded_bytes(even, 8, block) * (n - 1) == zero.quantised_gather_bytes(even * n, n, block)
 
 
 @pytest.mark.parametrize(("bits", "share"), [(8, 1 / 254), (4, 1 / 14), (2, 1 / 2)])

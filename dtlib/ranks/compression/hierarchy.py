@@ -12,8 +12,8 @@ from torch import Tensor
 
 from dtlib.ranks.dp import Bucket, Exchange
 from dtlib.ranks.mesh import Group
+from dtlib.ranks.shared.exchange import gather, scatter
 from dtlib.ranks.shared.peers import Peers
-from dtlib.ranks.zero.exchange import gather, scatter
 from dtlib.theory.valid import whole
 
 from .base import Compressed, Sum, is_finite, sizes_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Generator, Iterator
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -13,11 +13,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dtlib.ranks.mesh import Group
+from dtlib.ranks.shared.exchange import gather_parts, swap
 from dtlib.ranks.shared.peers import Peers
-from dtlib.ranks.shared.quantise import coded, decoded
+from dtlib.ranks.shared.quantise import coded, coded_bytes, decoded
 from dtlib.ranks.zero import Shard, Zero
-from dtlib.ranks.zero.exchange import gather, swap
-from dtlib.ranks.zero.quantised import packed, packed_bytes, unpacked
 from dtlib.theory.valid import node_size, whole
 
 
@@ -39,20 +38,15 @@ class NodeShard(Shard):
         """Gather across nodes the chunks of this place, unless they are here, then inside the node those of all."""
         q, block = self.inside.n, self.quantised_block
         assert block is not None
-        num_bytes = [packed_bytes(size, block) for size in self.sizes]
+        num_bytes = [coded_bytes(size, 8, block) for size in self.sizes]
         if self.secondary is None:
-            ends, at = [*accumulate(num_bytes[self.inside.rank :: q], initial=0)], self.across.rank
-            codes = torch.empty(ends[-1], dtype=torch.uint8, device=self.full.device)
-            codes[ends[at] : ends[at + 1]] = packed(self.chunk, block)
-            yield from gather(self.across, codes, ends, self.number)
-            self.secondary = codes
-        ends, at = [*accumulate((sum(num_bytes[place::q]) for place in range(q)), initial=0)], self.inside.rank
-        codes = torch.empty(ends[-1], dtype=torch.uint8, device=self.full.device)
-        codes[ends[at] : ends[at + 1]] = self.secondary
-        yield from gather(self.inside, codes, ends, self.number)
+            own, of_place = coded(self.chunk, 8, block), num_bytes[self.inside.rank :: q]
+            self.secondary = yield from gather_parts(self.across, own, of_place, self.number)
+        of_places = [sum(num_bytes[place::q]) for place in range(q)]
+        codes = yield from gather_parts(self.inside, self.secondary, of_places, self.number)
         ranks = [rank for place in range(q) for rank in range(place, len(self.sizes), q)]
         for rank, part in zip(ranks, codes.split([num_bytes[rank] for rank in ranks]), strict=True):
-            self.full[self.bounds[rank] : self.bounds[rank + 1]] = unpacked(part, self.sizes[rank], block)
+            self.full[self.bounds[rank] : self.bounds[rank + 1]] = decoded(part, self.sizes[rank], 8, block)
 
     def scatter(self, sent: Tensor) -> Iterator[None]:
         """All-to-all inside the node, sums in float32, all-to-all across nodes, sums."""

@@ -70,7 +70,7 @@ class DataParallel(nn.Module, ABC):
         self._names, self._params = _trainable(module)
         self._groups = [group_of(each, group) for each in self._params]
         _refuse_strangers(module, group)
-        self._as_wrapped = self._signature()
+        self._as_wrapped = signature(self.module)
         self._sync = True
         self._running = False  # inside a backward pass that ends with a sync
         self._arrived: dict[int, None] = {}  # in the order of arrival
@@ -88,7 +88,7 @@ class DataParallel(nn.Module, ABC):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._as_wrapped = self._signature()
+        self._as_wrapped = signature(self.module)
         if self.world_size > 1:
             self._listen()  # hooks do not come along when a wrapper is copied or unpickled
 
@@ -190,12 +190,8 @@ class DataParallel(nn.Module, ABC):
             dist.all_reduce(used, op=dist.ReduceOp.MAX, group=group)
         return used.tolist()  # type: ignore[no-any-return]
 
-    def _signature(self) -> list[tuple[Any, ...]]:
-        """What must stay as it was when the module was wrapped, a parameter's name first."""
-        return signature(self.module)
-
     def _refuse_changes(self) -> None:
-        now = self._signature()
+        now = signature(self.module)
         if now == self._as_wrapped:
             return
         names = sorted({name for name, *_ in set(now) ^ set(self._as_wrapped)})

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.optim import Optimizer
 
 from dtlib.ranks.mesh import Group
 from dtlib.theory.valid import whole
@@ -110,6 +111,28 @@ def settings_of(folder: str | os.PathLike[str]) -> Any:
     if found := files.damage(last, (files.SETTINGS,)):
         raise ValueError(_refusal(last, found))
     return torch.load(last / files.SETTINGS, weights_only=True)
+
+
+def options_of(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """What an optimizer's parameter groups are told, without their parameters."""
+    return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+
+
+def options_in(folder: str | os.PathLike[str], optimizer: Optimizer) -> Any:
+    """`settings_of` the folder, whose ``"groups"`` are `options_of` such an optimizer; ``ValueError`` too if it has
+    another number of groups."""
+    settings, num = settings_of(folder), len(optimizer.param_groups)
+    if len(settings["groups"]) != num:
+        must = f"folder must hold as many parameter groups as the optimizer has, {num}"
+        raise ValueError(f"{must}; {folder} holds {len(settings['groups'])}")
+    return settings
+
+
+def go_on(optimizer: Optimizer, settings: Any) -> None:
+    """Tell its groups what they were told when these `settings` were saved, and forget gradients."""
+    for group, options in zip(optimizer.param_groups, settings["groups"], strict=True):
+        group.update(options)
+    optimizer.zero_grad()
 
 
 def load(folder: str | os.PathLike[str], held: Sequence[Held], group: Group = None) -> None:

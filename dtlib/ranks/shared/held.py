@@ -6,7 +6,7 @@ several ranks have counts on one of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import prod
@@ -16,6 +16,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from dtlib.ranks.mesh import Group
+
+from .replicas import group_of
 from .split import Split, splits_of
 
 Box: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
@@ -88,6 +91,26 @@ class Held:
             low, high = max(where.start, self.start), min(where.stop, self.start + len(flat))
             if low < high:
                 yield flat[low - self.start : high - self.start], low, self.is_first and counts
+
+
+def held_whole(
+    module: nn.Module, where: Mapping[int, Place], optimizer: Optimizer, group: Group, but: Collection[int] = ()
+) -> Iterator[Held]:
+    """The parameters of `module`, all `but` some by ``id``, which the ranks of `group` have alike, or those that one
+    belongs to; they lie `where` it says."""
+    stepped = {id(p) for each in optimizer.param_groups for p in each["params"]}
+    for p in module.parameters():
+        if id(p) not in but:
+            is_first = dist.get_rank(group_of(p, group)) == 0
+            yield Held(where[id(p)], p.detach(), 0, p if id(p) in stepped else None, optimizer, is_first)
+
+
+def held_besides(module: nn.Module, group: Group) -> Iterator[Held]:
+    """Buffers, and whatever else of tensors is in the state of `module`."""
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    for name, value in module.state_dict().items():
+        if name not in parameters and isinstance(value, Tensor):
+            yield Held(Place(name, tuple(value.shape)), value, is_first=dist.get_rank(group) == 0)
 
 
 def boxes(tensor: Tensor, start: int, place: Place) -> Iterator[tuple[Box, Tensor]]:

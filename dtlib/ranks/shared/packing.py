@@ -25,13 +25,17 @@ def to_bits(codes: Tensor, bits: int) -> Tensor:
 
     Eight codes fill `bits` bytes.
     """
+    if bits == 8:
+        return codes.flatten().to(torch.uint8)
     eights = torch.nn.functional.pad(codes.flatten().long(), (0, -codes.numel() % 8)).view(-1, 8)
     words = (eights << (bits * torch.arange(8, device=codes.device))).sum(dim=1)
     return words.view(torch.uint8).view(-1, 8)[:, :bits].flatten()[: -(-codes.numel() * bits // 8)]
 
 
 def from_bits(packed: Tensor, bits: int, num: int) -> Tensor:
-    """The `num` codes that `to_bits` packed, int64."""
+    """The `num` codes that `to_bits` packed, whole numbers."""
+    if bits == 8:
+        return packed[:num]
     rows = torch.nn.functional.pad(packed, (0, -packed.numel() % bits)).view(-1, bits)
     words = torch.nn.functional.pad(rows, (0, 8 - bits)).view(torch.int64)
     eights = (words >> (bits * torch.arange(8, device=packed.device))) & (2**bits - 1)

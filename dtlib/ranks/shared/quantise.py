@@ -65,8 +65,13 @@ def _even(bits: int) -> list[float]:
     return [k / half for k in range(-half, half + 1)]
 
 
+def coded_bytes(num: int, bits: int, block: int) -> int:
+    """Bytes of `num` entries that are `coded`: 4 for each block, `bits` for each entry, rounded up."""
+    return 4 * -(-num // block) + -(-num * bits // 8)
+
+
 def coded(x: Tensor, bits: int, block: int) -> Tensor:
-    """A float32 scale for each `block` of entries, then codes of `bits`, packed: 4 ⌈n/block⌉ + ⌈n·bits/8⌉ uint8."""
+    """A float32 scale for each `block` of entries, then codes of `bits`, packed: `coded_bytes` uint8."""
     numbers, scales = quantised(x, _even(bits), block)
     return to_bytes(scales, to_bits(numbers, bits))
 

@@ -79,8 +79,8 @@ def refuse_gradient(name: str, gradient: Any) -> None:
 
 
 def signature(module: nn.Module) -> list[tuple[Any, ...]]:
-    """Each parameter of `module`: its name, shape, dtype, whether it is trained, and which object it is."""
-    return [(n, tuple(p.shape), p.dtype, p.requires_grad, id(p)) for n, p in module.named_parameters()]
+    """Each parameter of `module`: its name, dtype, whether it is trained, and which object it is."""
+    return [(name, p.dtype, p.requires_grad, id(p)) for name, p in module.named_parameters()]
 
 
 def begin_alike(module: nn.Module, group: Group) -> None:

@@ -27,8 +27,7 @@ def save(
     the newest `keep` stay, so once there has been one, at every moment one is whole. With a `Background` of
     `reliability` training goes on while it is written.
     """
-    groups = training.optimizers[0].param_groups
-    settings = {"groups": [{k: v for k, v in group.items() if k != "params"} for group in groups], "extra": extra}
+    settings = {"groups": checkpoint.options_of(training.optimizers[0]), "extra": extra}
     checkpoint.save(folder, list(training.held()), settings, keep=keep, background=background)
 
 
@@ -43,9 +42,7 @@ def load(training: Training, folder: str | os.PathLike[str]) -> Any:
     settings = checkpoint.settings_of(folder)
     checkpoint.load(folder, list(training.held()))
     for part, optimizer in zip(training.parts, training.optimizers, strict=True):
-        for group, options in zip(optimizer.param_groups, settings["groups"], strict=True):
-            group.update(options)
-        optimizer.zero_grad()
+        checkpoint.go_on(optimizer, settings)
         if isinstance(part, Zero):
             part.publish()
     return settings["extra"]

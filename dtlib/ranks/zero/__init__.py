@@ -13,8 +13,7 @@ optimizer that comes with it:
 without any ranks at all.
 """
 
-from .checkpoint import load, merge, save
-from .pieces import held
+from .checkpoint import held, load, merge, save
 from .shard import Shard
 from .zero import Zero
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -14,65 +13,57 @@ from torch.optim import Optimizer
 
 from dtlib.ranks.mesh import Group
 from dtlib.ranks.shared.parts import OnOneStage
-from dtlib.ranks.shared.replicas import group_of, split_modules
+from dtlib.ranks.shared.replicas import group_of
 from dtlib.ranks.shared.split import splits_of
 from dtlib.theory.dp import plan_buckets
 from dtlib.theory.units import MiB
+from dtlib.theory.valid import whole
 
-from .stages import STAGES, Stage
 
-
-def stage_of(stage: Any, **options: Any) -> Stage:
-    """What `stage` 1, 2 or 3 frees; ``ValueError`` for another, and for `options` that are out of range or that it has
-    no use for."""
-    if isinstance(stage, bool) or stage not in STAGES:
+def stage_of(stage: Any, *, of_buckets: Sequence[Any], of_units: Sequence[Any]) -> int:
+    """`stage`, 1, 2 or 3; ``ValueError`` for another, and for options that are out of range or of no use to it."""
+    if isinstance(stage, bool) or stage not in (1, 2, 3):
         raise ValueError(f"stage must be 1, 2 or 3, not {stage!r}")
-    sizes = options["bucket_bytes"], options["first_bucket_bytes"]
-    plan_buckets([], sizes[0], first_bucket_bytes=sizes[1])
-    prefetch, block = options["prefetch"], options["quantised_block"]
-    if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
-        raise ValueError(f"prefetch must be a whole number of at least 0, not {prefetch!r}")
-    if block is not None and (not isinstance(block, int) or block < 1):
-        raise ValueError(f"quantised_block must be a whole number of at least 1, or None, not {block!r}")
-    of_units = (options["units"], prefetch, options["reshard_after_forward"], block) != (None, 1, True, None)
-    if stage < 3 and of_units:
+    bucket_bytes, first_bucket_bytes = of_buckets
+    plan_buckets([], bucket_bytes, first_bucket_bytes=first_bucket_bytes)
+    _, prefetch, _, block = of_units
+    whole("prefetch", prefetch, 0)
+    if block is not None:
+        whole("quantised_block", block, 1)
+    if stage < 3 and of_units != (None, 1, True, None):
         raise ValueError(
             "units, prefetch, reshard_after_forward and quantised_block must be left alone at stages 1 and 2, which "
             "have all weights: they are for stage 3"
         )
-    if stage == 3 and sizes != (25 * MiB, MiB):
+    if stage == 3 and of_buckets != (25 * MiB, MiB):
         raise ValueError("bucket_bytes and first_bucket_bytes must be left alone at stage 3, which has units")
-    return STAGES[stage]
+    return int(stage)
 
 
 def groups_of(module: nn.Module, param_groups: Iterable[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
     """`param_groups` with trainable parameters alone; by default one group of all.
 
     ``TypeError`` unless they are dictionaries with ``"params"``; ``ValueError`` unless each trainable parameter of
-    `module` is in one of them, once, and for a module whose weights are split.
+    `module` is in one of them, once.
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"module must be a torch.nn.Module, not {type(module).__name__}")
-    if any(each in split_modules for each in module.modules()):
-        raise ValueError("module must have its weights, and a stage 3 has split them: wrap a module once")
-    missing = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
-    names, groups = dict(missing), []
+    names = {id(p): name for name, p in module.named_parameters() if p.requires_grad}
+    seen, groups = set[int](), []
     for each in [{"params": module.parameters()}] if param_groups is None else param_groups:
         if not isinstance(each, Mapping) or "params" not in each:
             raise TypeError(f'param_groups must be dictionaries with "params", not {each!r}')
         params = [each["params"]] if isinstance(each["params"], Tensor) else list(each["params"])
-        trained = [p for p in params if isinstance(p, Tensor) and p.requires_grad]
-        for parameter in trained:
-            if id(parameter) not in names:
-                shape = tuple(parameter.shape)
-                raise ValueError(f"param_groups must hold parameters of module, and holds another, of shape {shape}")
-            if missing.pop(id(parameter), None) is None:
-                name = names[id(parameter)]
-                raise ValueError(f"param_groups must name each parameter once, and names {name!r} twice")
-        groups.append({**each, "params": trained})
-    if missing:
+        groups.append({**each, "params": [p for p in params if isinstance(p, Tensor) and p.requires_grad]})
+        for p in groups[-1]["params"]:
+            if id(p) not in names:
+                raise ValueError(f"param_groups must hold parameters of module, and holds another, {tuple(p.shape)}")
+            if id(p) in seen:
+                raise ValueError(f"param_groups must name each parameter once, and names {names[id(p)]!r} twice")
+            seen.add(id(p))
+    if missing := [name for key, name in names.items() if key not in seen]:
         raise ValueError(
-            f"param_groups must hold every trainable parameter, and misses {', '.join(map(repr, missing.values()))}; "
+            f"param_groups must hold every trainable parameter, and misses {', '.join(map(repr, missing))}; "
             "freeze what is not to be trained"
         )
     return groups
@@ -91,7 +82,7 @@ def outside(module: nn.Module, group: Group) -> str:
 
 
 def optimizer_maker(make_optimizer: Callable[[Any], Optimizer], groups: Sequence[Mapping[str, Any]]) -> None:
-    """Try `make_optimizer` on a few numbers: in one piece, cut in two, and as a matrix.
+    """Try `make_optimizer` on a few numbers: cut in two pieces, and as a matrix.
 
     ``TypeError`` unless it makes an optimizer of torch, one that treats each element by itself, with settings that do
     not depend on a parameter's shape.
@@ -101,12 +92,11 @@ def optimizer_maker(make_optimizer: Callable[[Any], Optimizer], groups: Sequence
             f"make_optimizer must make an optimizer from parameter groups, such as functools.partial(torch.optim.AdamW,"
             f" lr=1e-3), not {make_optimizer!r}"
         )
-    values = torch.tensor([0.5, -2.0, 3.0, 0.25, -1.0, 8.0])
-    whole, flat_settings, failure = _after_two_steps(make_optimizer, groups, [values])
-    halves, *_ = _after_two_steps(make_optimizer, groups, [values[:2], values[2:]])
     name = getattr(getattr(make_optimizer, "func", make_optimizer), "__name__", repr(make_optimizer))
-    matrix, settings, _ = _after_two_steps(make_optimizer, groups, [values.view(2, 3)])
-    if settings != flat_settings:
+    row = torch.tensor([0.5, -2.0, 3.0, 0.25, -1.0, 8.0])
+    in_pieces, settings, failure = _after_two_steps(make_optimizer, groups, [row[:2], row[2:]])
+    as_matrix, others, _ = _after_two_steps(make_optimizer, groups, [row.view(2, 3)])
+    if settings != others:
         raise TypeError(
             f"make_optimizer must set flat parameters and matrices alike; {name} chooses by dim() or shape, and a rank "
             "holds flat pieces: choose before, by param_groups of the module's own parameters"
@@ -114,8 +104,7 @@ def optimizer_maker(make_optimizer: Callable[[Any], Optimizer], groups: Sequence
     if dist.is_initialized() and dist.get_backend() == "fake":
         return  # fake tensors have no values
     # Elements beyond a vector's width go through other instructions, which may round otherwise.
-    close = functools.partial(torch.allclose, rtol=1e-5, atol=1e-7, equal_nan=True)
-    if failure is not None or not close(whole, halves) or not close(whole, matrix):
+    if failure is not None or not torch.allclose(in_pieces, as_matrix, rtol=1e-5, atol=1e-7, equal_nan=True):
         raise TypeError(
             f"make_optimizer must return an optimizer that treats each element by itself; {name} looks at whole "
             "parameters, and a rank holds pieces of them"
@@ -125,30 +114,23 @@ def optimizer_maker(make_optimizer: Callable[[Any], Optimizer], groups: Sequence
 def _after_two_steps(
     make_optimizer: Any, groups: Sequence[Mapping[str, Any]], pieces: Sequence[Tensor]
 ) -> tuple[Tensor, list[Any], Exception | None]:
-    """The elements of `pieces`, in each of `groups`, after two steps; the settings of each piece; what went wrong."""
+    """The elements of `pieces`, in each of `groups`, after two steps; each group's settings; what went wrong."""
     params = [[nn.Parameter(piece.clone()) for piece in pieces] for _ in groups]
     optimizer = make_optimizer([{**each, "params": mine} for each, mine in zip(groups, params, strict=True)])
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"make_optimizer must return a torch.optim.Optimizer, not {type(optimizer).__name__}")
     every = [parameter for mine in params for parameter in mine]
-    of_groups = [({id(p) for p in each["params"]}, _without_params(each)) for each in optimizer.param_groups]
-    settings = [[each for members, each in of_groups if id(p) in members] for p in every]
-    for factor in (1.0, -0.3):
-        for parameter in every:
-            parameter.grad = parameter.detach().sin() * factor
-        try:
+    of_piece = {id(p): {k: v for k, v in each.items() if k not in ("params", "param_names")}
+                for each in optimizer.param_groups for p in each["params"]}  # fmt: skip
+    failure = None
+    try:
+        for factor in (1.0, -0.3):
+            for parameter in every:
+                parameter.grad = parameter.detach().sin() * factor
             optimizer.step()
-        except (TypeError, RuntimeError, ValueError) as failure:  # it wants a closure, sparse gradients, ...
-            return _flat(every), settings, failure
-    return _flat(every), settings, None
-
-
-def _without_params(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in group.items() if key not in ("params", "param_names")}
-
-
-def _flat(params: Sequence[Tensor]) -> Tensor:
-    return torch.cat([each.detach().reshape(-1) for each in params])
+    except (TypeError, RuntimeError, ValueError) as error:  # it wants a closure, sparse gradients, ...
+        failure = error
+    return torch.cat([p.detach().flatten() for p in every]), [of_piece.get(id(mine[0])) for mine in params], failure
 
 
 def dtypes(module: nn.Module, **wanted: torch.dtype | None) -> None:

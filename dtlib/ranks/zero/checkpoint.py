@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import nn
+from torch.optim import Optimizer
 
+from dtlib.ranks.mesh import Group
 from dtlib.ranks.shared import checkpoint
 from dtlib.ranks.shared.background import Background
-from dtlib.ranks.shared.held import Held, Place
+from dtlib.ranks.shared.held import Held, Place, held_besides, held_whole
 
-from .pieces import held
 from .zero import Zero
+
+
+def held(wrapped: nn.Module, places: Mapping[int, Place], optimizer: Optimizer, group: Group = None) -> Iterator[Held]:
+    """The parameters of ``wrapped.module``, which lie in the whole model as `places` says, and their states: of what a
+    `Zero` has spread this rank's pieces, and of all that the ranks of `group` have alike the whole."""
+    spread = set[int]()
+    for shard in wrapped.all_shards if isinstance(wrapped, Zero) else ():
+        kept = shard.chunk if shard.master is None else shard.master
+        spread |= {id(parameter) for parameter in shard.params.values()}
+        for index, piece in shard.pieces.items():
+            place, start = places[id(shard.params[index])], shard.within(index).start
+            yield Held(place, kept[piece], start, shard.weights.get(index), optimizer)
+    yield from held_whole(wrapped.module, places, optimizer, group, spread)
 
 
 def save(
@@ -35,12 +49,12 @@ def save(
     """
     _refuse(model)
     if model.replicas is None or dist.get_rank(model.replicas) == 0:  # the other replicas own the same
+        aliases, empty = _aliases(model), [each for each in model.places.values() if 0 in each.whole_shape]
         settings = {
-            "groups": [{k: v for k, v in group.items() if k != "params"} for group in model.optimizer.param_groups],
-            "names": model.group_names, "aliases": _aliases(model), "empty": _empty(model),
-            "extra": extra,
+            "groups": checkpoint.options_of(model.optimizer), "names": model.group_names, "extra": extra,
+            "aliases": aliases, "empty": {each.name: each.whole_shape for each in empty},  # of these nothing is written
         }  # fmt: skip
-        checkpoint.save(folder, list(_all(model)), settings, model.group, keep=keep, background=background)
+        checkpoint.save(folder, _all(model), settings, model.group, keep=keep, background=background)
     if model.replicas is not None and background is None:
         dist.barrier(group=model.replicas)
 
@@ -54,17 +68,9 @@ def load(model: Zero, folder: str | os.PathLike[str]) -> Any:
     a file is not as it was written.
     """
     _refuse(model)
-    settings = checkpoint.settings_of(folder)
-    groups, saved = model.optimizer.param_groups, settings["groups"]
-    if len(saved) != len(groups):
-        must = f"folder must hold as many parameter groups as the optimizer has, {len(groups)}"
-        raise ValueError(f"{must}; {folder} holds {len(saved)}")
-    checkpoint.load(folder, list(_all(model)), model.group)
-    for group, options in zip(groups, saved, strict=True):
-        group.update(options)
-    for shard in model.shards:
-        shard.end_step()
-    model.zero_grad()
+    settings = checkpoint.options_in(folder, model.optimizer)
+    checkpoint.load(folder, _all(model), model.group)
+    checkpoint.go_on(model.optimizer, settings)
     model.publish()
     return settings["extra"]
 
@@ -93,13 +99,9 @@ def _refuse(model: Any) -> None:
         raise TypeError(f"model must be a Zero, not {type(model).__name__}")
 
 
-def _all(model: Zero) -> Iterator[Held]:
-    """What this rank holds, with buffers and whatever else of tensors is in the module's state."""
-    yield from held(model, model.places, model.optimizer, model.group)
-    parameters = dict(model.module.named_parameters(remove_duplicate=False))
-    for name, value in model.module.state_dict().items():
-        if name not in parameters and isinstance(value, Tensor):
-            yield Held(Place(name, tuple(value.shape)), value, is_first=dist.get_rank(model.group) == 0)
+def _all(model: Zero) -> list[Held]:
+    pieces = held(model, model.places, model.optimizer, model.group)
+    return [*pieces, *held_besides(model.module, model.group)]
 
 
 def _aliases(model: Zero) -> dict[str, str]:
@@ -107,8 +109,3 @@ def _aliases(model: Zero) -> dict[str, str]:
     first = {id(p): name for name, p in model.module.named_parameters()}
     every = model.module.named_parameters(remove_duplicate=False)
     return {name: first[id(p)] for name, p in every if name != first[id(p)]}
-
-
-def _empty(model: Zero) -> dict[str, tuple[int, ...]]:
-    """The shapes of parameters without elements, of which nothing is written."""
-    return {each.name: each.whole_shape for each in model.places.values() if 0 in each.whole_shape}

@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from dtlib.ranks.shared.parts import OnOneStage, Slice
-from dtlib.ranks.shared.replicas import raw_grad, set_raw_grad
+from dtlib.ranks.shared.replicas import gradient_hooks, raw_grad, set_raw_grad
 
 _places: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 """The shard of each parameter (not kept alive by it), its number there and its name."""
@@ -40,7 +40,7 @@ class Sharded(nn.Parameter):
         if shard is not None and value is not None:
             raise RuntimeError(f"the gradient of {name!r} lies with its owners: set it to None, or add to the loss")
         if shard is not None:
-            shard.forget(index)
+            shard.forget([index])
         set_raw_grad(self, value)
 
 
@@ -67,23 +67,10 @@ class Away(Sharded):
 
 
 def claim(parameter: Tensor, shard: Any, index: int, name: str) -> None:
-    """Say that a parameter lies in `shard`, as its number `index`."""
+    """Say that a parameter lies in `shard`, as its number `index`, as long as the shard's is the hook on it."""
     _guard_other_optimizers()
     _places[parameter] = weakref.ref(shard), index, name
     mark(parameter, away=False)
-
-
-class Claim:
-    """The hook on a parameter's gradient; whoever wraps the module anew removes it, and the parameter is free again."""
-
-    def __init__(self, parameter: Tensor, handle: Any) -> None:
-        self.parameter, self.handle = weakref.ref(parameter), handle
-
-    def remove(self) -> None:
-        """Listen no longer."""
-        self.handle.remove()
-        if (parameter := self.parameter()) is not None:
-            _places.pop(parameter, None)
 
 
 def mark(parameter: Tensor, *, away: bool) -> None:
@@ -94,7 +81,9 @@ def mark(parameter: Tensor, *, away: bool) -> None:
 
 def _place(parameter: Tensor) -> tuple[Any, int, str]:
     reference, index, name = _places.get(parameter, (lambda: None, 0, ""))
-    return reference(), index, name
+    shard = reference()
+    is_free = shard is None or gradient_hooks.get(parameter) is not shard.hooks.get(index)
+    return None if is_free else shard, index, name
 
 
 @functools.cache

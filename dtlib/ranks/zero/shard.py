@@ -6,7 +6,9 @@ differ by one element at most, whatever the shapes, and what travels needs no pa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,15 +16,14 @@ from torch import Tensor, nn
 
 from dtlib.ranks.collectives import ring_all_reduce
 from dtlib.ranks.mesh import Group
+from dtlib.ranks.shared.exchange import NUM_PARTS, finish, gather, gather_parts, scatter
 from dtlib.ranks.shared.parts import Piece, as_piece
 from dtlib.ranks.shared.peers import Peers
+from dtlib.ranks.shared.quantise import coded, coded_bytes, decoded
 from dtlib.ranks.shared.replicas import group_of, raw_grad, set_raw_grad
 from dtlib.theory.collectives import chunk_bounds
 
-from .exchange import NUM_PARTS, finish, gather, scatter
 from .parameter import claim, mark
-from .quantised import gather_quantised
-from .stages import Stage
 
 
 class Shard:
@@ -30,7 +31,7 @@ class Shard:
 
     N are the ranks of `group`, or those that the parameters belong to, which then own its chunks among them.
 
-    - `full`: D bytes, all weights; where the `stage` frees them, its memory comes and goes.
+    - `full`: D bytes, all weights; at stage 3 its memory comes and goes.
     - `chunk`: D/N bytes, this rank's part of them; `master` is its copy in another dtype, if the optimizer has one.
     - `sent`: D bytes, the gradient on its way to the owners, or None.
     - `grad`: D/N bytes, this rank's part of the mean gradient, or None; at stage 1 a part of `buffer`, of D bytes.
@@ -44,7 +45,7 @@ class Shard:
         params: Mapping[int, tuple[str, Tensor]],
         *,
         group: Group,
-        stage: Stage,
+        stage: int,
         replicas: Group = None,
         param_dtype: torch.dtype | None = None,
         master_dtype: torch.dtype | None = None,
@@ -53,8 +54,9 @@ class Shard:
         _, first = next(iter(params.values()))
         self.peers = peers = Peers(first.device, group_of(first, group))
         self.number = next(iter(params))  # not a count of shards: ranks with other experts may have more of them
-        self.stage, self.replicas, self.num_ranks = stage, replicas, dist.get_world_size(group)
-        self.quantised_block = quantised_block
+        self.stage, self.replicas, self.quantised_block = stage, replicas, quantised_block
+        self.num_ranks = dist.get_world_size(group)
+        self.factor = 1 / (self.num_ranks * (1 if replicas is None else dist.get_world_size(replicas)))
         self.names = {index: name for index, (name, _) in params.items()}
         self.params = {index: parameter for index, (_, parameter) in params.items()}
         self.shapes = {index: parameter.shape for index, parameter in self.params.items()}
@@ -65,15 +67,14 @@ class Shard:
         self.bounds = chunk_bounds(self.num_elements, peers.n)
         self.own = slice(self.bounds[peers.rank], self.bounds[peers.rank + 1])
         self.pieces = dict(self._pieces())
-        self.num_replicas = 1 if replicas is None else dist.get_world_size(replicas)
-        self.factor = 1 / (self.num_ranks * self.num_replicas)
-        self.buffer: Tensor | None = None
+        self.sent: Tensor | None = None
         self.grad: Tensor | None = None
+        self.buffer: Tensor | None = None
         self.used = set[int]()  # parameters with a gradient in `grad`
         self.missing = 0  # gradients that are still to come in this backward pass
+        self.hooks: Mapping[int, Any] = {}  # on the gradients; who wraps the module anew takes their place
         self._gathering: Iterator[None] = iter(())
         self._scattering: Iterator[None] = iter(())
-        self.sent: Tensor | None = None
         self._take_over(param_dtype, master_dtype)
 
     def _pieces(self) -> Iterator[tuple[int, slice]]:
@@ -99,7 +100,7 @@ class Shard:
             parameter.data = self.view(self.full, index)
             self.kinds[index] = Piece if self.num_ranks > 1 else getattr(parameter, "kind", Tensor)
             claim(parameter, self, index, self.names[index])
-        if self.stage.frees_weights:
+        if self.stage == 3:
             self.chunk = self.chunk.clone()
             self.free()
         stepped = self.chunk if self.master is None else self.master
@@ -116,19 +117,14 @@ class Shard:
 
     # Weights: gather, wait, free
 
-    @property
-    def full_bytes(self) -> int:
-        """D, the bytes of the full weights."""
-        return self.num_elements * self.full.element_size()
-
     @torch.no_grad()
     def gather(self, *, exact: bool = False) -> None:
         """Start to gather the weights; in 8 bits, if blocks of so many elements share a scale, unless `exact`.
 
         Sends (N−1)/N · D bytes, or (N−1)/N · (1 + 4/block) for each element. The owner's chunk stays exact.
         """
-        if self.stage.frees_weights:
-            self.full.untyped_storage().resize_(self.full_bytes)
+        if self.stage == 3:
+            self.full.untyped_storage().resize_(self.num_elements * self.full.element_size())
             self.full[self.own] = self.chunk
         if self.quantised_block is None or exact:
             self._gathering = gather(self.peers, self.full, self.bounds, self.number)
@@ -138,9 +134,12 @@ class Shard:
         self.state = "coming"
 
     def gather_rounded(self) -> Iterator[None]:
-        """As `exchange.gather`, in 8 bits."""
-        assert self.quantised_block is not None
-        return gather_quantised(self.peers, self.full, self.bounds, self.number, block=self.quantised_block)
+        """As `exchange.gather`, in 8 bits: `full` is in the end what was rounded, of every rank alike."""
+        block, ranges = self.quantised_block or 1, [slice(*ends) for ends in pairwise(self.bounds)]
+        num_bytes = [coded_bytes(each.stop - each.start, 8, block) for each in ranges]
+        codes = yield from gather_parts(self.peers, coded(self.full[self.own], 8, block), num_bytes, self.number)
+        for each, part in zip(ranges, codes.split(num_bytes), strict=True):
+            self.full[each] = decoded(part, each.stop - each.start, 8, block)
 
     def wait(self) -> None:
         """Return once the full weights are here, for the module to use."""
@@ -175,8 +174,8 @@ class Shard:
         """A backward pass begins: what lost its ``.grad`` by hand since the last one is forgotten."""
         self.missing = len(self.params)
         handed_out = self.used if self.grad is not None and self.master is None else set()
-        for index in [i for i, weight in self.weights.items() if i in handed_out and weight.grad is None]:
-            self.forget(index)
+        if lost := [i for i, weight in self.weights.items() if i in handed_out and weight.grad is None]:
+            self.forget(lost)
 
     @property
     def is_due(self) -> bool:
@@ -220,7 +219,7 @@ class Shard:
             ring_all_reduce(own, group=self.replicas)
         if self.grad is not None:
             self.grad.add_(own)
-        elif self.stage.frees_gradients:
+        elif self.stage > 1:
             self.grad = own.clone()
         else:
             self.buffer, self.grad = sent, own
@@ -251,23 +250,15 @@ class Shard:
             self.chunk.copy_(self.master)
             self.hand_out()
 
-    def clear(self, *, set_to_none: bool) -> None:
-        """Forget all gradients, or count them as zero."""
-        for parameter in self.params.values():
-            set_raw_grad(parameter, None)
+    def forget(self, indices: Iterable[int], *, set_to_none: bool = True) -> None:
+        """Forget the mean gradients of these parameters, or count them as zero."""
         if set_to_none:
-            self.used, self.grad, self.buffer = set(), None, None
-            self.hand_out()
-        elif self.grad is not None:
-            self.grad.zero_()
-
-    def forget(self, index: int) -> None:
-        """Forget the gradient of one parameter."""
-        self.used.discard(index)
-        if not self.used:
-            self.grad = self.buffer = None
-        elif self.grad is not None and index in self.pieces:
-            self.grad[self.pieces[index]].zero_()
+            self.used -= set(indices)
+            if not self.used:
+                self.grad = self.buffer = None
+        for index in indices:
+            if self.grad is not None and index in self.pieces:
+                self.grad[self.pieces[index]].zero_()
         self.hand_out()
 
     def tensors_by_kind(self) -> Iterator[tuple[Tensor, str]]:

@@ -25,14 +25,14 @@ class Unit:
         self.open_calls = set[int]()  # calls of its forward whose backward pass has begun and not ended
 
     def start(self, *, exact: bool = False) -> None:
-        """Start to gather its weights, unless they are here or coming."""
+        """Start to gather its weights, unless they are here or coming; `exact`: not rounded for the journey."""
         for shard in self.shards:
             if shard.state == "away":
                 shard.gather(exact=exact)
 
-    def bring(self, *, exact: bool = False) -> None:
-        """Return once its full weights are here; not rounded for the journey, if they were away and `exact`."""
-        self.start(exact=exact)
+    def bring(self) -> None:
+        """Return once its full weights are here."""
+        self.start()
         for shard in self.shards:
             if shard.state == "coming":
                 shard.wait()
@@ -153,7 +153,8 @@ class Gathering:
         """Bring weights that are not rounded, where they travel so."""
         if not self.held and any(shard.quantised_block is not None for shard in unit.shards):
             unit.send_away()
-        unit.bring(exact=True)
+        unit.start(exact=True)
+        unit.bring()
 
 
 def _tensors_with_gradients(tree: Any) -> list[Tensor]:
@@ -182,19 +183,6 @@ def _children_of_containers(module: nn.Module) -> Iterator[int]:
             yield from _children_of_containers(child)
 
 
-def assign(module: nn.Module, units: Sequence[tuple[str, nn.Module]]) -> dict[int, int]:
-    """Which of `units` each parameter (by ``id``) belongs to: the innermost around all modules that have it."""
-    number = {id(each): position for position, (_, each) in enumerate(units)}
-    chains: dict[int, list[int]] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        path = name.split(".")[:-1]
-        around = [module.get_submodule(".".join(path[:depth])) for depth in range(len(path) + 1)]
-        chain = [number[id(each)] for each in around if id(each) in number]
-        seen = chains.setdefault(id(parameter), chain)
-        chains[id(parameter)] = [unit for unit in seen if unit in chain]
-    return {identity: chain[-1] for identity, chain in chains.items()}
-
-
 def make_units(
     module: nn.Module,
     chosen: Sequence[tuple[str, nn.Module]],
@@ -202,13 +190,19 @@ def make_units(
     make_shard: Callable[[dict[int, tuple[str, Tensor]]], Shard],
     group: Group,
 ) -> list[Unit]:
-    """The `chosen` units that have parameters; `named` are all parameters, numbered as they stand."""
-    where = assign(module, chosen)
+    """The `chosen` units that have parameters; `named` are all parameters, numbered as they stand.
+
+    Each belongs to the innermost unit around all modules that have it.
+    """
+    number = {id(each): position for position, (_, each) in enumerate(chosen)}
+    around: dict[int, list[int]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        path = name.split(".")[:-1]
+        modules = [module.get_submodule(".".join(path[:depth])) for depth in range(len(path) + 1)]
+        units = [number[id(each)] for each in modules if id(each) in number]
+        around[id(parameter)] = [unit for unit in around.get(id(parameter), units) if unit in units]
     members: dict[int, dict[Any, dict[int, tuple[str, Tensor]]]] = {}
     for index, (name, parameter) in enumerate(named):
         kind = parameter.requires_grad, parameter.dtype, parameter.device, group_of(parameter, group)
-        members.setdefault(where[id(parameter)], {}).setdefault(kind, {})[index] = name, parameter
-    return [
-        Unit(*chosen[position], [make_shard(each) for each in kinds.values()])
-        for position, kinds in sorted(members.items())
-    ]
+        members.setdefault(around[id(parameter)][-1], {}).setdefault(kind, {})[index] = name, parameter
+    return [Unit(*chosen[each], [make_shard(own) for own in kinds.values()]) for each, kinds in sorted(members.items())]

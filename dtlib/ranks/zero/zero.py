@@ -26,15 +26,19 @@ from dtlib.ranks.shared.replicas import (
     group_of,
     raw_grad,
     refuse_gradient,
+    set_raw_grad,
+    signature,
     split_modules,
     weakly,
 )
 from dtlib.theory.units import MiB
 
 from . import check
-from .parameter import Claim
 from .shard import Shard
 from .units import Gathering, choose, make_units
+
+_IN_FLIGHT = {1: 2, 2: 1, 3: 1}
+"""By stage: so many reductions may be under way at once; each holds a buffer, and room for what arrives."""
 
 
 class Zero(DataParallel):
@@ -53,7 +57,7 @@ class Zero(DataParallel):
     - **forward**: stage 3 gathers each of `units` before it runs and frees it after, while the `prefetch` next ones are
       on their way: 1 sent. With ``reshard_after_forward=False`` they stay for the backward pass.
     - **backward**: the owners of a gradient's elements get its mean: reduce-scattered a shard at a time, while the pass
-      goes on (`overlap`): 1 sent. Stage 3 gathers each unit again before: 1 sent.
+      goes on: 1 sent. Stage 3 gathers each unit again before: 1 sent.
     - **step**: ``optimizer.step()`` updates this rank's elements; every rank calls it. Stages 1 and 2 gather: 1 sent.
 
     `optimizer` is what `make_optimizer` made from `param_groups`: dictionaries as torch's optimizers take them, with
@@ -101,16 +105,13 @@ class Zero(DataParallel):
         param_groups: Iterable[Mapping[str, Any]] | None = None,
         master_dtype: torch.dtype | None = None,
         param_dtype: torch.dtype | None = None,
-        overlap: bool = True,
         group: dist.ProcessGroup | None = None,
         replicas: dist.ProcessGroup | None = None,
         broadcast_buffers: bool = True,
         find_unused_parameters: bool = False,
     ) -> None:
-        frees = check.stage_of(
-            stage, units=units, prefetch=prefetch, reshard_after_forward=reshard_after_forward,
-            quantised_block=quantised_block, bucket_bytes=bucket_bytes, first_bucket_bytes=first_bucket_bytes,
-        )  # fmt: skip
+        of_units = units, prefetch, reshard_after_forward, quantised_block
+        stage = check.stage_of(stage, of_buckets=(bucket_bytes, first_bucket_bytes), of_units=of_units)
         groups = check.groups_of(module, param_groups)
         chosen = choose(module, units)
         check.optimizer_maker(make_optimizer, groups)
@@ -121,19 +122,18 @@ class Zero(DataParallel):
         )
         if replicas is not None:
             begin_alike(module, replicas)
-        for parameter in self._params:
-            if parameter in gradient_hooks:  # wrapped anew: the last wrapper has it
-                gradient_hooks[parameter].remove()
-        self.stage, self.overlap, self.replicas, self._frees = stage, overlap, replicas, frees
-        self.places = self._places()  # before shards take the shapes away
+        self.stage, self.replicas = stage, replicas
+        # Of what all ranks hold each is whole, whatever it is cut from. Now, as shards take the shapes away.
+        whole = {id(p): Place(n, tuple(p.shape)) for n, p in module.named_parameters() if group_of(p, group) is group}
+        self.places = places(module) | whole
         self._outside = check.outside(module, group)
         self._waiting, self._under_way, self._syncing = list[Shard](), deque[Shard](), True
         make_shard = functools.partial(
-            self.shard_type, group=group, stage=frees, replicas=replicas,
+            self.shard_type, group=group, stage=stage, replicas=replicas,
             param_dtype=param_dtype, master_dtype=master_dtype, quantised_block=quantised_block,
         )  # fmt: skip
         named = list(zip(self._names, self._params, strict=True))
-        if frees.frees_weights:
+        if stage == 3:
             named += [(name, p) for name, p in module.named_parameters() if not p.requires_grad]
             made = make_units(module, chosen, named, make_shard, group)
             self.all_shards = [shard for unit in reversed(made) for shard in unit.shards]
@@ -147,23 +147,10 @@ class Zero(DataParallel):
         self._shard_of = {index: shard for shard in self.shards for index in shard.params}
         self._gathering = Gathering(made, prefetch, not reshard_after_forward, weakly(self._begin))
         self.optimizer = self._optimizer_of_pieces(make_optimizer, groups)
-        self._as_wrapped = self._signature()
-        for index, parameter in enumerate(self._params):
-            handle = parameter.register_post_accumulate_grad_hook(weakly(self._on_gradient, index))
-            gradient_hooks[parameter] = Claim(parameter, handle)
-        self._handles = [gradient_hooks[parameter] for parameter in self._params]
-
-    def _places(self) -> dict[int, Place]:
-        """Where each parameter lies in what all ranks hold: those of some of them are parts, each of the others whole,
-        whatever it is cut from."""
-        named, parts = dict(self.module.named_parameters()), places(self.module)
-        whole = {id(p): Place(n, tuple(p.shape)) for n, p in named.items() if group_of(p, self.group) is self.group}
-        return parts | whole
-
-    @property
-    def units(self) -> dict[str, int]:
-        """Stage 3: the units that have parameters, by name ("" is the module itself): bytes of their full weights."""
-        return {unit.name: sum(shard.full_bytes for shard in unit.shards) for unit in self._gathering.units}
+        self._as_wrapped = signature(module)
+        super()._listen()
+        for shard in self.shards:
+            shard.hooks = {index: gradient_hooks[parameter] for index, parameter in shard.params.items()}
 
     @property
     def buckets(self) -> list[list[str]]:
@@ -215,7 +202,7 @@ class Zero(DataParallel):
         shard = self._shard_of[index]
         shard.missing -= 1
         self._gathering.free_if_done(shard)
-        if self._syncing and self.overlap:
+        if self._syncing:
             # With unused parameters ranks do not complete the same shards: to wait might be to wait in a circle.
             if shard.is_due and not self.find_unused_parameters:
                 for older in self._under_way:
@@ -229,10 +216,10 @@ class Zero(DataParallel):
         """
         for shard in list(self._waiting):
             if complete and shard.missing:
-                if self._frees.frees_weights:
+                if self.stage == 3:
                     continue
                 break
-            while len(self._under_way) >= self._frees.in_flight and not self.find_unused_parameters:
+            while len(self._under_way) >= _IN_FLIGHT[self.stage] and not self.find_unused_parameters:
                 self._under_way.popleft().keep()
             shard.reduce()
             self._waiting.remove(shard)
@@ -240,9 +227,6 @@ class Zero(DataParallel):
 
     def _average(self, unused: Sequence[int]) -> None:
         self._reduce(complete=False)
-        self._finish()
-
-    def _finish(self) -> None:
         while self._under_way:
             self._under_way.popleft().keep()
 
@@ -263,7 +247,8 @@ class Zero(DataParallel):
                 self._shard_of[index].used.add(index)
 
     def _abandon(self) -> None:
-        self._finish()
+        self._waiting = []
+        self._average(())
         self.zero_grad()
         self._gathering.send_all_away()
 
@@ -279,7 +264,7 @@ class Zero(DataParallel):
         mine = [[pieces[index] for index in group if index in pieces] for group in numbers]
         optimizer = make_optimizer([{**each, "params": own} for each, own in zip(groups, mine, strict=True)])
         optimizer.register_step_pre_hook(self._before_step)
-        optimizer.register_step_post_hook(self._after_step)
+        optimizer.register_step_post_hook(lambda *_: self.publish())
         optimizer.zero_grad, optimizer.add_param_group = self.zero_grad, check.no_more_groups  # type: ignore[method-assign]
         optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]  # so a GradScaler comes to be refused
         return optimizer
@@ -293,16 +278,12 @@ class Zero(DataParallel):
                 shard.hand_out(widened=True)
 
     @torch.no_grad()
-    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def publish(self) -> None:
+        """What the optimizer steps has changed: gather the weights, or forget full ones of before."""
+        self._gathering.send_all_away()
         for shard in self.shards:
             shard.end_step()
-        self.publish()
-
-    @torch.no_grad()
-    def publish(self) -> None:
-        """This rank's chunks have changed: gather the weights, or forget full ones of before."""
-        self._gathering.send_all_away()
-        if not self._frees.frees_weights:
+        if self.stage < 3:
             for shard in self.shards:
                 shard.gather()
             for shard in self.shards:
@@ -311,8 +292,10 @@ class Zero(DataParallel):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget all gradients, also what was added up inside ``no_sync``. ``optimizer.zero_grad`` is the same."""
+        for parameter in self._params:
+            set_raw_grad(parameter, None)
         for shard in self.shards:
-            shard.clear(set_to_none=set_to_none)
+            shard.forget(shard.params, set_to_none=set_to_none)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False) -> Tensor:
         """Scale the gradient so that its norm over all parameters and ranks is at most `max_norm`; returns the norm.
@@ -372,16 +355,10 @@ class Zero(DataParallel):
         """What this rank holds in buffers of its own, and what for, in the words of ``lab.memory``, which asks."""
         return (each for shard in self.all_shards for each in shard.tensors_by_kind())
 
-    def _signature(self) -> list[tuple[Any, ...]]:
-        return [(name, *rest) for name, _, *rest in super()._signature()]  # shapes come and go with the shards
-
     def _refuse_changes(self) -> None:
-        if any(gradient_hooks.get(p) is not handle for p, handle in zip(self._params, self._handles, strict=True)):
+        if any(gradient_hooks.get(p) is not each.hooks[i] for each in self.shards for i, p in each.params.items()):
             raise RuntimeError("module was wrapped again, and its gradients go to the last wrapper: use that one")
         super()._refuse_changes()
 
-    def __deepcopy__(self, memo: Any) -> Any:
-        raise TypeError("a Zero wrapper cannot be copied: save it with zero.save, or copy its module before")
-
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise TypeError("a Zero wrapper cannot be pickled: save it with zero.save")
+        raise TypeError("a Zero wrapper cannot be copied or pickled: save it with zero.save, or copy its module before")

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from dtlib import lab
 from dtlib.ranks import zero
-from dtlib.ranks.shared import checkpoint
+from dtlib.ranks.shared import checkpoint, held
 from dtlib.ranks.shared.checkpoint import NotSaved
 
 from .judge import CLOSE, DP, ITEM, LAYOUTS, MAX_NORM, STEPS, ZERO, Job, alone, make_adamw, network, rows
@@ -89,7 +89,7 @@ def there(folder):
         checkpoint.save(folder / str(number), job.held(), {})
         if name in ZERO:
             zero.save(job.wrapped, folder / f"{number} by zero")
-    everybody = mock.patch.object(zero.pieces, "group_of", lambda tensor, others: others)
+    everybody = mock.patch.object(held, "group_of", lambda tensor, others: others)
     why = mock.patch.object(default_planner.logger, "warning")  # up to torch 2.11 the error does not say
     with everybody, why as warned, pytest.raises(NotSaved) as unwritten:
         checkpoint.save(folder / "unwritten", Job("bucketed").held(), {})  # rank 0 is to write experts that it lacks

@@ -11,11 +11,12 @@ import torch.distributed as dist
 from torch.testing import assert_close
 
 from dtlib import lab
-from dtlib.ranks import dp, ep, threed, tp, zero
+from dtlib.ranks import dp, ep, threed, tp
 from dtlib.ranks.experts import Router
 from dtlib.ranks.mesh import Mesh
 from dtlib.ranks.model import GPT as Model
 from dtlib.ranks.model import next_token_loss
+from dtlib.ranks.shared import held
 from dtlib.ranks.shared.held import Held
 from dtlib.ranks.threed import training
 
@@ -128,7 +129,7 @@ MUTANTS = {
     "experts, not summed over cp": ("dp 2, cp 2", Mesh, "group", axes_without("cp")),
     "experts, times ep": ("dp 4", dp.BucketedDataParallel, "_pack", divided_by_its_own),
     "routers, not summed over dp": ("dp 4", training, "_spread_experts", routers_apart),
-    "a norm without some ranks' experts": ("dp 4", zero.pieces, "group_of", lambda parameter, others: others),
+    "a norm without some ranks' experts": ("dp 4", held, "group_of", lambda parameter, others: others),
     "a norm without experts": ("dp 4", Held, "slices", without_experts),
     "a norm with replicas": ("dp 4", Held, "slices", everything_counts),
     "a norm of the parts of one rank of tp": ("dp 2, tp 2", training, "places", the_first_part),

@@ -106,8 +106,11 @@ def single_process(accumulate: bool) -> dict[str, Any]:
 Make = Callable[..., Any]
 
 
-def on_a_rank(make: Make, accumulate: str) -> dict[str, Any]:
-    """Five steps on this rank's rows. `accumulate` is "no", "quiet" (inside no_sync) or "sync" (a sync each time)."""
+def on_a_rank(make: Make, accumulate: str, per_node: int) -> dict[str, Any]:
+    """Five steps on this rank's rows. `accumulate` is "no", "quiet" (inside no_sync) or "sync" (a sync each time).
+
+    "crossed" are the bytes that the last step sends from node to node.
+    """
     rank, n = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(rank)  # every rank draws other weights: only a broadcast makes them equal
     model = Awkward()
@@ -119,13 +122,15 @@ def on_a_rank(make: Make, accumulate: str) -> dict[str, Any]:
     for step in range(STEPS):
         wrapped.optimizer.zero_grad()
         tokens, targets = whole_batch(step)
-        sent = 0
+        sent, crossed = 0, 0
         for i in micro:
             quiet = accumulate == "quiet" and i != micro[-1]
-            with lab.wire() as wire, wrapped.no_sync() if quiet else nullcontext():
+            with lab.messages() as seen, lab.wire() as wire, wrapped.no_sync() if quiet else nullcontext():
                 loss = loss_of(wrapped, tokens[i, rows], targets[i, rows]) / len(micro)
                 loss.backward()
             sent += wire.sent_bytes
+            own = [each for each in seen.log if each.kind == "sent" and each.peer // per_node != rank // per_node]
+            crossed += sum(each.num_bytes for each in own)
         del loss, tokens, targets
         after_backward = held(wrapped, before)
         result["norms"].append(wrapped.clip_grad_norm_(MAX_NORM).item())
@@ -133,7 +138,7 @@ def on_a_rank(make: Make, accumulate: str) -> dict[str, Any]:
             wrapped.optimizer.step()
         result["sent"].append(sent + wire.sent_bytes)
         result["held"].append((after_backward, held(wrapped, before)))
-    result["weights"] = wrapped.state_dict()
+    result["weights"], result["crossed"] = wrapped.state_dict(), crossed
     result["flats"] = flats(wrapped)
     return result
 
@@ -205,24 +210,28 @@ def expected_sent(stage: int, n: int, accumulate: str) -> float:
     return share * (sizes[True] * scatters + 2 * passes * (sizes[True] + sizes[False]))
 
 
-def assert_correct(make: Make, stage: int, n: int, *, accumulate: str = "no") -> None:
-    """Raise AssertionError unless `make` trains as one process would, sends and keeps exactly what it must."""
-    oracle = single_process(accumulate != "no")
-    for rank, result in enumerate(lab.run(on_a_rank, n, args=(make, accumulate), timeout_s=120)):
+def assert_correct(
+    make: Make, stage: int, n: int, *, accumulate: str = "no", split_over: int | None = None, sent: float | None = None
+) -> list[dict[str, Any]]:
+    """Raise AssertionError unless `make` trains as one process would, sends (`sent` bytes) and keeps exactly what it
+    must: each thing split over all ranks, or over so many neighbours. Returns what each rank found."""
+    oracle, q = single_process(accumulate != "no"), split_over or n
+    want = expected_sent(stage, n, accumulate) if sent is None else sent
+    results = lab.run(on_a_rank, n, args=(make, accumulate, q), timeout_s=120)
+    for rank, result in enumerate(results):
         for name, weight in result["weights"].items():
             if name not in ("seen", "calls"):
                 assert_close(weight, oracle["weights"][name], **CLOSE, msg=lambda m, k=name: f"weight {k}: {m}")
         assert_close(result["norms"], oracle["norms"], rtol=1e-9, atol=0, msg=lambda m: f"norm: {m}")
-        expected = expected_bytes(stage, n, rank, result["flats"])
+        expected = expected_bytes(stage, q, rank % q, result["flats"])
         for moment in result["held"]:
             for now in moment:
-                rest = now["others"]
                 for kind, num_bytes in expected.items():
                     if kind == "states" and not now["states"] and moment is result["held"][0]:
                         continue  # before the first step there are none
                     assert now[kind] == num_bytes, f"bytes of {kind}: {now[kind]}, not {num_bytes} (rank {rank} of {n})"
-                assert rest < 4096, f"{rest} bytes of other tensors are left"
-        for sent in result["sent"][1:]:  # in the first step connections are made
+                assert now["others"] < 4096, f"{now['others']} bytes of other tensors are left"
+        for each in result["sent"][1:]:  # in the first step connections are made
             # buffers (32 bytes), and headers of about 100 bytes a message: well below one percent of a megabyte
-            want = expected_sent(stage, n, accumulate)
-            assert_close(float(sent), want, rtol=0.01, atol=1.0, msg=lambda m: f"bytes sent: {m}")
+            assert_close(float(each), want, rtol=0.01, atol=1.0, msg=lambda m: f"bytes sent: {m}")
+    return results

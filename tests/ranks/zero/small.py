@@ -50,20 +50,23 @@ def mine(batch):
     return batch[rank * len(batch) // n : (rank + 1) * len(batch) // n]
 
 
-def train_alone(model, optimizer, steps=3):
-    for step in range(steps):
+def three_steps(model, optimizer, share):
+    for step in range(3):
         optimizer.zero_grad()
-        model(rows(step)).square().mean().backward()
+        model(share(rows(step))).square().mean().backward()
         optimizer.step()
-    return {name: p.detach() for name, p in model.named_parameters()}
 
 
-def train(wrapped, steps=3):
-    for step in range(steps):
-        wrapped.optimizer.zero_grad()
-        wrapped(mine(rows(step))).square().mean().backward()
-        wrapped.optimizer.step()
+def train(wrapped):
+    three_steps(wrapped, wrapped.optimizer, mine)
     return wrapped.state_dict()
+
+
+def alone(loop=three_steps, make=network, optimizer=make_sgd):
+    """One process: the weights after ``loop(model, optimizer, share)``, where `share` gives all rows."""
+    model = fresh(make)
+    loop(model, optimizer(model.parameters()), lambda x: x)
+    return {name: p.detach() for name, p in model.named_parameters()}
 
 
 def fresh(make=network):
@@ -71,18 +74,39 @@ def fresh(make=network):
     return make()
 
 
-def assert_same(results, expected):
+def assert_same(results, expected, close=CLOSE):
     for weights in results:
         for name, weight in expected.items():
-            assert_close(weights[name], weight, **CLOSE)
+            assert_close(weights[name], weight, **close)
 
 
-def stepped(model, loss, optimizer=make_sgd):
-    """One process: the weights after a step on `loss`."""
-    optimizer = optimizer(model.parameters())
-    loss(model).backward()
-    optimizer.step()
-    return dict(model.named_parameters())
+def of_shards(kind, stage):
+    """`Zero` of a stage with shards of another kind."""
+    return functools.partial(type("Changed", (zero.Zero,), {"shard_type": kind}), stage=stage)
+
+
+def assert_as_alone(
+    loop=three_steps, n=3, make=network, optimizer=make_sgd, of_stage=lambda stage: {}, close=CLOSE, **options
+):
+    """Raise AssertionError unless n ranks end with the weights of one process, in each stage with the options
+    `of_stage`."""
+
+    def job(stage):
+        wrapped = STAGES[stage](fresh(make), optimizer, **of_stage(stage))
+        loop(wrapped, wrapped.optimizer, mine)
+        return wrapped.state_dict()
+
+    assert_same(in_each_stage(job, n, **options), alone(loop, make, optimizer), close)
+
+
+def a_step(loss):
+    """A loop of one step on ``loss(model, share)``."""
+
+    def loop(model, optimizer, share):
+        loss(model, share).backward()
+        optimizer.step()
+
+    return loop
 
 
 def fsdp2(model):

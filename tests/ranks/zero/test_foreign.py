@@ -8,7 +8,6 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from torch.testing import assert_close
 
 from dtlib import lab
 from dtlib.ranks import dp
@@ -16,16 +15,18 @@ from dtlib.ranks import dp
 from .small import (
     CLOSE,
     STAGES,
+    a_step,
+    alone,
+    assert_as_alone,
     assert_same,
     every_stage,
     fresh,
     in_each_stage,
     make_sgd,
     mine,
+    network,
     rows,
-    stepped,
-    train,
-    train_alone,
+    three_steps,
 )
 
 
@@ -45,25 +46,19 @@ class TwoTasks(nn.Module):
 def test_a_task_that_touches_nothing_of_a_bucket():
     """Two synced passes, each through another head: the first one's mean must survive the second."""
 
-    def both(model, share):
+    def loop(model, optimizer, share):
         for task in (1, 2):
             model(share(rows(task, 4)), task).square().mean().backward()
+        optimizer.step()
 
-    def job(stage):
+    def of_stage(stage):
         options = {"reshard_after_forward": False} if stage == 3 else {"bucket_bytes": 1, "first_bucket_bytes": None}
-        wrapped = STAGES[stage](fresh(TwoTasks), make_sgd, find_unused_parameters=True, **options)
-        both(wrapped, mine)
-        wrapped.optimizer.step()
-        return wrapped.state_dict()
+        return options | {"find_unused_parameters": True}
 
-    model = fresh(TwoTasks)
-    optimizer = make_sgd(model.parameters())
-    both(model, lambda x: x)
-    optimizer.step()
-    assert_same(in_each_stage(job, 3), dict(model.named_parameters()))
+    assert_as_alone(loop, make=TwoTasks, of_stage=of_stage)
 
 
-def penalty(model):
+def penalty(model, share=None):
     return 0.5 * sum(p.square().sum() for p in model.parameters())
 
 
@@ -71,11 +66,10 @@ def penalty(model):
 def test_a_penalty_on_the_parameters(stage):
     def job():
         wrapped = STAGES[stage](fresh(), make_sgd)
-        penalty(wrapped.module).backward()
-        wrapped.optimizer.step()
+        a_step(penalty)(wrapped.module, wrapped.optimizer, mine)
         return wrapped.state_dict()
 
-    assert_same(lab.run(job, 3), stepped(fresh(), penalty))
+    assert_same(lab.run(job, 3), alone(a_step(penalty)))
 
 
 def test_a_penalty_on_pieces_is_refused_and_on_gathered_weights_right():
@@ -92,7 +86,7 @@ def test_a_penalty_on_pieces_is_refused_and_on_gathered_weights_right():
         wrapped.optimizer.step()
         return wrapped.state_dict()
 
-    assert_same(lab.run(job, 3), stepped(fresh(), penalty))
+    assert_same(lab.run(job, 3), alone(a_step(penalty)))
 
 
 def test_a_graph_of_gathered_weights_ends_with_them():
@@ -107,31 +101,20 @@ def test_a_graph_of_gathered_weights_ends_with_them():
 
 
 def test_an_old_graph_after_the_step():
-    def loss(model, share):
-        return model(share(rows(0))).square().mean()
+    def loop(model, optimizer, share):
+        def loss():
+            return model(share(rows(0))).square().mean()
 
-    def job(stage):
-        wrapped = STAGES[stage](fresh(), make_sgd)
-        old = loss(wrapped, mine)
-        loss(wrapped, mine).backward()
-        wrapped.optimizer.step()
+        old = loss()
+        loss().backward()
+        optimizer.step()
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             old.backward()
-        wrapped.zero_grad()
-        loss(wrapped, mine).backward()  # and it goes on
-        wrapped.optimizer.step()
-        return wrapped.state_dict()
-
-    model = fresh()
-    optimizer = make_sgd(model.parameters())
-    old = loss(model, lambda x: x)
-    for _ in range(2):
-        optimizer.zero_grad()
-        loss(model, lambda x: x).backward()
+        model.zero_grad()
+        loss().backward()  # and it goes on
         optimizer.step()
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        old.backward()
-    assert_same(in_each_stage(job, 3), dict(model.named_parameters()))
+
+    assert_as_alone(loop)
 
 
 def test_another_wrapper_on_the_same_module():
@@ -153,14 +136,13 @@ def test_another_wrapper_on_the_same_module():
 
 
 def test_a_parameter_from_outside():
-    def job(stage):
-        wrapped = STAGES[stage](fresh(), make_sgd)
-        with pytest.raises(ValueError, match="param_group must come with the wrapper"):
-            wrapped.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
-        return train(wrapped)
+    def loop(model, optimizer, share):
+        if isinstance(model, dp.DataParallel):
+            with pytest.raises(ValueError, match="param_group must come with the wrapper"):
+                optimizer.add_param_group({"params": [nn.Parameter(torch.ones(3))]})
+        three_steps(model, optimizer, share)
 
-    model = fresh()
-    assert_same(in_each_stage(job, 2), train_alone(model, make_sgd(model.parameters())))
+    assert_as_alone(loop, n=2)
 
 
 # The gradients of master copies exist during the step alone: there are none of pieces to clear.
@@ -178,35 +160,26 @@ def test_gradients_cleared_by_hand(master, how):
     dtype = torch.float64 if master is None else torch.float32
 
     def clear(model, optimizer):
-        if how == "p.grad = None":
-            for parameter in model.parameters():
-                parameter.grad = None
-        elif how == "module.zero_grad()":
-            model.zero_grad()
-        else:
-            for parameter in (p for group in optimizer.param_groups for p in group["params"]):
-                parameter.grad = None
+        if how == "module.zero_grad()":
+            getattr(model, "module", model).zero_grad()
+            return
+        pieces = (p for group in optimizer.param_groups for p in group["params"])
+        for parameter in pieces if how == "pieces" else getattr(model, "module", model).parameters():
+            parameter.grad = None
 
-    def steps(model, module, optimizer, share):
+    def loop(model, optimizer, share):
         for step in range(3):
-            clear(module, optimizer)
+            clear(model, optimizer)
             model(share(rows(step)).to(dtype)).square().mean().backward()
             optimizer.step()
-        clear(module, optimizer)
+        clear(model, optimizer)
         optimizer.step()  # without gradients it changes nothing
 
-    def job(stage):
-        wrapped = STAGES[stage](fresh().to(dtype), make_sgd, master_dtype=master)
-        steps(wrapped, wrapped.module, wrapped.optimizer, mine)
-        return wrapped.state_dict()
-
-    model = fresh().to(dtype)
-    optimizer = make_sgd(model.parameters())
-    steps(model, model, optimizer, lambda x: x)
-    for weights in in_each_stage(job, 3):
-        for name, weight in model.named_parameters():
-            # three steps in float32, whose gradients are sums in another order
-            assert_close(weights[name], weight, **(CLOSE if master is None else {"rtol": 1e-5, "atol": 1e-6}))
+    # three steps in float32, whose gradients are sums in another order
+    close = CLOSE if master is None else {"rtol": 1e-5, "atol": 1e-6}
+    assert_as_alone(
+        loop, make=lambda: network().to(dtype), of_stage=lambda stage: {"master_dtype": master}, close=close
+    )
 
 
 def test_a_gradient_set_by_hand_is_refused():
@@ -248,37 +221,25 @@ def test_master_copies_start_from_the_weights_as_they_were(stage):
 def test_torchs_clipping_is_refused_and_nothing_is_scaled():
     """On each rank alike, also where it owns nothing of a parameter; FSDP2 clips by the norm over all ranks."""
 
-    def job(stage):
-        wrapped = STAGES[stage](fresh(), make_sgd)
-        wrapped(mine(rows(0))).square().mean().backward()
-        norm = wrapped.clip_grad_norm_(1e9)
-        pieces = [p for group in wrapped.optimizer.param_groups for p in group["params"]]
-        clip = torch.nn.utils.clip_grad_norm_
-        for call in (
-            lambda: clip(wrapped.parameters(), 0.1),
-            lambda: clip(wrapped.parameters(), 0.1, norm_type=torch.inf, foreach=False),
-            lambda: clip(pieces, 0.1),
-            lambda: torch.nn.utils.get_total_norm([p.grad for p in wrapped.parameters()]),
-            lambda: wrapped.module[0].weight.grad.norm(),
-        ):
-            with pytest.raises(RuntimeError, match=r"clip, or measure .* by clip_grad_norm_ of the"):
-                call()
-        assert wrapped.clip_grad_norm_(1e9) == norm
-        torch.nn.utils.clip_grad_value_(wrapped.parameters(), 0.01)  # each element by itself
-        wrapped.optimizer.step()
-        return norm, wrapped.state_dict()
+    def loop(model, optimizer, share):
+        model(share(rows(0))).square().mean().backward()
+        if isinstance(model, dp.DataParallel):
+            norm = model.clip_grad_norm_(1e9)
+            pieces = [p for group in optimizer.param_groups for p in group["params"]]
+            for call in (
+                lambda: nn.utils.clip_grad_norm_(model.parameters(), 0.1),
+                lambda: nn.utils.clip_grad_norm_(model.parameters(), 0.1, norm_type=torch.inf, foreach=False),
+                lambda: nn.utils.clip_grad_norm_(pieces, 0.1),
+                lambda: nn.utils.get_total_norm([p.grad for p in model.parameters()]),
+                lambda: model.module[0].weight.grad.norm(),
+            ):
+                with pytest.raises(RuntimeError, match=r"clip, or measure .* by clip_grad_norm_ of the"):
+                    call()
+            assert model.clip_grad_norm_(1e9) == norm
+        nn.utils.clip_grad_value_(model.parameters(), 0.01)  # each element by itself
+        optimizer.step()
 
-    def alone(model):
-        model(rows(0)).square().mean().backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9)
-        torch.nn.utils.clip_grad_value_(model.parameters(), 0.01)
-        make_sgd(model.parameters()).step()
-        return norm, dict(model.named_parameters())
-
-    norm, weights = alone(fresh())
-    for found, their_weights in in_each_stage(job, 3):
-        assert_close(found, norm, **CLOSE)
-        assert_same([their_weights], weights)
+    assert_as_alone(loop)
 
 
 def by_dim(groups, decay=0.1, lr=1e-5):

@@ -16,10 +16,14 @@ from torch import nn
 from torch.testing import assert_close
 
 from dtlib import lab
+from dtlib.ranks import zero
 
 from .small import (
     CLOSE,
     STAGES,
+    a_step,
+    alone,
+    assert_as_alone,
     assert_same,
     fresh,
     fsdp2,
@@ -28,9 +32,8 @@ from .small import (
     make_sgd,
     mine,
     rows,
-    stepped,
+    three_steps,
     train,
-    train_alone,
 )
 
 # --- a crash or a hang once ----------------------------------------------------------------------------------------
@@ -52,29 +55,21 @@ def gates():
 
 
 def test_weights_that_are_read_after_their_last_gradient():
-    model = fresh(gates)
-    expected = train_widely(model, model, make_sgd(model.parameters()), lambda x: x)
-
-    def job(stage):
-        wrapped = STAGES[stage](fresh(gates), make_sgd)
-        train_widely(wrapped, wrapped.module, wrapped.optimizer, mine)
-        return wrapped.state_dict()
+    assert_as_alone(train_widely, make=gates)
 
     def theirs():
         sharded = fsdp2(fresh(gates))
-        train_widely(sharded, sharded, make_sgd(sharded.parameters()), mine)
+        train_widely(sharded, make_sgd(sharded.parameters()), mine)
         return full(sharded)
 
-    assert_same(in_each_stage(job, 3), expected)
-    assert_same(lab.run(theirs, 3), expected)
+    assert_same(lab.run(theirs, 3), alone(train_widely, gates))
 
 
-def train_widely(model, module, optimizer, share):
+def train_widely(model, optimizer, share):
     for step in range(3):
         optimizer.zero_grad()
         model(share(rows(step, 64)).requires_grad_()).square().mean().backward()
         optimizer.step()
-    return dict(module.named_parameters())
 
 
 def test_a_grad_scaler_is_refused_on_all_ranks():
@@ -141,13 +136,11 @@ def test_gradients_of_inputs_alone():
     def theirs():
         return of_inputs(fsdp2(fresh()), rows(5))[0]
 
-    model = fresh()
-    expected = of_inputs(model, rows(5))
-    weights = train_alone(fresh(), make_sgd(model.parameters())) and train_alone(model, make_sgd(model.parameters()))
+    expected = of_inputs(fresh(), rows(5))
     results = in_each_stage(job, 3)
     for found, _ in results:
         assert_close(found, expected, **CLOSE)
-    assert_same([trained for _, trained in results], weights)
+    assert_same([trained for _, trained in results], alone())
     for found in lab.run(theirs, 3):
         assert_close(found, expected[0], **CLOSE)
 
@@ -165,8 +158,7 @@ def test_an_optimizer_from_outside():
         wrapped.optimizer.step()
         return wrapped.state_dict()
 
-    expected = stepped(fresh(), lambda model: model(rows(0)).mean())
-    assert_same(in_each_stage(job, 3), expected)
+    assert_same(in_each_stage(job, 3), alone(a_step(lambda model, share: model(share(rows(0))).mean())))
 
 
 class Unknown(torch.optim.Optimizer):
@@ -206,20 +198,12 @@ def test_optimizers_are_judged_by_what_they_do():
             assert not seen.collectives
 
     in_each_stage(refused, 2)
-    model = fresh()
-    expected = train_alone(model, SignSGD(model.parameters()))
-    assert_same(in_each_stage(lambda stage: train(STAGES[stage](fresh(), SignSGD)), 3), expected)
+    assert_as_alone(optimizer=SignSGD)
 
 
 def test_under_compile():
-    def job(stage):
-        wrapped = STAGES[stage](fresh(), make_sgd)
-        compiled = torch.compile(wrapped, backend="eager")
-        for step in range(3):
-            wrapped.optimizer.zero_grad()
-            compiled(mine(rows(step))).square().mean().backward()
-            wrapped.optimizer.step()
-        return wrapped.state_dict()
+    def loop(model, optimizer, share):
+        is_wrapped = isinstance(model, zero.Zero)
+        three_steps(torch.compile(model, backend="eager") if is_wrapped else model, optimizer, share)
 
-    model = fresh()
-    assert_same(in_each_stage(job, 2, timeout_s=120), train_alone(model, make_sgd(model.parameters())))
+    assert_as_alone(loop, n=2, timeout_s=120)

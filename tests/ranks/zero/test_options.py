@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -16,6 +17,8 @@ from dtlib.ranks import zero
 
 from .small import (
     STAGES,
+    alone,
+    assert_as_alone,
     assert_same,
     every_stage,
     fresh,
@@ -24,8 +27,8 @@ from .small import (
     mine,
     network,
     rows,
+    three_steps,
     train,
-    train_alone,
 )
 
 # --- any optimizer of torch that treats each element by itself ---------------------------------------------------
@@ -43,76 +46,48 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_any_optimizer(name):
-    model = fresh()
-    expected = train_alone(model, OPTIMIZERS[name](model.parameters()))
-    assert_same(in_each_stage(lambda stage: train(STAGES[stage](fresh(), OPTIMIZERS[name])), 3), expected)
+    assert_as_alone(optimizer=OPTIMIZERS[name])
 
 
 @pytest.mark.parametrize("name", ["LBFGS", "Adafactor", "Muon", "SparseAdam"])
 def test_optimizers_that_look_at_whole_parameters_are_refused(name):
-    def job():
-        with lab.SendCounter() as seen, pytest.raises(TypeError, match=r"treats each element by itself|2D parameters"):
+    def job():  # Muon refuses flat pieces by itself
+        error = ValueError if name == "Muon" else TypeError
+        with lab.SendCounter() as seen, pytest.raises(error, match=r"treats each element by itself|2D parameters"):
             zero.Zero(network(), getattr(torch.optim, name), stage=1)
         assert seen.sent_bytes == 0
         assert not seen.collectives
 
-    if name == "Muon":  # it refuses flat pieces by itself
-        with pytest.raises(lab.RankError, match="2D parameters"):
-            lab.run(job, 1)
-    else:
-        lab.run(job, 1)
+    lab.run(job, 1)
 
 
 def test_a_schedule_of_the_learning_rate():
-    def halve(optimizer):
-        return torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
-
-    def steps(model, optimizer, schedule, share):
+    def loop(model, optimizer, share):
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
         for step in range(3):
             optimizer.zero_grad()
             model(share(rows(step))).square().mean().backward()
             optimizer.step()
             schedule.step()
 
-    def job(stage):
-        wrapped = STAGES[stage](fresh(), make_sgd)
-        steps(wrapped, wrapped.optimizer, halve(wrapped.optimizer), mine)
-        return wrapped.state_dict()
-
-    model = fresh()
-    optimizer = make_sgd(model.parameters())
-    steps(model, optimizer, halve(optimizer), lambda x: x)
-    assert_same(in_each_stage(job, 2), dict(model.named_parameters()))
+    assert_as_alone(loop, n=2)
 
 
 # --- any module ----------------------------------------------------------------------------------------------
 
 
-@every_stage
-def test_fewer_elements_than_ranks(stage):
-    def tiny():
-        return nn.Linear(1, 1, dtype=torch.float64)  # 2 elements, 4 ranks
-
-    def job():
-        wrapped = STAGES[stage](fresh(tiny), make_sgd)
+def test_fewer_elements_than_ranks():
+    def loop(model, optimizer, share):
+        clip = getattr(model, "clip_grad_norm_", functools.partial(nn.utils.clip_grad_norm_, list(model.parameters())))
         for step in range(3):
-            wrapped.optimizer.zero_grad()
-            wrapped(mine(rows(step, 1))).square().mean().backward()
-            wrapped.clip_grad_norm_(0.5)
-            wrapped.optimizer.step()
-        held = [p.numel() for group in wrapped.optimizer.param_groups for p in group["params"]]
-        return wrapped.state_dict(), sum(held)
+            optimizer.zero_grad()
+            model(share(rows(step, 1))).square().mean().backward()
+            clip(0.5)
+            optimizer.step()
+        if isinstance(model, zero.Zero):
+            assert sum(len(group["params"]) for group in optimizer.param_groups) == (dist.get_rank() < 2)
 
-    model = fresh(tiny)
-    optimizer = make_sgd(model.parameters())
-    for step in range(3):
-        optimizer.zero_grad()
-        model(rows(step, 1)).square().mean().backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        optimizer.step()
-    results = lab.run(job, 4)
-    assert_same([weights for weights, _ in results], dict(model.named_parameters()))
-    assert [held for _, held in results] == [1, 1, 0, 0]
+    assert_as_alone(loop, n=4, make=lambda: nn.Linear(1, 1, dtype=torch.float64))  # 2 elements
 
 
 class Twice(nn.Module):
@@ -161,9 +136,7 @@ class Recurrent(nn.Module):
 
 @pytest.mark.parametrize("make", [Twice, Checkpointed, Recurrent])
 def test_modules_of_every_kind(make):
-    model = fresh(make)
-    expected = train_alone(model, make_sgd(model.parameters()))
-    assert_same(in_each_stage(lambda stage: train(STAGES[stage](fresh(make), make_sgd)), 3), expected)
+    assert_as_alone(make=make)
 
 
 def test_channels_last_and_transposed_weights():
@@ -172,24 +145,13 @@ def test_channels_last_and_transposed_weights():
         model[2].weight = nn.Parameter(torch.randn(16, 1, dtype=torch.float64).t())
         return model.to(memory_format=torch.channels_last)
 
-    def loss(model, x):
-        return model(x.view(-1, 2, 4, 4)).square().mean()
-
-    def job(stage):
-        wrapped = STAGES[stage](fresh(make), make_sgd)
+    def loop(model, optimizer, share):
         for step in range(2):
-            wrapped.optimizer.zero_grad()
-            loss(wrapped, mine(rows(step, 32))).backward()
-            wrapped.optimizer.step()
-        return wrapped.state_dict()
+            optimizer.zero_grad()
+            model(share(rows(step, 32)).view(-1, 2, 4, 4)).square().mean().backward()
+            optimizer.step()
 
-    model = fresh(make)
-    optimizer = make_sgd(model.parameters())
-    for step in range(2):
-        optimizer.zero_grad()
-        loss(model, rows(step, 32)).backward()
-        optimizer.step()
-    assert_same(in_each_stage(job, 3), dict(model.named_parameters()))
+    assert_as_alone(loop, make=make)
 
 
 class Choosy(nn.Module):
@@ -237,19 +199,17 @@ def test_an_unused_parameter_is_named(stage):
 
 
 def test_forward_without_backward():
-    def job(stage):
-        wrapped = STAGES[stage](fresh(), make_sgd)
+    def loop(model, optimizer, share):
         expected = fresh()(rows(0))
-        wrapped.eval()
+        model.eval()
         with torch.no_grad():
-            assert torch.equal(wrapped(rows(0)), expected)
-            assert torch.equal(wrapped(rows(0)), expected)
-        wrapped.train()
-        assert torch.equal(wrapped(rows(0)), expected)  # with a graph that nobody follows
-        return train(wrapped)
+            assert torch.equal(model(rows(0)), expected)
+            assert torch.equal(model(rows(0)), expected)
+        model.train()
+        assert torch.equal(model(rows(0)), expected)  # with a graph that nobody follows
+        three_steps(model, optimizer, share)
 
-    model = fresh()
-    assert_same(in_each_stage(job, 3), train_alone(model, make_sgd(model.parameters())))
+    assert_as_alone(loop)
 
 
 def two_losses_and_a_graph_used_twice(model, x):
@@ -267,57 +227,47 @@ def two_forward_passes_before_their_backward(model, x):
 
 @pytest.mark.parametrize("both", [two_losses_and_a_graph_used_twice, two_forward_passes_before_their_backward])
 def test_two_passes_in_a_step(both):
-    def job(stage):
-        wrapped = STAGES[stage](fresh(), make_sgd)
-        both(wrapped, mine(rows(0)))
-        wrapped.optimizer.step()
-        return wrapped.state_dict()
+    def loop(model, optimizer, share):
+        both(model, share(rows(0)))
+        optimizer.step()
 
-    model = fresh()
-    optimizer = make_sgd(model.parameters())
-    both(model, rows(0))
-    optimizer.step()
-    assert_same(in_each_stage(job, 3), dict(model.named_parameters()))
+    assert_as_alone(loop)
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_zero_grad_forgets_everything(set_to_none):
-    def job(stage):
-        wrapped = STAGES[stage](fresh(), make_sgd)
-        wrapped(mine(rows(7))).mean().backward()
-        with wrapped.no_sync():
-            wrapped(mine(rows(8))).mean().backward()
-        wrapped.optimizer.zero_grad(set_to_none=set_to_none)
-        wrapped(mine(rows(9))).mean().backward()
-        wrapped.zero_grad(set_to_none=set_to_none)
-        return train(wrapped)
+    def loop(model, optimizer, share):
+        model(share(rows(7))).mean().backward()
+        with model.no_sync() if isinstance(model, zero.Zero) else nullcontext():
+            model(share(rows(8))).mean().backward()
+        optimizer.zero_grad(set_to_none=set_to_none)
+        model(share(rows(9))).mean().backward()
+        model.zero_grad(set_to_none=set_to_none)
+        three_steps(model, optimizer, share)
 
-    model = fresh()
-    assert_same(in_each_stage(job, 2), train_alone(model, make_sgd(model.parameters())))
+    assert_as_alone(loop, n=2)
+
+
+class Boom(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise ArithmeticError("boom")
 
 
 def test_recovers_from_a_backward_pass_that_failed():
-    class Boom(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx, grad):
-            raise ArithmeticError("boom")
-
-    def job(stage):
-        wrapped = STAGES[stage](fresh(), make_sgd)
-        net = wrapped.module
-        handle = net[1].register_forward_hook(lambda m, a, out: Boom.apply(out))
+    def loop(model, optimizer, share):
+        handle = getattr(model, "module", model)[1].register_forward_hook(lambda m, a, out: Boom.apply(out))
         with pytest.raises(ArithmeticError):
-            wrapped(mine(rows(5))).mean().backward()
+            model(share(rows(5))).mean().backward()
         handle.remove()
-        wrapped.zero_grad()
-        return train(wrapped)
+        model.zero_grad()
+        three_steps(model, optimizer, share)
 
-    model = fresh()
-    assert_same(in_each_stage(job, 2), train_alone(model, make_sgd(model.parameters())))
+    assert_as_alone(loop, n=2)
 
 
 @every_stage
@@ -342,12 +292,11 @@ def test_a_group_of_some_ranks(stage):
 def test_a_module_wrapped_anew():
     def job(stage):
         model = fresh()
-        zero.Zero(model, make_sgd, stage=1)
-        zero.Zero(model, make_sgd, stage=2)
+        for before in (1, 2):
+            STAGES[before](model, make_sgd)
         return train(STAGES[stage](model, make_sgd))
 
-    model = fresh()
-    assert_same(in_each_stage(job, 2), train_alone(model, make_sgd(model.parameters())))
+    assert_same(in_each_stage(job, 2), alone())
 
 
 # --- norms -----------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from dtlib import lab
 from dtlib.ranks import zero
 from dtlib.ranks.model import GPT, GPTConfig, batches, load_text, next_token_loss
-from dtlib.ranks.zero import quantised
+from dtlib.ranks.shared.quantise import coded, coded_bytes, decoded
 
 CONFIG = GPTConfig(num_layers=2, hidden=96)
 make_adamw = functools.partial(torch.optim.AdamW, lr=1e-3)
@@ -23,9 +23,9 @@ make_adamw = functools.partial(torch.optim.AdamW, lr=1e-3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_each_block_is_off_by_half_a_step_of_its_own(num, block, dtype):
     chunk = torch.randn(num, generator=torch.Generator().manual_seed(num)).mul(3).to(dtype)
-    packed = quantised.packed(chunk, block)
-    assert packed.numel() == quantised.packed_bytes(num, block) <= num * (1 + 4 / block) + 4 + 3
-    back = quantised.unpacked(packed, num, block)
+    packed = coded(chunk, 8, block)
+    assert packed.numel() == coded_bytes(num, 8, block) <= num * (1 + 4 / block) + 4
+    back = decoded(packed, num, 8, block)
     for some, original in zip(back.split(block), chunk.float().split(block), strict=True):
         step = original.abs().max() / 127 if num else 0
         assert ((some - original).abs() <= step / 2 * 1.001).all()  # and float32's own rounding
@@ -34,7 +34,7 @@ def test_each_block_is_off_by_half_a_step_of_its_own(num, block, dtype):
 
 def test_zeros_and_tiny_numbers_stay_finite():
     chunk = torch.cat([torch.zeros(64), torch.full((64,), 1e-40), torch.tensor([1e30, -1e30])])
-    back = quantised.unpacked(quantised.packed(chunk, 64), 130, 64)
+    back = decoded(coded(chunk, 8, 64), 130, 8, 64)
     assert torch.equal(back[:64], torch.zeros(64))
     assert back.isfinite().all()
     assert_close(back[128:], chunk[128:])
@@ -107,7 +107,7 @@ def test_rounding_belongs_to_the_pass_alone():
 @pytest.mark.parametrize("block", [0, -1, 2.5, "64"])
 def test_blocks_that_cannot_be(block):
     def job():
-        with pytest.raises(ValueError, match="quantised_block must be a whole number of at least 1, or None, not"):
+        with pytest.raises(ValueError, match=r"quantised_block must be .*at least 1, not"):
             zero.Zero(torch.nn.Linear(2, 2), make_adamw, quantised_block=block, stage=3)
 
     lab.run(job, 1)

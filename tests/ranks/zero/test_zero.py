@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -18,24 +19,24 @@ from dtlib.ranks.zero import shard as implementation
 from dtlib.theory.collectives import chunk_bounds
 
 from .judge import Make, assert_correct
-from .small import STAGES
+from .small import STAGES, of_shards
 
-WRAPPERS: dict[str, tuple[Make, int]] = {
-    "stage 1": (STAGES[1], 1),
-    "stage 1, a few buckets": (functools.partial(zero.Zero, stage=1, bucket_bytes=150_000, first_bucket_bytes=1000), 1),
-    "stage 2": (STAGES[2], 2),
-    "stage 2, a few buckets": (functools.partial(zero.Zero, stage=2, bucket_bytes=150_000, first_bucket_bytes=1000), 2),
-    "stage 2, after backward": (functools.partial(zero.Zero, stage=2, bucket_bytes=150_000, overlap=False), 2),
-    "stage 2, unused allowed": (functools.partial(zero.Zero, stage=2, find_unused_parameters=True), 2),
-    "stage 3": (STAGES[3], 3),
-    "stage 3, nothing ahead": (functools.partial(zero.Zero, stage=3, prefetch=0), 3),
-    "stage 3, far ahead": (functools.partial(zero.Zero, stage=3, prefetch=9), 3),
-    "stage 3, after backward": (functools.partial(zero.Zero, stage=3, overlap=False), 3),
-    "stage 3, unused allowed": (functools.partial(zero.Zero, stage=3, find_unused_parameters=True), 3),
-    "stage 3, one unit": (functools.partial(zero.Zero, stage=3, units=[]), 3),
+FEW_BUCKETS = {"bucket_bytes": 150_000, "first_bucket_bytes": 1000}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "stage 1": {},
+    "stage 1, a few buckets": FEW_BUCKETS,
+    "stage 2": {},
+    "stage 2, a few buckets": FEW_BUCKETS,
+    "stage 2, unused allowed": {"find_unused_parameters": True},
+    "stage 3": {},
+    "stage 3, nothing ahead": {"prefetch": 0},
+    "stage 3, far ahead": {"prefetch": 9},
+    "stage 3, unused allowed": {"find_unused_parameters": True},
+    "stage 3, one unit": {"units": []},
 }
-
-
+WRAPPERS: dict[str, tuple[Make, int]] = {
+    name: (functools.partial(STAGES[int(name[6])], **options), int(name[6])) for name, options in OPTIONS.items()
+}
 MAIN = ["stage 1, a few buckets", "stage 2, a few buckets", "stage 3"]
 
 
@@ -100,10 +101,6 @@ class Hoards(zero.Shard):
         super().keep()
 
 
-class GradientsNeverFreed(zero.Zero):
-    shard_type = Hoards
-
-
 class KeepsGradients(zero.Shard):
     def reduce(self):
         self.hoard = {index: parameter.grad for index, parameter in self.params.items()}
@@ -113,19 +110,11 @@ class KeepsGradients(zero.Shard):
         return self.hoard.get(index)
 
 
-class GradientsOfTheModuleNeverFreed(zero.Zero):
-    shard_type = KeepsGradients
-
-
 class ReducesAll(zero.Shard):
     def reduce(self):
         rest = self.full.new_zeros(self.num_elements)
         super().reduce()
         dist.all_reduce(rest)
-
-
-class AllReduces(zero.Zero):
-    shard_type = ReducesAll
 
 
 class LocalNorm(zero.Zero):
@@ -168,14 +157,6 @@ class Hides(zero.Shard):
             parameter.data = self.chunk[:0]
 
 
-class FullWeightsKept(zero.Zero):
-    shard_type = Hides
-
-
-def kept_from_forward_to_backward(*args, **kwargs):
-    return zero.Zero(*args, stage=3, reshard_after_forward=False, **kwargs)
-
-
 def sum_for_mean(make):
     def wrap(model, *args, **kwargs):
         wrapped = make(model, *args, **kwargs)
@@ -194,20 +175,17 @@ def no_broadcast(make):
     return wrap
 
 
-def cut(change):
-    """A wrapper of a wrapper that changes where a rank's chunk begins and ends."""
+def cut(change, stage):
+    """Another beginning or end of a rank's chunk."""
 
     class Cut(zero.Shard):
         def _pieces(self):
-            right, self.own = self.own, change(self)
+            right, self.own = self.own, change(self.own)
             pieces = list(super()._pieces())
             self.own = right
             return pieces
 
-    class Wrong(zero.Zero):
-        shard_type = Cut
-
-    return Wrong
+    return of_shards(Cut, stage)
 
 
 def all_bounds_shifted(make):
@@ -222,40 +200,26 @@ def all_bounds_shifted(make):
     return wrap
 
 
-last_one_lost = cut(lambda shard: slice(shard.own.start, max(shard.own.start, shard.own.stop - 1)))
-first_one_lost = cut(lambda shard: slice(min(shard.own.stop, shard.own.start + 1), shard.own.stop))
-
+stays = functools.partial(zero.Zero, stage=3, reshard_after_forward=False)
+LEFT = "bytes of other tensors are left"
 MUTANTS: dict[str, tuple[Make, int, str, str]] = {
     "1: replicated states": (functools.partial(ReplicatedStates, stage=1), 1, "no", "bytes of states"),
-    "2: gradients never freed": (
-        functools.partial(GradientsNeverFreed, stage=2),
-        2,
-        "no",
-        "bytes of other tensors are left",
-    ),
-    "2: the module's gradients never freed": (
-        functools.partial(GradientsOfTheModuleNeverFreed, stage=2),
-        2,
-        "no",
-        "bytes of gradients",
-    ),
+    "2: gradients never freed": (of_shards(Hoards, 2), 2, "no", LEFT),
+    "2: the module's gradients never freed": (of_shards(KeepsGradients, 2), 2, "no", "bytes of gradients"),
     "2: stage 1 under its name": (STAGES[1], 2, "no", "bytes of gradients"),
-    "2: all-reduces": (functools.partial(AllReduces, stage=2), 2, "no", "bytes sent|other tensors are left"),
+    "2: all-reduces": (of_shards(ReducesAll, 2), 2, "no", "bytes sent|other tensors are left"),
     "2: norm of this rank's part": (functools.partial(LocalNorm, stage=2), 2, "no", "norm|weight"),
     "1: updated weights not sent": (functools.partial(NothingPublished, stage=1), 1, "no", "weight"),
     "2: sync inside no_sync": (functools.partial(SyncInsideNoSync, stage=2), 2, "quiet", "bytes sent"),
     "1: a micro-batch forgotten": (functools.partial(LocalPartForgotten, stage=1), 1, "quiet", "weight|norm"),
-    "3: full weights kept": (functools.partial(FullWeightsKept, stage=3), 3, "no", "bytes of other tensors are left"),
-    "3: kept from forward to backward": (kept_from_forward_to_backward, 3, "no", "bytes sent"),
+    "3: full weights kept": (of_shards(Hides, 3), 3, "no", LEFT),
+    "3: kept from forward to backward": (stays, 3, "no", "bytes sent"),
     "3: stage 2 under its name": (STAGES[2], 3, "no", "bytes of weights"),
-    "1: sum for mean": (sum_for_mean(STAGES[1]), 1, "no", "norm|weight"),
-    "2: sum for mean": (sum_for_mean(STAGES[2]), 2, "no", "norm|weight"),
-    "3: sum for mean": (sum_for_mean(STAGES[3]), 3, "no", "norm|weight"),
-    "2: no broadcast": (no_broadcast(STAGES[2]), 2, "no", "weight"),
-    "3: no broadcast": (no_broadcast(STAGES[3]), 3, "no", "weight"),
+    **{f"{stage}: sum for mean": (sum_for_mean(STAGES[stage]), stage, "no", "norm|weight") for stage in STAGES},
+    **{f"{stage}: no broadcast": (no_broadcast(STAGES[stage]), stage, "no", "weight") for stage in (2, 3)},
     "2: boundaries off by one": (all_bounds_shifted(STAGES[2]), 2, "no", "bytes of"),
-    "1: last element lost": (functools.partial(last_one_lost, stage=1), 1, "no", "weight"),
-    "2: first element lost": (functools.partial(first_one_lost, stage=2), 2, "no", "weight"),
+    "1: last element lost": (cut(lambda own: slice(own.start, max(own.start, own.stop - 1)), 1), 1, "no", "weight"),
+    "2: first element lost": (cut(lambda own: slice(min(own.stop, own.start + 1), own.stop), 2), 2, "no", "weight"),
 }
 
 

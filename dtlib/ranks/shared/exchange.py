@@ -8,15 +8,15 @@ contributions up in one precision; the price is room for those that arrive toget
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dtlib.ranks.shared.peers import Peers, wait_for
+from .peers import Peers, wait_for
 
 NUM_PARTS = 4
 """In so many parts the others' chunks arrive where they are added up, so that room for one of them is enough."""
@@ -37,6 +37,15 @@ def gather(peers: Peers, full: Tensor, bounds: Sequence[int], number: int) -> It
     works = _start(peers, outgoing, incoming, _FIRST_TAG + 2 * number)
     yield
     wait_for(works)
+
+
+def gather_parts(peers: Peers, own: Tensor, sizes: Sequence[int], number: int) -> Generator[None, None, Tensor]:
+    """As `gather`, of flat tensors of these sizes, of which rank r has the r-th, its `own`; returns all."""
+    ends = [*accumulate(sizes, initial=0)]
+    full = own.new_empty(ends[-1])
+    full[ends[peers.rank] : ends[peers.rank + 1]] = own
+    yield from gather(peers, full, ends, number)
+    return full
 
 
 def scatter(peers: Peers, buffer: Tensor, bounds: Sequence[int], number: int) -> Iterator[None]:
