@@ -108,4 +108,6 @@ def recipe(name: str | Recipe) -> Recipe:
 
     Raises ``ValueError`` that lists the names where it is unknown.
     """
-    return name if isinstance(name, Recipe) else find("recipe", name, RECIPES)
+    if isinstance(name, Recipe):
+        return name
+    return RECIPES[name] if isinstance(name, str) and name in RECIPES else find("recipe", name, RECIPES)

@@ -75,8 +75,12 @@ def search(
         if "full" not in space.recompute:
             timed = [each.only(np.logical_not(each.whole)) for each in timed]
         plans, _ = _fastest(model, timed, machine, usable, keep, constants, framework)
-        limit = plans[-1].time.total if len(plans) == keep else math.inf
-        some = (partly_again(model, each, machine, constants, usable, limit) for each in asked_for)
+        # what computes all again needs the least: where that fits on fewer meshes than asked for, no others have a plan
+        last = plans[-1].time.total if len(plans) == keep else 0.0 if "full" in space.recompute else math.inf
+        taken = {_degrees(each.plan): each.time.total for each in plans}
+        limits = (taken.get(_degrees(each.mesh), last) for each in asked_for)
+        some = (partly_again(model, each, machine, constants, usable, limit)
+                for each, limit in zip(asked_for, limits, strict=True))  # fmt: skip
         timed = [*timed, *(each for each in some if each is not None)]
     plans, too_large = _fastest(model, timed, machine, usable, keep, constants, framework)
     if not plans:
@@ -127,6 +131,10 @@ def every_plan(
         asked = " and ".join(f"{name}={some_of(getattr(space, name))}" for name in space.narrowed)
         raise ValueError(f"{asked} do not go together with gpus={machine.gpus}, the degrees and the batch")
     return found
+
+
+def _degrees(plan: Plan) -> tuple[int, ...]:
+    return plan.dp, plan.tp, plan.pp, plan.cp, plan.ep
 
 
 _MORE = 1.1
