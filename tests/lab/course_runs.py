@@ -16,8 +16,8 @@ from dtlib.lab.parity.judge import judge, refusals
 from dtlib.lab.parity.mesh import Axes
 from dtlib.lab.parity.pieces import flattened
 from dtlib.lab.parity.rounding import eps_of
+from dtlib.ranks import cp, tp
 from dtlib.ranks import model as gpt
-from dtlib.ranks import tp
 from dtlib.ranks.mesh import Mesh
 from tests.ranks.threed.judge import MAX_NORM, built, gradients_of, made, make_adamw, weights_of
 
@@ -42,6 +42,11 @@ def outputs(name):
     )
 
 
+def heads(name):
+    """Of which modules the outputs' gradients are compared where tokens are cut: queries, keys and values."""
+    return name.endswith("attention.qkv")
+
+
 def backwards(tensors):
     """Gradients are computed from the last layer to the first."""
     return dict(reversed(tensors.items()))
@@ -50,10 +55,11 @@ def backwards(tensors):
 def reference(config, x, y):
     model = made(config, ())
     found = {f"start/{name}": p.detach().clone() for name, p in model.named_parameters()}
-    with lab.watched(model, outputs) as seen:
+    with lab.watched(model, lambda name: outputs(name) or heads(name)) as seen:
         loss = gpt.next_token_loss(model(x), y)
         loss.backward()
     found |= {name: each for name, each in seen.tensors().items() if name.startswith("forward")} | {"loss": loss}
+    found |= {name: each for name, each in seen.tensors().items() if name.startswith("backward") and heads(name)}
     found |= backwards({f"grad/{name}": p.grad.clone() for name, p in model.named_parameters()})
     adam = make_adamw(model.parameters())
     found["norm"] = torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
@@ -83,16 +89,26 @@ def step(case, change, x, y):
     found = pieces(training, weights_of(training), "start/") if not dict(case.options).get("zero") else {}
     stage = next(iter(training.stages.values()))
     watches = len(training.stages) == 1 and not {"pp", "cp"} & set(mesh.axes)
+    in_tokens = [name for name, _ in case.axes] == ["cp"]
     mine = slice(place * ROWS // n, (place + 1) * ROWS // n)
-    with lab.watched(stage, outputs) as seen:
+    with lab.watched(stage, heads if in_tokens else outputs) as seen:
         loss = training.backward(x[mine], y[mine])
     if watches:
         found |= {name: each for name, each in seen.tensors().items() if name.startswith("forward")}
+    if in_tokens:
+        found |= own_tokens({name: each for name, each in seen.tensors().items() if name.startswith("backward")}, x)
     found |= {"loss": loss} | pieces(training, gradients_of(training), "grad/")
     found["norm"] = training.clip_grad_norm_(MAX_NORM).detach().clone()
     for optimizer in training.optimizers:
         optimizer.step()
     return found | pieces(training, weights_of(training), "weight/")
+
+
+def own_tokens(tensors, x):
+    """Tensors of this rank's tokens, as pieces of those of all."""
+    mine = cp.Layout(x.shape[1], None, "zigzag").positions(x.device)
+    lies = {n: torch.arange(x.numel() * each.shape[-1]).view(*x.shape, -1)[:, mine] for n, each in tensors.items()}
+    return {n: lab.piece(each, index=lies[n]) for n, each in tensors.items()}
 
 
 def places(case):

@@ -1,9 +1,7 @@
 """`lab.parity` on steps by hand: right ones agree, each mistake is named with its axis, and bad input is said before
 anything is sent."""
 
-import contextlib
 import doctest
-import io
 import json
 import os
 import runpy
@@ -130,14 +128,17 @@ def command(path, *options):
 
 def test_the_readme_says_what_it_says(tmp_path):
     text = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
-    (script,) = (part for part in text.split("```python\n")[1:] if "lab.parity(" in part)
-    code = script.split("```")[0]
+    (script,) = (part for part in text.split("```python\n")[1:] if "def reference" in part)
+    code, said = script.split("```")[0], " ".join(script.split("```")[1].split())
+    assert sum(bool(line.strip()) for line in code.splitlines()) <= 12
     path = tmp_path / "check.py"
     path.write_text(code)
-    with contextlib.redirect_stdout(io.StringIO()) as alone:
-        runpy.run_path(str(path), run_name="__main__")
-    assert command(path) == (1, alone.getvalue())
-    assert code.strip().splitlines()[-1].removeprefix("# ") in alone.getvalue()
+    status, printed = command(path)
+    assert status == 1
+    assert said.split("prints *")[1].split("*")[0] in printed
+    names = runpy.run_path(str(path))
+    with pytest.raises(lab.ParityError, match="a sum where a mean is due over dp"):
+        eval(said.split("In a test, `")[1].split("`")[0], {"lab": lab, **names})
     status, printed = command(path, "--json")
     told = json.loads(printed)
     assert (status, told["kind"], told["axes"], told["first"]) == (1, "sum for mean", ["dp"], "weight")

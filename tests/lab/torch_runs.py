@@ -88,10 +88,35 @@ def hook_in_fp8(state, bucket):
     return work.then(lambda future: (future.value()[0] / 2).to(torch.float8_e5m2).to(Net.dtype))
 
 
+class Again(torch.autograd.Function):
+    """A module that keeps one input and is computed again from it, as an activation checkpoint is."""
+
+    @staticmethod
+    def forward(ctx, x, kept, forward):
+        ctx.kept, ctx.forward = kept, forward
+        return forward(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        with torch.enable_grad():
+            kept = ctx.kept.detach().requires_grad_()
+            ctx.forward(kept).backward(gradient)
+        return kept.grad, None, None
+
+
+def checkpointed(net, wrong):
+    """The norm, computed again from its input, or by mistake from what came before the sum that it reads."""
+    seen, forward = {}, net.norm.forward
+    net.emb.register_forward_hook(lambda module, given, output: seen.update(kept=output.detach()))
+    net.norm.forward = lambda x: Again.apply(x, seen["kept"] if wrong else x, forward)
+
+
 def ddp(x, y, *, wrap=DDP, hook=None, reads=None, late=False, m=1, forgets=False, scale=True,
-        idle=None, copies=False, steps=1, zero=True, p=0.0, seed=0, untied=False):  # fmt: skip
+        idle=None, copies=False, steps=1, zero=True, p=0.0, seed=0, untied=False, again=None):  # fmt: skip
     rank, n = dist.get_rank(), dist.get_world_size()
     net = Net(rank if seed is None else seed, p, tied=untied)
+    if again is not None:
+        checkpointed(net, wrong=again)
     if untied:
         net.head.weight = nn.Parameter(net.emb.weight.detach().clone())
     net.up.bias.requires_grad_(not late)
@@ -299,6 +324,7 @@ ALL = {"net": Net, "m": 1, "reference": reference, "uneven": False}
 RIGHT = {
     "DDP": (DP, ddp, {}, {}),
     "DDP, accumulated": (DP, functools.partial(ddp, m=2), {"m": 2}, {}),
+    "DDP, recomputed": (DP, functools.partial(ddp, again=False), {}, {}),
     "DDP, three steps": (DP, functools.partial(ddp, steps=3), {"reference": functools.partial(reference, steps=3)}, {}),
     "FSDP2": (DP, fsdp, {}, {}),
     "FSDP2, accumulated": (DP, functools.partial(fsdp, m=2), {"m": 2}, {}),
@@ -326,6 +352,7 @@ WRONG = {
     "DDP: dropout of another stream": (DP, functools.partial(ddp, p=0.5), {"net": DICE}, ("noise", None)),
     "DDP: gradients in fp8": (DP, functools.partial(ddp, hook=hook_in_fp8), {}, ("coarser", None)),
     "DDP: tied weights come apart": (DP, functools.partial(ddp, untied=True), {"net": TIED}, ("cut off", None)),
+    "DDP: recomputed from another input": (DP, functools.partial(ddp, again=True), {}, ("recomputed", None)),
     "FSDP2: divided by 1": (DP, functools.partial(fsdp, factor=1.0), {}, ("sum for mean", "dp")),
     "FSDP2: divided by 4": (DP, functools.partial(fsdp, factor=4.0), {}, ("mean for sum", "dp")),
     "FSDP2: the loss divided by n too": (DP, functools.partial(fsdp, divided=True), {}, ("mean for sum", "dp")),

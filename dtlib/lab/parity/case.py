@@ -38,6 +38,7 @@ KINDS = {
     "not zeroed": "what earlier steps found is still in it",
     "zeros": "zero where something is due",
     "cut off": "a gradient that does not flow back through one place",
+    "recomputed": "computed again, for its backward pass, from another input than the forward pass had",
     "noise": "another stream of random numbers",
     "factor": "another multiple",
     "other weights": "the contributions with other weights",

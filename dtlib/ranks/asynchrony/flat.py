@@ -7,10 +7,14 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from dtlib.ranks.mesh import Group
+from dtlib.ranks.shared.replicas import refuse_own
 
-def trained(model: nn.Module) -> dict[str, nn.Parameter]:
+
+def trained(model: nn.Module, group: Group) -> dict[str, nn.Parameter]:
     """The parameters of `model` that require a gradient, by name, tied ones once. ``ValueError`` where there is none,
-    or where they have several dtypes: one message has one."""
+    where they have several dtypes, as one message has one, or where ranks of `group` have different ones."""
+    refuse_own(model, group)
     found = {name: each for name, each in model.named_parameters() if each.requires_grad}
     kinds = {str(each.dtype).removeprefix("torch.") for each in found.values()}
     if len(kinds) != 1:

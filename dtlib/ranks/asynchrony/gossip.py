@@ -8,7 +8,7 @@ from torch import nn
 from dtlib.ranks.mesh import Group
 from dtlib.ranks.shared.alike import refuse_unlike_calls, size_of
 from dtlib.ranks.shared.peers import Peers, wait_for
-from dtlib.ranks.shared.replicas import begin_alike
+from dtlib.ranks.shared.replicas import begin_alike, refuse_changes, signature
 from dtlib.theory.valid import whole
 
 from .flat import described, joined, spread, statistics, trained
@@ -32,13 +32,15 @@ class Gossip:
     def __init__(self, model: nn.Module, graph: str = "ring", *, group: Group = None) -> None:
         if graph not in GRAPHS:
             raise ValueError(f"graph must be one of {', '.join(GRAPHS)}, not {graph!r}")
-        parameters, self.n = trained(model), size_of(group)
+        self.n = size_of(group)
+        parameters = trained(model, group)
         if names := list(statistics(model)):
             raise ValueError(f"model must have no statistics beside its weights, as they are not mixed; it has {names}")
         refuse_unlike_calls("Gossip", f"{graph}: {described(parameters)}", group)
         self.graph, self.parameters = graph, list(parameters.values())
         self.peers, self.round = Peers(self.parameters[0].device, group), 0
         begin_alike(model, group)
+        self.model, self._as_wrapped = model, signature(model)
 
     def distances(self) -> list[int]:
         """From how far back in the order of ranks the next round's weights come: as far ahead this rank's go."""
@@ -50,7 +52,8 @@ class Gossip:
 
     @torch.no_grad()
     def mix(self) -> None:
-        """One round."""
+        """One round. ``RuntimeError`` where the model's parameters are no longer those that are mixed."""
+        refuse_changes(self._as_wrapped, signature(self.model))
         own, distances = joined(self.parameters), self.distances()
         arrived = [torch.empty_like(own) for _ in distances]
         for distance, flat in zip(distances, arrived, strict=True):

@@ -14,7 +14,7 @@ from dtlib.ranks.dp import Bucket
 from dtlib.ranks.dp.bucketed import Exchange, Started, all_reduce
 from dtlib.ranks.mesh import Group
 from dtlib.ranks.shared.alike import refuse_unlike_calls, size_of
-from dtlib.ranks.shared.replicas import begin_alike
+from dtlib.ranks.shared.replicas import begin_alike, refuse_changes, signature
 from dtlib.theory.valid import amount, flag, whole
 
 from .flat import described, in_a_row, joined, statistics, trained
@@ -92,7 +92,7 @@ class LocalSGD:
         warm_up: int = 0,
         group: Group = None,
     ) -> None:
-        parameters, self.group, self.n = trained(model), group, size_of(group)
+        parameters, self.group, self.n = trained(model, group), group, size_of(group)
         self.local_steps, self.warm_up = whole("local_steps", local_steps, 1), whole("warm_up", warm_up, 0)
         self.fragments = whole("fragments", fragments, 1)
         if self.local_steps % self.fragments or self.fragments > len(parameters):
@@ -126,6 +126,7 @@ class LocalSGD:
         self.model, self.optimizer, self.states, self.exchange = model, optimizer, states, exchange
         self.steps = 0
         begin_alike(model, group)
+        self._as_wrapped = signature(model)
         self.share = _share(weight, group)
         self.inside = None if inside is None else (inside[0], inside[1], _share(weight, inside[1]))
         names = in_parts({name: each.numel() for name, each in parameters.items()}, self.fragments)
@@ -137,7 +138,9 @@ class LocalSGD:
         self.outer = [] if outer is None else [outer(old) for old in self._old]
 
     def step(self) -> None:
-        """A step of the inner optimizer, and a meeting where one is due."""
+        """A step of the inner optimizer, and a meeting where one is due. ``RuntimeError`` where the model's parameters
+        are no longer those that meet."""
+        refuse_changes(self._as_wrapped, signature(self.model))
         self.optimizer.step()
         self.steps += 1
         self._arrive()

@@ -167,7 +167,8 @@ class _Place:
 
 
 def _place(model: nn.Module, servers: Sequence[int], group: Group) -> _Place:
-    n, parameters = size_of(group), trained(model)
+    n = size_of(group)
+    parameters = trained(model, group)
     servers = [rank_of("servers", each, n) for each in servers]
     if not servers or len(set(servers)) < len(servers) or len(servers) == n:
         raise ValueError(f"servers must be different ranks of group, one at least and not all {n}, not {servers}")

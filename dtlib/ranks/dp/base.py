@@ -19,6 +19,7 @@ from dtlib.ranks.shared.replicas import (
     broadcast,
     gradient_hooks,
     group_of,
+    refuse_changes,
     refuse_gradient,
     signature,
     split_modules,
@@ -191,14 +192,7 @@ class DataParallel(nn.Module, ABC):
         return used.tolist()  # type: ignore[no-any-return]
 
     def _refuse_changes(self) -> None:
-        now = signature(self.module)
-        if now == self._as_wrapped:
-            return
-        names = sorted({name for name, *_ in set(now) ^ set(self._as_wrapped)})
-        raise RuntimeError(
-            f"{', '.join(map(repr, names))} changed after the module was wrapped (frozen, unfrozen, replaced or "
-            "cast): its gradient would be averaged wrongly or not at all. Change the module first, then wrap it"
-        )
+        refuse_changes(self._as_wrapped, signature(self.module))
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """The wrapped module's state dict, under its own names."""

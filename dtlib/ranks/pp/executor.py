@@ -5,6 +5,7 @@ Shapes: a batch of B sequences in m micro-batches of b = B/m, s positions, h hid
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -19,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dtlib.ranks.dp.base import DataParallel
 from dtlib.ranks.mesh import Group
 from dtlib.ranks.model import IGNORED, next_token_loss
-from dtlib.ranks.shared.alike import described, refuse_unlike_calls
+from dtlib.ranks.shared.alike import described, refuse_unlike, refuse_unlike_calls
 from dtlib.ranks.shared.clipping import clip_grad_norm
 from dtlib.ranks.shared.parts import Piece, on_one_stage
 from dtlib.ranks.shared.replicas import raw_grad, set_raw_grad
@@ -53,7 +54,8 @@ class Pipeline:
     this rank's gradients alone, as torch's own clipping takes it, is refused: clip by `clip_grad_norm_`.
 
     ``ValueError`` before anything is sent for a schedule that `theory.pp.validate` refuses or that is not for this
-    group, a group without this rank, and for stages that are not this rank's; by a rank whose stage gives another
+    group, a group without this rank, and for stages that are not this rank's or are averaged with other ones; in the
+    first step where the two copies of `tied` differ; by a rank whose stage gives another
     shape or dtype than travels, changes its input in place, or leads no gradient back to it, before it sends that on.
     """
 
@@ -92,9 +94,13 @@ class Pipeline:
         self.schedule = schedule if talks else with_messages(schedule)
         self.stages, self.width, self.dtype, self.parts, self.group = dict(stages), width, dtype, parts, group
         self.loss, self.count, self.tied, self.recompute, self.around = loss, count, tied, recompute, around
-        self.global_ranks = dist.get_process_group_ranks(group)
+        self.global_ranks, self._are_alike = dist.get_process_group_ranks(group), False
         for each in stages.values() if n > 1 else ():
             on_one_stage(each)
+            wrapped = dist.get_process_group_ranks(each.group) if isinstance(each, DataParallel) else []
+            if others := set(wrapped).intersection(self.global_ranks) - {dist.get_rank()}:
+                raise ValueError(f"stages must be wrapped over ranks that have the same one, and {sorted(others)} have "
+                                 "others of this pipeline")  # fmt: skip
 
     def step(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Go forward and backward with the whole batch, tokens (B, s) or what is (B, s, h), and targets.
@@ -109,6 +115,7 @@ class Pipeline:
         batch = _Batch(self, inputs, targets)
         kept = None
         if self.tied is not None:
+            self._refuse_unlike_ends()
             kept = raw_grad(self.tied)
             set_raw_grad(self.tied, None)
         batch.carry_out(self.schedule.actions[self.rank])
@@ -139,6 +146,15 @@ class Pipeline:
         batch = _Batch(self, inputs, targets)
         batch.carry_out([action for action in self.schedule.actions[self.rank] if "F" in (action.kind, action.of)])
         return batch.mean_loss()
+
+    def _refuse_unlike_ends(self) -> None:
+        """Two copies of one parameter must begin alike: at the first step their ranks tell each other a checksum."""
+        ends = self.schedule.placed[0], self.schedule.placed[-1]
+        apart = ends[0] != ends[1] and dist.get_backend(self.group) != "fake"
+        if self.tied is not None and apart and not self._are_alike:
+            bits = self.tied.detach().cpu().contiguous().view(torch.uint8).numpy()
+            refuse_unlike("tied", f"of checksum {zlib.crc32(bits)}", [self.global_ranks[end] for end in ends])
+        self._are_alike = True
 
     def _add_up_tied(self, kept: Tensor | None) -> None:
         """Exchange the shared parameter's gradients between the first stage's rank and the last one's."""

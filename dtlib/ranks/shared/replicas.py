@@ -83,13 +83,45 @@ def signature(module: nn.Module) -> list[tuple[Any, ...]]:
     return [(name, p.dtype, p.requires_grad, id(p)) for name, p in module.named_parameters()]
 
 
+def refuse_changes(before: list[tuple[Any, ...]], now: list[tuple[Any, ...]]) -> None:
+    """``RuntimeError`` unless a module has the `signature` that it had when it was wrapped."""
+    if now != before:
+        names = ", ".join(repr(name) for name in sorted({name for name, *_ in set(now) ^ set(before)}))
+        raise RuntimeError(
+            f"{names} changed after the module was wrapped (frozen, unfrozen, replaced or cast): it would be averaged "
+            "wrongly or not at all. Change the module first, then wrap it"
+        )
+
+
+def refuse_slices(module: nn.Module, group: Group) -> None:
+    """``ValueError`` where several ranks of `group` have different slices of one parameter, which no mean is of."""
+    from .split import splits_of  # which knows parts, and these know who holds what
+
+    own, named = dist.get_rank(), dict(module.named_parameters())
+    for name, cuts in splits_of(module).items():
+        everyone = set(dist.get_process_group_ranks(group_of(named[name], group) if name in named else group))
+        for _, over in cuts:
+            if others := everyone.intersection(dist.get_process_group_ranks(over)) - {own}:
+                raise ValueError(f"group must be of ranks that have the same slice of {name!r}, and rank {own} shares "
+                                 f"it out with {sorted(others)}")  # fmt: skip
+
+
+def refuse_own(module: nn.Module, group: Group) -> None:
+    """``ValueError`` where ranks of `group` have parameters of their own under one name: experts, or slices."""
+    for name, parameter in module.named_parameters():
+        if group_of(parameter, group) is not group:
+            raise ValueError(f"group must hold all parameters alike, and {name!r} belongs to some of its ranks alone")
+    refuse_slices(module, group)
+
+
 def begin_alike(module: nn.Module, group: Group) -> None:
     """Let all ranks of `group` begin with the weights and buffers of its rank 0, and those that a parameter belongs to
     with that of their own rank 0.
 
-    ``ValueError``, on every rank and before that, unless all have the same names, shapes and dtypes, and the same is
-    frozen. Sends nothing where there is one rank, or no values (the meta device).
+    ``ValueError``, on every rank and before that, unless all have the same names, shapes and dtypes, the same is
+    frozen, and none has another slice. Sends nothing where there is one rank, or no values (the meta device).
     """
+    refuse_slices(module, group)
     device = next(module.parameters()).device
     every: dict[str, Tensor] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     groups = {name: group_of(tensor, group) for name, tensor in every.items()}
