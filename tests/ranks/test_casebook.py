@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from dtlib import lab
 from dtlib.ranks import asynchrony, dp, ep, mtp, pp, sp, tp, zero
 from dtlib.ranks.model import GPT, GPTConfig, next_token_loss
 from dtlib.theory.pp import SCHEDULES
+from tests.book.test_pattern import ROOT, Chapter, source
 
 N = 2
 CONFIG = GPTConfig(vocab=16, hidden=12, num_layers=2, num_heads=4, seq=8, dtype=torch.float64)
@@ -143,3 +145,50 @@ def found():
 def test_it_is_refused_by_name_on_every_rank(name):
     for said in found():
         assert REFUSED[name][1] in said.get(name, "not refused")
+
+
+HERE = "tests/ranks/test_casebook.py::test_it_is_refused_by_name_on_every_rank"
+HELD = {
+    "copies": "tests/ranks/tp/test_tp.py::test_equals_one_process",
+    "tied": "tests/ranks/pp/test_executor.py::test_every_schedule_trains_like_one_process",
+    "stages": "tests/ranks/test_clipping.py::test_a_norm_of_parts_is_refused_and_the_right_one_is_one_process_s",
+    "experts-out": HERE, "shard": HERE,
+    "means": "tests/ranks/test_dp_loop.py::test_global_mean_loss_is_the_mean_over_all_tokens",
+    "cp-scale": "tests/ranks/threed/test_training.py::test_axes_together_train_like_one_process",
+    "pp-divides": "tests/ranks/pp/test_executor.py::test_every_schedule_trains_like_one_process",
+    "log-t": HERE,
+    "no-gradient": "tests/ranks/tp/test_tp.py::test_equals_one_process",
+    "gather": "tests/ranks/sp/test_sp.py::test_the_pair_on_the_page",
+    "ep-times": "tests/ranks/ep/test_ep.py::test_the_judge_refuses",
+    "aux": "tests/ranks/ep/test_ep.py::test_equals_one_process",
+    "router": "tests/ranks/ep/test_ep.py::test_the_judge_refuses",
+    "idle": "tests/ranks/ep/test_ep.py::test_the_judge_refuses",
+    "twice": "tests/ranks/threed/test_experts.py::test_experts_on_a_mesh_train_like_one_process",
+    "overwritten": HERE,
+    "bias": "tests/ranks/tp/test_tp.py::test_equals_one_process",
+    "fused": "tests/ranks/tp/test_tp.py::test_a_checkpoint_is_loaded_at_another_number_of_ranks",
+    "norms-apart": "tests/ranks/sp/test_sp.py::test_wrong_ones_are_refused",
+    "mixed-halves": "tests/ranks/threed/test_training.py::test_axes_together_train_like_one_process",
+    "and": "tests/ranks/tp/test_tp.py::test_dropout_throws_common_dice_where_tensors_are_common_and_own_ones_elsewhere",
+    "numpy": "tests/lab/test_run.py::test_each_rank_draws_its_own_random_numbers",
+    "epoch": "tests/ranks/reliability/test_resume.py::"
+             "test_a_sampler_says_all_samples_once_an_epoch_in_an_order_of_its_own",
+    "seeds-apart": "tests/ranks/test_model.py::test_batches_of_the_ranks_stack_to_the_batch_of_one_process",
+    "shift": "tests/ranks/cp/test_gpt.py::test_equals_one_process",
+    "last": "tests/ranks/test_dp.py::test_equals_one_process_with_accumulation_and_one_sync",
+    "unfrozen": HERE,
+    "moments": "tests/ranks/memory/test_mixed.py::test_training_goes_on_to_the_bit_after_save_and_load",
+    "sampler": "tests/ranks/reliability/test_resume.py::test_without_any_of_the_pieces_it_is_another_run",
+    "replicas": HERE,
+    "bf16-sum": "tests/ranks/memory/test_mixed.py::test_fp32_gradients_add_micro_batches_up_in_fp32",
+}  # fmt: skip
+"""Which test holds what the casebook's table says of this library, in each case that can occur in it."""
+
+
+def test_what_the_table_says_of_this_library_is_held_by_a_test():
+    page = Chapter.read(ROOT / "chapters" / "casebook.ipynb")
+    table = source(next(cell for cell in page.cells if cell["id"] == "casebook-here-text"))
+    told = dict(re.findall(r"^\| \{ref\}`case-([a-z0-9-]+)` \| ([^|]*) \|", table, re.MULTILINE))
+    assert set(HELD) == {case for case, words in told.items() if not words.startswith(("does not arise", "yours"))}
+    for path, name in (each.split("::") for each in HELD.values()):
+        assert f"\ndef {name}(" in (ROOT / path).read_text("utf-8"), (path, name)

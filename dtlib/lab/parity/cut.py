@@ -79,16 +79,17 @@ def _changed(cut: Where | None, suspects: Callable[[str], bool]) -> Iterator[dic
         before, dice = entered[id(module)]
         number, called = order[id(module)], names.get(id(module), "")
         x = given[0] if given and isinstance(given[0], Tensor) else None
-        for n, (words, other) in enumerate(passed[:before]) if x is not None and suspects(called) else ():
-            if other.shape == x.shape and not torch.equal(other, x) and isinstance(output, Tensor):
-                seen[number, "again", n] = f"{called} were computed again, for its backward pass, from {words}"
-                if (number, "again", n) == cut:
-                    is_off = True
-                    with torch.random.fork_rng(devices=[]):
-                        torch.set_rng_state(dice)
-                        wrong = module(other + (x - x.detach()), *given[1:])
-                    is_off = False
-                    output = wrong + (output - wrong).detach()
+        for n, (words, other) in enumerate(passed[:before] if suspects(called) else ()):
+            if x is None or not isinstance(output, Tensor) or other.shape != x.shape or torch.equal(other, x):
+                continue
+            seen[number, "again", n] = f"{called} were computed again, for its backward pass, from {words}"
+            if (number, "again", n) == cut:
+                is_off = True
+                with torch.random.fork_rng(devices=[]):
+                    torch.set_rng_state(dice)
+                    wrong = module(other + (x - x.detach()), *given[1:])
+                is_off = False
+                output = wrong + (output - wrong).detach()
         return passing(module, "output", output)
 
     before = hooks.register_module_forward_pre_hook(entering)
@@ -104,16 +105,21 @@ def cut_off(source: Reference, cases: list[Case], first: str) -> dict[str, Kind]
     """By name, for each of `cases` that a change explains, the kind; of several changes that no name speaks against and
     that explain `first`, where one is given, the one that explains most of them, the first among these."""
 
-    def suspects(called: str) -> bool:  # those that have the weight whose gradient is the first that differs
-        return bool(called) and f".{first.rpartition('/')[2]}".find(f".{called}.") >= 0
+    def has_it(called: str) -> bool:  # the weight whose gradient is the first that differs
+        return bool(called) and f".{called}." in f".{first.rpartition('/')[2]}"
 
-    with _changed(None, suspects) as places:
-        source()
+    places: dict[Where, str] = {}
+    for suspects in (lambda called: False, has_it, bool):  # the likelier ones first
+        with _changed(None, suspects) as more:
+            source()
+        places |= {where: place for where, place in more.items() if where not in places}
     best: list[str] = []
     kind = Kind("cut off")
-    for cut, place in sorted(places.items(), key=lambda each: each[0][1] == "again")[:_MOST]:
+    for cut, place in list(places.items())[:_MOST]:
+        if best and cut[1] == "again" and kind.code == "cut off":
+            break
         try:
-            with _changed(cut, suspects):
+            with _changed(cut, bool):
                 found = {name: values.ravel() for name, (_, values) in source().items()}
         except Exception:  # a reference need not bear that a gradient is None
             continue

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from .case import Case, Kind, Predict, joined
+from .expected import COARSE
 from .norms import members
 from .pieces import Array
 
@@ -164,14 +165,22 @@ def coarser(case: Case) -> Kind | None:
 
 
 def copies_apart(case: Case) -> Kind | None:
-    """Along which axes ranks hold the same elements with other values."""
+    """Along which axes ranks hold the same elements with other values: one of them, or all together, further apart than
+    two perturbed runs of the reference."""
     held = {h.rank: h for h in case.held}
+    noise = case.expected.perturbed.get(case.name, np.zeros((1, case.right.size)))
+    # Once in a million Student's t is beyond so many spreads (Wallace's approximation), as the limit of one element is.
+    times = len(noise) * np.expm1(24 / len(noise))
 
     def is_apart(axis: str) -> bool:
         for rank, h in held.items():
+            spread = 2 * float((noise[:, h.index] ** 2).sum(1).mean())
+            least = max(times * spread, (3 * case.expected.eps * float(np.linalg.norm(case.right[h.index]))) ** 2)
             for other in (held[r] for r in case.axes.group(rank, (axis,), held) if r > rank):
-                if np.array_equal(h.index, other.index) and (np.abs(h.values - other.values) > case.limit(h)).any():
-                    return True
+                if np.array_equal(h.index, other.index):
+                    off = h.values - other.values
+                    if (np.abs(off) > case.limit(h)).any() or (case.expected.eps > COARSE and float(off @ off) > least):
+                        return True
         return False
 
     axes = tuple(axis for axis, size in case.axes.sizes.items() if size > 1 and is_apart(axis))
