@@ -99,7 +99,7 @@ def refuse_slices(module: nn.Module, group: Group) -> None:
 
     own, named = dist.get_rank(), dict(module.named_parameters())
     for name, cuts in splits_of(module).items():
-        everyone = set(dist.get_process_group_ranks(group_of(named[name], group) if name in named else group))
+        everyone = set(dist.get_process_group_ranks(_groups.get(named[name], group) if name in named else group))
         for _, over in cuts:
             if others := everyone.intersection(dist.get_process_group_ranks(over)) - {own}:
                 raise ValueError(f"group must be of ranks that have the same slice of {name!r}, and rank {own} shares "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -53,7 +54,13 @@ def gradients_times_the_ranks(chosen):
 
 def experts_summed_over_all():
     """As if all ranks held the same experts."""
-    return patched(ep.gpt, "belongs_to", lambda parameter, group: None)
+
+    @contextmanager
+    def forgotten():
+        with patched(ep.gpt, "belongs_to", lambda *_: None), patched(replicas, "refuse_slices", lambda *_: None):
+            yield
+
+    return forgotten()
 
 
 def router_cut_off():
