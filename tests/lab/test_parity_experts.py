@@ -210,7 +210,10 @@ def found(names, dtype):
 
 FIRST = ("top 2, no balance", "experts as if all had the same", "router cut off", "one expert's gradient lost")
 EVERY = (*RIGHT, *WRONG)
-HIDDEN = {"balance of own tokens": "grad/blocks.0.mlp.router.weight", "a norm without experts": "norm"}
+HIDDEN = {
+    "balance of own tokens": "grad/blocks.0.mlp.router.weight", "a norm without experts": "norm",
+    "a norm of own experts": "norm",
+}  # fmt: skip
 """What bfloat16 hides, and where: its rounding is larger. The experts are 2 % of the square of this model's norm."""
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 

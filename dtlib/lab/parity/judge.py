@@ -13,7 +13,7 @@ from .expected import COARSE, MOST_RUNS, Expected
 from .linear import decoded, multiples, never_reduced, scaled, weighted
 from .matched import hidden, seems_hidden
 from .mesh import Axes
-from .norms import of_held, of_norms
+from .norms import of_norms
 from .pieces import Array, Told, index_of
 from .placed import alone, of_names, of_steps, over_pieces, reordered, some_rows, swapped, zeros
 from .report import Report, Row
@@ -135,9 +135,9 @@ def _row(case: Case) -> Row:
 
 
 def _lost(case: Case) -> list[Kind]:
-    """What rounding would hide where a gradient is half of itself off: zeros, a norm of other tensors than ranks hold,
-    copies that are not the same, values of a coarser dtype."""
-    kind = zeros(case) or of_held(case) or copies_apart(case) or coarser(case) if case.expected.eps > COARSE else None
+    """What rounding would hide where a gradient is half of itself off: zeros, copies that are not the same,
+    values of a coarser dtype."""
+    kind = zeros(case) or copies_apart(case) or coarser(case) if case.expected.eps > COARSE else None
     return [kind] if kind else []
 
 

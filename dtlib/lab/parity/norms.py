@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import numpy as np
-import torch
 
 from .case import Case, Held, Kind, Predict, joined
-
-_LAST = 1e-6
-"""Of itself, a norm that is computed in float32 is off by no more."""
 
 
 def members(case: Case) -> list[str]:
@@ -26,33 +21,6 @@ def members(case: Case) -> list[str]:
         if some and abs(np.sqrt(squares) - case.right[0]) <= min(max(40 * case.share, 1e-9), 0.02) * case.right[0]:
             return some
     return []
-
-
-def of_held(case: Case) -> Kind | None:
-    """Whether a norm, computed more finely than its tensors, is that of some of what ranks hold, to its last digits.
-
-    What rounding does to the tensors, which may be more than the mistake, is in both. One value could lie near a wrong
-    one by chance, if it was rounded on the way: so ranks must have several, or it must be off by more than that does.
-    """
-    names, coarse = members(case), torch.finfo(torch.bfloat16)
-    values = [float(h.values[0]) for h in case.held]
-    if not names or all(float(torch.tensor(each).to(torch.bfloat16)) == each for each in values):
-        return None
-    whole = {n: replace(case, name=n, shape=case.expected.whole[n].shape, right=case.expected.whole[n].ravel(),
-                        held=case.others.get(n, [])).assembled() for n in names}  # fmt: skip
-    if any(each is None for each in whole.values()):
-        return None
-    norm = np.sqrt(sum(float(each @ each) for each in whole.values() if each is not None))
-    found = {n: each.reshape(case.expected.whole[n].shape) for n, each in whole.items() if each is not None}
-    seen = replace(case, right=np.array([norm]), expected=replace(case.expected, whole=case.expected.whole | found))
-
-    def is_it(predict: Predict) -> bool:
-        return all(abs(v - predict(h.rank)[0]) <= _LAST * v for v, h in zip(values, case.held, strict=True))
-
-    if is_it(lambda rank: seen.right):
-        return None
-    apart = np.ptp(values) > 100 * _LAST * norm or min(abs(v - norm) for v in values) > 2 * coarse.eps * norm
-    return next((kind for kind, predict in of_norms(seen) if apart and is_it(predict)), None)
 
 
 def of_norms(case: Case) -> Iterator[tuple[Kind, Predict]]:
