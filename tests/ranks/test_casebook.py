@@ -78,6 +78,12 @@ def stages_averaged():
     pp.Pipeline(stage, SCHEDULES["1F1B"](N, 2), width=12)
 
 
+def at_both_ends(tied):
+    """A middle rank that has no copy of the tied parameter, and says so or not."""
+    stage = {dist.get_rank(): nn.Linear(12, 12)}
+    return pp.Pipeline(stage, SCHEDULES["1F1B"](3, 3), width=12, tied=tied)
+
+
 def whole_logits():
     tp.next_token_loss(torch.zeros(8, 8, 16), TOKENS[1], vocab=16)
 
@@ -145,6 +151,24 @@ def found():
 def test_it_is_refused_by_name_on_every_rank(name):
     for said in found():
         assert REFUSED[name][1] in said.get(name, "not refused")
+
+
+def next_to_refused():
+    """Right programs that look like these: experts that all ranks hold, whatever their group is called, and a copy of a
+    tied parameter on the ranks that have one."""
+    everyone, alone = dist.new_group(range(3)), [dist.new_group([rank]) for rank in range(3)][dist.get_rank()]
+    for holders in (dist.group.WORLD, everyone):
+        model = ep.parallelize(GPT(EXPERTS), alone, holders=holders)
+        asynchrony.LocalSGD(model, SGD(model.parameters()), local_steps=1, average_buffers=True)
+    tied = nn.Parameter(torch.ones(12, 12))
+    at_both_ends(None if dist.get_rank() == 1 else tied)
+    if dist.get_rank() == 1:
+        with pytest.raises(ValueError, match="tied must be None on a rank with neither the first stage nor the last"):
+            at_both_ends(tied)
+
+
+def test_what_is_right_is_not_refused():
+    lab.run(next_to_refused, 3)
 
 
 HERE = "tests/ranks/test_casebook.py::test_it_is_refused_by_name_on_every_rank"

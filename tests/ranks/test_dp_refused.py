@@ -78,7 +78,7 @@ def test_modules_that_differ_between_ranks(wrap):
 
 
 @pytest.mark.parametrize("wrap", ALL)
-@pytest.mark.parametrize("change", ["freeze", "replace", "cast"])
+@pytest.mark.parametrize("change", ["freeze", "replace", "cast", "resize"])
 def test_a_change_after_wrapping_is_refused(wrap, change):
     def changed():
         model = network()
@@ -87,6 +87,8 @@ def test_a_change_after_wrapping_is_refused(wrap, change):
             model[2].weight.requires_grad_(False)
         elif change == "replace":
             model[2].weight = nn.Parameter(torch.zeros(8, 8))
+        elif change == "resize":
+            model[2].weight.data = torch.zeros(4, 8)
         else:
             model[2].double()
         with torch.no_grad() if change == "freeze" else nullcontext():

@@ -115,6 +115,11 @@ class LocalSGD:
         if self.statistics and average_buffers is None:
             raise ValueError(f"average_buffers must be True or False for a model with {', '.join(statistics(model))}")
         self.average_buffers = average_buffers is not None and flag("average_buffers", average_buffers)
+        stepped = {id(each) for own in optimizer.param_groups for each in own["params"]}
+        if stepped.isdisjoint(map(id, parameters.values())):
+            raise ValueError(
+                "optimizer must step parameters of model, and steps none of them: one of ZeRO's steps pieces"
+            )
         weight = amount("weight", weight)
         if inside is not None:
             whole("inside", inside[0], 1)

@@ -95,6 +95,9 @@ class Pipeline:
         self.stages, self.width, self.dtype, self.parts, self.group = dict(stages), width, dtype, parts, group
         self.loss, self.count, self.tied, self.recompute, self.around = loss, count, tied, recompute, around
         self.global_ranks, self._are_alike = dist.get_process_group_ranks(group), False
+        ends = schedule.placed[0], schedule.placed[-1]
+        if tied is not None and ends[0] != ends[1] and self.rank not in ends:
+            raise ValueError(f"tied must be None on a rank with neither the first stage nor the last, as {self.rank}")
         for each in stages.values() if n > 1 else ():
             on_one_stage(each)
             wrapped = dist.get_process_group_ranks(each.group) if isinstance(each, DataParallel) else []
@@ -153,7 +156,7 @@ class Pipeline:
         apart = ends[0] != ends[1] and dist.get_backend(self.group) != "fake"
         if self.tied is not None and apart and not self._are_alike:
             bits = self.tied.detach().cpu().contiguous().view(torch.uint8).numpy()
-            refuse_unlike("tied", f"of checksum {zlib.crc32(bits)}", [self.global_ranks[end] for end in ends])
+            refuse_unlike("tied", f"a copy of checksum {zlib.crc32(bits)}", [self.global_ranks[end] for end in ends])
         self._are_alike = True
 
     def _add_up_tied(self, kept: Tensor | None) -> None:

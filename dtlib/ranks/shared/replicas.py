@@ -79,8 +79,10 @@ def refuse_gradient(name: str, gradient: Any) -> None:
 
 
 def signature(module: nn.Module) -> list[tuple[Any, ...]]:
-    """Each parameter of `module`: its name, dtype, whether it is trained, and which object it is."""
-    return [(name, p.dtype, p.requires_grad, id(p)) for name, p in module.named_parameters()]
+    """Each parameter of `module`: its name, shape, dtype, whether it is trained, and which object it is."""
+    comes_and_goes = any(each in split_modules for each in module.modules())  # the shape, with the weights
+    shapes = {n: () if comes_and_goes else tuple(p.shape) for n, p in module.named_parameters()}
+    return [(n, shapes[n], p.dtype, p.requires_grad, id(p)) for n, p in module.named_parameters()]
 
 
 def refuse_changes(before: list[tuple[Any, ...]], now: list[tuple[Any, ...]]) -> None:
@@ -108,8 +110,9 @@ def refuse_slices(module: nn.Module, group: Group) -> None:
 
 def refuse_own(module: nn.Module, group: Group) -> None:
     """``ValueError`` where ranks of `group` have parameters of their own under one name: experts, or slices."""
+    everyone = set(dist.get_process_group_ranks(group))
     for name, parameter in module.named_parameters():
-        if group_of(parameter, group) is not group:
+        if everyone - set(dist.get_process_group_ranks(group_of(parameter, group))):
             raise ValueError(f"group must hold all parameters alike, and {name!r} belongs to some of its ranks alone")
     refuse_slices(module, group)
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from dtlib import lab
-from dtlib.ranks import compression
+from dtlib.ranks import compression, zero
 from dtlib.ranks.asynchrony import LocalSGD
 from dtlib.ranks.asynchrony.local import in_parts
 
@@ -140,6 +140,10 @@ def test_options_out_of_range_are_refused():
             model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3, bias=False))
             with pytest.raises(ValueError, match=told):
                 LocalSGD(model, sgd(model.parameters()), **{"local_steps": 4, **options})
+        for stage in (1, 2, 3):
+            sharded = zero.Zero(model := nn.Linear(3, 3), sgd, stage=stage)
+            with pytest.raises(ValueError, match="optimizer must step parameters of model, and steps none of them"):
+                LocalSGD(model, sharded.optimizer, local_steps=4)
 
     lab.run(asked, 1)
 
