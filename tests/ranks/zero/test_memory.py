@@ -222,7 +222,8 @@ def assert_within_a_unit(spans, config, n, stage, batch, largest, **options):
     total, outer = config.num_layers * block + outer, outer if stage == 3 else 0
     formula = theory.zero.peak_bytes(total, n, stage, largest, work_bytes=held, outer_params=outer, **options)
     peak = max(each.fullest.total for each in spans)
-    assert formula - 4 * largest - held / config.num_layers <= peak <= 1.02 * formula
+    most = 1.001 * formula  # in which Adam's counts of steps are not
+    assert formula - 4 * largest - held / config.num_layers <= peak <= most
     return peak
 
 
