@@ -40,6 +40,16 @@ def test_what_is_known_counts_every_run_in_its_regime():
     assert {name: of["tp_overlap"] for name, of in errors.known().items()} == {
         name: behind.count(name) for name in counts
     }
+    matrix = [folds.regime_of(run) for run in RUNS if run.plans[0].attention == "matrix"]
+    assert {name: of["matrix"] for name, of in errors.known().items()} == {name: matrix.count(name) for name in counts}
+
+
+def test_attention_as_a_matrix_has_no_interval_where_too_few_runs_had_it():
+    plan, of = Plan(dp=8, tp=2, zero=1, micro_batches=32), Machine(accelerator=H100, gpus=16)
+    llama, matrix = models.model("llama2-7b"), plan.changed(attention="matrix")
+    assert errors.interval(plan, llama, of, "nanotron").unlike == ()
+    assert errors.interval(matrix, llama, of, "nanotron").unlike == ("attention as a matrix",)
+    assert errors.interval(matrix, llama, of, "megatron").unlike == ()  # six of its ten runs had it
 
 
 @pytest.mark.soak

@@ -147,4 +147,5 @@ def _summary(pairs: Sequence[tuple[Run, float]]) -> dict[str, Any]:
         "schedules": sorted({plan.schedule for run in runs for plan in run.plans}),
         "cards": sorted({run.machine.accelerator.name for run in runs}),
         "tp_overlap": sum(run.plans[0].tp_overlap and run.plans[0].tp > 1 for run in runs),
+        "matrix": sum(run.plans[0].attention == "matrix" for run in runs),
     }

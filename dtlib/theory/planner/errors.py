@@ -61,8 +61,8 @@ def interval(plan: Plan, model: Architecture | str, machine: Machine, framework:
     """The seconds between which `INSIDE` of the runs of the plan's regime would lie, left out of the fit.
 
     None where fewer than `FEWEST` such runs are known, or the job has another schedule or card, messages of tp behind
-    products, which fewer than `FEWEST` of them had, twice their cards, parameters or tokens a sequence, or half their
-    parameters or tokens. ``ValueError`` for an unknown framework or what `step_time` refuses."""
+    products or attention as a matrix, which fewer than `FEWEST` of them had, twice their cards, parameters or tokens a
+    sequence, or half their parameters or tokens. ``ValueError`` for an unknown framework or what `step_time` refuses."""
     model, constants = checked_model(model), profile(framework)
     usual = _interval(plan, model, machine, framework, constants, stalled=False)
     share = known()[usual.regime]["stalled"] if usual.low is not None else 0
@@ -84,6 +84,7 @@ def _interval(
         "another schedule": plan.pp > 1 and plan.schedule not in of["schedules"],
         "another card": machine.accelerator.name not in of["cards"],
         "messages of tp behind products": plan.tp_overlap and plan.tp > 1 and of["tp_overlap"] < FEWEST,
+        "attention as a matrix": plan.attention == "matrix" and of["matrix"] < FEWEST,
         "more cards": machine.gpus > 2 * of["gpus"][1],
         "a model of another size": not of["parameters"][0] / 2 <= size <= 2 * of["parameters"][1],
         "sequences of another length": not of["seq"][0] / 2 <= seq <= 2 * of["seq"][1],
