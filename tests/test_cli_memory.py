@@ -295,6 +295,8 @@ def test_the_list_has_every_model_and_its_source():
         (("tiny", "--model", "25m"), "MODEL or --model must be given, not both: 'tiny' and '25m'"),
         (("tiny", "--card", "H100", "--gpu", "A100"), "--card or --gpu must be given, not both: 'H100' and 'A100'"),
         (("tiny", "--card", "abacus"), "--card 'abacus' is unknown; there are V100"),
+        (("tiny", "--precision", "fp8", "--card", "A100"), "--precision must be bf16 on A100-80GB-SXM, not 'fp8'"),
+        (("tiny", "--recompute", "full", "--recompute-layers", 3), "--recompute-layers must be at most 2, a piece's"),
         (("tiny", "--card-memory", 0), "--card-memory must be finite and positive, not 0"),
         (("tiny", "--card-memory", 1e300), "--card-memory must be at most 1,000,000,000, not 1e+300"),
         (("tiny", "--layers", 10**9), "--layers must be at most 1,000 here"),

@@ -198,6 +198,10 @@ def test_a_host_is_told_and_changed():
         (["--precision", "fp8", "--card", "A100"], "--precision must be bf16 on A100-80GB-SXM"),
         (["--lora", "0"], "--lora must be at least 1"),
         (["--lora-modules", "up"], "--lora must be given where --lora-modules is"),
+        (["--host-link", "10"], "--offload must be given where --host-link is"),
+        (["--host-memory", "10"], "--offload must be given where --host-memory is"),
+        (["--recompute", "33"], "--recompute must be below the 32 layers, all of which are full"),
+        (["--recompute", "none,selective"], "flash attention leaves selective nothing to save"),
         (["--lora", "8", "--lora-modules", "gate"], "--lora-modules 'gate' is unknown; there are qkv, out, up, down"),
     ],
 )

@@ -69,6 +69,36 @@ def test_what_a_law_says_of_a_plan_by_hand():
     assert number(laws.OF_TIME, "matmuls").startswith(f"{per_token * tokens / 128 / 1e12:,.1f} TFLOP")
 
 
+def test_what_a_law_says_where_a_part_is_computed_again_or_adapters_are_trained():
+    """Of the 8 layers of a stage 2 again: ZB-H1's idle time has a quarter of a forward pass for them."""
+    model, plan = models.model("llama3-8b"), Plan(pp=4, tp=2, micro_batches=8, schedule="ZB-H1", recompute="full")
+    partly = plan.changed(recompute_layers=2)
+    idle = theory.pp.idle_seconds("ZB-H1", 4, 1, 1.25, 1, 1) / 3.25
+    assert laws.OF_TIME["bubble"].number(model, partly) == f"as long idle as {idle:.3g} of 8 micro-batches take"
+    for law in (laws.OF_TIME["tensor_parallel"], laws.OF_MEMORY["activations"]):
+        none, some, full = (law.number(model, each) for each in (plan.changed(recompute="none"), partly, plan))
+        assert some.startswith(full.split(" a layer")[0])
+        assert none.split(" elements")[0].split(" a layer")[0] in some
+        assert none.split(" elements")[0].split(" a layer")[0] not in full
+    lora = Plan(dp=8, zero=1, adapters=models.Adapters(8))
+    assert laws.OF_TIME["data_parallel"].number(model, lora) == "gradients of adapters alone, 8 ranks, ZeRO 1"
+    said = laws.OF_TIME["data_parallel"].number(model, lora.changed(zero=3, shard=4))
+    assert said == "gradients of adapters and all weights, 2 groups of 4, ZeRO 3"
+
+
+def test_what_a_plan_has_of_its_own_is_in_its_first_line(tmp_path):
+    file = tmp_path / "PLAN.json"
+    flags = ("--lora", 8, "--offload", "--precision", "fp8", "--attention", "matrix", "--tp-overlap", "--tp", 2)
+    said = run("plan", "llama3-8b", "--gpus", 8, "--batch", 64, "--seq", 2048, *flags, "--keep", 1, "--json").output
+    file.write_text(said, encoding="utf-8")
+    first = run("explain", file).output.splitlines()[0]
+    for words in (
+        "adapters of rank 8 trained alone", "optimizer states on the host", "products in fp8", "attention as a matrix",
+        "messages of tp behind products",
+    ):  # fmt: skip
+        assert words in first
+
+
 def test_experts_and_what_is_gathered_are_explained(tmp_path):
     model, card = models.model("deepseek-v2-lite"), hardware.accelerator("H100")
     machine = planner.Machine(accelerator=card, gpus=32)

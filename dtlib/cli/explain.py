@@ -124,9 +124,17 @@ def _print(model: Architecture, plan: Plan, terms: Mapping[str, list[Term]]) -> 
     degrees = ", ".join(f"{name} {getattr(plan, name)}" for name in ("dp", "tp", "pp", "cp", "ep", "zero"))
     degrees += f" among {plan.shard} ranks each" * (plan.shard is not None)
     degrees += ", sequence parallel" * plan.sequence_parallel + f", {plan.schedule}" * (plan.pp > 1)
+    habits = (
+        ("gathered inputs kept", plan.keep_gathered),
+        ("messages of tp behind products", plan.tp_overlap),
+        (f"products in {plan.precision}", plan.precision != "bf16"),
+        (f"attention as a {plan.attention}", plan.attention == "matrix"),
+        (f"adapters of rank {plan.adapters.rank} trained alone" if plan.adapters else "", plan.adapters),
+        ("optimizer states on the host", plan.offload),
+    )
     console.print(
         f"{escape(model.name)}: {degrees}, {plan.micro_batches} × {plan.micro_batch} sequences, "
-        f"recompute {recompute_of(plan)}", soft_wrap=True,
+        f"recompute {recompute_of(plan)}" + "".join(f", {words}" for words, has in habits if has), soft_wrap=True,
     )  # fmt: skip
     for name, form, words in (("seconds", format_seconds, "a step"), ("bytes", format_bytes, "the fullest rank")):
         console.print(f"\n[bold]{words}: {form(sum(each.value for each in terms[name]))}[/]")

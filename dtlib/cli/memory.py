@@ -112,7 +112,8 @@ def memory(name: str | None, model: str | None, pipeline_stage: int | None, as_j
     """
     from dtlib.theory import models
     from dtlib.theory.footprint import memory_by_stage
-    from dtlib.theory.planner import plan_memory
+    from dtlib.theory.planner import Machine, plan_memory
+    from dtlib.theory.timing.layer import fp8_speedup
 
     if name is None and model is None:
         raise click.UsageError(f"--model is missing; --list shows the {len(models.MODELS)} that there are")
@@ -124,7 +125,12 @@ def memory(name: str | None, model: str | None, pipeline_stage: int | None, as_j
         architecture = chosen_model(str(name or model), given)
         plan = _plan(given)
         device = _device(gpu if card is None else card, given)
+        if device is not None and plan.precision == "fp8":
+            fp8_speedup(Machine(accelerator=device, gpus=1))  # refuses a card without
         stages = memory_by_stage(architecture, plan)
+        most = max(map(max, plan.pieces(architecture)))
+        if plan.recompute_layers is not None and plan.recompute_layers > most:
+            raise ValueError(f"recompute_layers must be at most {most}, a piece's, not {plan.recompute_layers}")
         if pipeline_stage is not None and not 0 <= pipeline_stage < plan.pp:
             raise ValueError(f"pipeline_stage must be from 0 to {plan.pp - 1}, not {pipeline_stage}")
         job = Job(architecture, plan, stages, pipeline_stage, device, plan_memory(architecture, plan))
@@ -210,9 +216,10 @@ def _print(job: Job) -> None:
     degrees += f" × cp {plan.cp}" if plan.cp > 1 else ""
     degrees += f", experts over ep {plan.ep} of dp" if plan.ep > 1 else ""
     ranks = f"{plan.world_size:,} {'rank' if plan.world_size == 1 else 'ranks'} ({degrees}), ZeRO stage {plan.zero}"
+    ranks += f" among {plan.shard} each (hybrid)" * (plan.shard is not None)
     tokens = f"{plan.micro_batch:,} × {plan.seq_of(job.model):,} tokens in a micro-batch"
     tokens += "" if plan.seq else " (the model's own length)"
-    tokens += f", {as_recipe(plan.recipe).name} recipe"
+    tokens += f", {as_recipe(plan.recipe).name} recipe" + f", products in {plan.precision}" * (plan.precision != "bf16")
     console.print(f"{job.model.name}: {_counted(job.model)} on {ranks}, {tokens}", soft_wrap=True)
     if plan.adapters is not None:
         trained = job.model.num_layers * plan.adapters.layer_parameters(job.model)

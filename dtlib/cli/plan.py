@@ -162,8 +162,8 @@ def plan(
     --measured FILE has a row for each run, on such cards, nodes and network: gpus, mbs (sequences of a micro-batch),
     grad_acc (micro-batches of a rank), tok_s_gpu (tokens a second and card). It may have model and seq (else MODEL and
     its), tp, pp, cp, ep and chunks (else 1), zero (else 0), recompute and sequence_parallel (else none), shard and
-    recompute_layers (else all); recipe, precision, adapters and offload are the command's. A constant that the rows do
-    not decide stays, and is named.
+    recompute_layers (else all); recipe, precision, attention, adapters, offload and what travels behind products are
+    the command's. A constant that the rows do not decide stays, and is named.
 
     With --precision fp8, attention, norms, the head, messages and states stay as in bf16. Recipes with scales of blocks
     (mx, nvfp4) or rows are not planned.
@@ -185,6 +185,9 @@ def plan(
         if (mtbf is None) != (storage is None):
             lacks, has = ("storage", "mtbf") if storage is None else ("mtbf", "storage")
             raise ValueError(f"{lacks} must be given where --{has} is")
+        for name in ("host_link", "host_memory"):
+            if given[name] is not None and not given["offload"]:
+                raise ValueError(f"offload must be given where --{name.replace('_', '-')} is")
         architecture = chosen_model(model, given)
         memory = given["host_memory"]
         machine = planner.Machine(
@@ -237,7 +240,7 @@ def _space(given: dict[str, Any]) -> Space:
     from dtlib.theory.planner import Space
     from dtlib.theory.timing.space import SIZED
 
-    if given["recompute"] == "selective" and given["attention"] == "flash":
+    if "selective" in (given["recompute"] or "").split(",") and given["attention"] == "flash":
         raise ValueError("recompute must be none, some or full: flash attention leaves selective nothing to save")
     everything = Space()
     chosen = [

@@ -193,6 +193,15 @@ def test_every_number_of_layers_has_its_seconds_and_its_bound():
         assert (each.without[again] <= each.seconds[none] + 1e-9).all()
 
 
+def test_a_piece_has_more_layers_than_a_number_of_them_says():
+    timed = planner.every_plan("llama3-8b", machine(16), sequences=16, seq=4096, space=Space(recompute=(8,)))
+    plans = [each.plan(row) for each in timed for row in range(len(each.seconds))]
+    assert {max(max(pieces) for pieces in plan.pieces(LLAMA)) for plan in plans} == {16, 32}  # 8 of 8 are full
+    assert {plan.recompute_layers for plan in plans} == {8}
+    with pytest.raises(ValueError, match="recompute must be below the 32 layers, all of which are full, not 32"):
+        planner.every_plan("llama3-8b", machine(16), sequences=16, seq=4096, space=Space(recompute=(8, 32)))
+
+
 def test_it_is_told_and_not_held_to_anything():
     found = planner.search(
         "llama2-13b", machine(8), sequences=32, seq=8192, degrees={"dp": 1, "tp": 2, "pp": 4}, keep=1

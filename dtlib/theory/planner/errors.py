@@ -62,7 +62,8 @@ def interval(plan: Plan, model: Architecture | str, machine: Machine, framework:
 
     None where fewer than `FEWEST` such runs are known, or the job has another schedule or card, messages of tp behind
     products or attention as a matrix, which fewer than `FEWEST` of them had, twice their cards, parameters or tokens a
-    sequence, or half their parameters or tokens. ``ValueError`` for an unknown framework or what `step_time` refuses."""
+    sequence, or half their parameters or tokens. ``ValueError`` for an unknown framework or what `step_time` refuses.
+    """
     model, constants = checked_model(model), profile(framework)
     usual = _interval(plan, model, machine, framework, constants, stalled=False)
     share = known()[usual.regime]["stalled"] if usual.low is not None else 0

@@ -76,12 +76,14 @@ def _kept(model: Architecture, plan: Plan) -> str:
         attention=plan.attention, dropout=plan.dropout, recompute=plan.recompute, imbalance=plan.imbalance,
         with_experts=model.num_expert_layers > 0, adapters=plan.adapters,
     )  # fmt: skip
-    return f"{format_bytes(kept.total)} a layer and micro-batch, recompute {recompute_of(plan)}"
+    said = f"{format_bytes(kept.total)} a layer and micro-batch, recompute {recompute_of(plan)}"
+    return said if plan.recompute_layers is None else f"{said}; of the others {_moved(model, plan)}"
 
 
 def _tensor(model: Architecture, plan: Plan) -> str:
     sizes = plan.micro_batch, plan.tokens_of(model), model.hidden
-    return f"{tp.layer_elements(*sizes, recompute=plan.recompute):,} elements a layer and micro-batch"
+    others = "" if plan.recompute_layers is None else f", {tp.layer_elements(*sizes):,} of those not computed again"
+    return f"{tp.layer_elements(*sizes, recompute=plan.recompute):,} elements a layer and micro-batch{others}"
 
 
 def _ring(model: Architecture, plan: Plan) -> str:
@@ -97,18 +99,21 @@ def _boundary(model: Architecture, plan: Plan) -> str:
 
 def _traffic(model: Architecture, plan: Plan) -> str:
     ranks, width = plan.size("dp", "cp"), recipe(plan.recipe).per_param
+    groups = 1 if plan.shard is None else ranks // plan.shard
+    among = f"{groups} groups of {plan.shard}, ZeRO {plan.zero}" if groups > 1 else f"{ranks} ranks, ZeRO {plan.zero}"
     if plan.adapters:
-        return f"gradients of adapters alone, {ranks} ranks, ZeRO {plan.zero}"
+        return f"gradients of adapters{' and all weights' if plan.zero == 3 else ' alone'}, {among}"
     if plan.shard is not None:
         of = zero.hybrid_traffic(width.gradients, ranks, plan.shard, plan.zero, width.weights)
-        among = f"{ranks // plan.shard} groups of {plan.shard}, ZeRO {plan.zero}"
         return f"{of.within_node:.3g} bytes a parameter of a rank in its group, {of.across_nodes:.3g} across, {among}"
     sent = zero.traffic(width.gradients, ranks, plan.zero, width.weights).total
-    return f"{sent:.3g} bytes a parameter of a rank, {ranks} ranks, ZeRO {plan.zero}"
+    return f"{sent:.3g} bytes a parameter of a rank, {among}"
 
 
-def _idle(_: Architecture, plan: Plan) -> str:
-    again = 1 if plan.recompute == "full" else 0  # in units of a forward pass of a micro-batch
+def _idle(model: Architecture, plan: Plan) -> str:
+    again = 1.0 if plan.recompute == "full" else 0.0  # in units of a forward pass of a micro-batch
+    if plan.recompute_layers is not None:
+        again = min(1.0, plan.recompute_layers * plan.chunks * plan.pp / model.num_layers)
     own = plan.passes - 2  # for the gradient of the weights
     idle = pp.idle_seconds(plan.schedule, plan.pp, 1, 1 + again, own, plan.chunks) / (2 + again + own)
     return f"as long idle as {idle:.3g} of {plan.micro_batches} micro-batches take"

@@ -13,7 +13,7 @@ import numpy as np
 from dtlib.theory.footprint import AXES
 from dtlib.theory.models import Architecture, checked_model
 from dtlib.theory.timing import FITTED, Constants, Machine, Plan, profile, step_terms, step_time
-from dtlib.theory.timing.space import EVERYTHING, PLAIN, Space, choices, meshes
+from dtlib.theory.timing.space import EVERYTHING, PLAIN, Space, choices, is_size, meshes
 from dtlib.theory.valid import amount, whole
 
 from .answer import TIE, Answer, Found, effort, what_buys
@@ -119,6 +119,11 @@ def every_plan(
         raise ValueError(f"degrees must be some of dp, tp, pp, cp and ep, not {', '.join(fixed)}")
     if amount("imbalance", imbalance) < 1:
         raise ValueError(f"imbalance must be 1 or more, not {imbalance}")
+    for layers in filter(is_size, space.recompute):
+        if layers >= model.num_layers:
+            raise ValueError(
+                f"recompute must be below the {model.num_layers} layers, all of which are full, not {layers}"
+            )
     possible = list(meshes(model, machine, sequences, like.changed(seq=seq, recipe=recipe), imbalance))
     if not possible:
         raise ValueError(f"sequences must be a multiple of a dp that gpus={machine.gpus} allows, not {sequences}")

@@ -32,7 +32,7 @@ def host_seconds(mesh: Plan, owned: Any, machine: Machine) -> dict[str, Any]:
     link, rate = machine.accelerator.host_link, machine.host_rate
     if link is None or rate is None:
         lacks = "host_link" if link is None else "host_memory"
-        raise ValueError(f"{lacks} must be given on {machine.accelerator.name}, whose sheet has none, with offload")
+        raise ValueError(f"{lacks} must be given on {machine.accelerator.name} with offload, since none is known here")
     travels, moved = host_bytes(mesh)
     return {
         "host_link": owned * travels / link.link_bytes_per_s,

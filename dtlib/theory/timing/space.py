@@ -46,10 +46,10 @@ class Space:
     `sequence_parallel` has the words of `sp.phases`: ``"none"``, ``"again"`` for inputs that are gathered again, and
     ``"keep"``. `shard` says what ZeRO splits states among: ``"all"`` ranks, at stages 2 and 3 those of one ``"node"``
     alone (hybrid sharding), or a number of ranks, from stage 1 on. `recompute` may be of ``"some"`` layers, as few of
-    each piece as fit, or of a number of them. What makes no difference stays: a rank alone has no stage of ZeRO, one
-    stage no schedule, one rank of tp no tokens to split. A selective recompute is looked at where attention is kept
-    as a matrix: flash attention leaves it nothing to save. ``ValueError`` for what is not among the choices, and for
-    none of them.
+    each piece as fit, or of a number of them where a piece has more: all are ``"full"``. What makes no difference
+    stays: a rank alone has no stage of ZeRO, one stage no schedule, one rank of tp no tokens to split. A selective
+    recompute is looked at where attention is kept as a matrix: flash attention leaves it nothing to save.
+    ``ValueError`` for what is not among the choices, and for none of them.
     """
 
     zero: tuple[int, ...] = (0, 1, 2, 3)
@@ -143,7 +143,9 @@ def choices(
     stage, split, keeps, again, layers = (np.tile(np.array(column), len(outer)) for column in zip(*inner, strict=True))
     zero, shard = np.array(stages).T
     found = dict(zip(CHOICES, (zero[stage], shard[stage], split, keeps, b, m, v, name, again, layers), strict=True))
-    return found, least_bytes(model, mesh, found, k, (stages, stage))
+    has = layers < -(-model.num_layers // (pp * v))  # of a piece: so many are a full recompute
+    found = {each: column[has] for each, column in found.items()}
+    return found, least_bytes(model, mesh, found, k, (stages, stage[has]))
 
 
 def _stages(mesh: Plan, space: Space, near: int) -> list[tuple[int, int]]:
