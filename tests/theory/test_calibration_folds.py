@@ -83,8 +83,12 @@ def test_most_runs_of_a_regime_lie_in_its_interval():
             continue
         found = [errors.interval(run.plans[0], run.model, run.machine, run.framework) for run in those]
         found = [each.stall if run.stalled else each for each, run in zip(found, those, strict=True)]
-        assert not any(each.unlike for each in found)
-        inside = np.mean([each.low <= run.seconds <= each.high for each, run in zip(found, those, strict=True)])
+        few = [run.plans[0].tp_overlap and run.plans[0].tp > 1 and of["tp_overlap"] < errors.FEWEST for run in those]
+        behind = ("messages of tp behind products",)  # one run of FSDP: it counts in its regime, and has no interval
+        assert [each.unlike for each in found] == [behind if each else () for each in few]
+        held = [pair for pair, alone in zip(zip(found, those, strict=True), few, strict=True) if not alone]
+        assert len(held) >= len(those) - 1
+        inside = np.mean([each.low <= run.seconds <= each.high for each, run in held])
         assert errors.INSIDE - 0.08 <= inside <= errors.INSIDE + 0.12, name
 
 
