@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from dtlib import lab
 from dtlib.ranks import asynchrony, dp, ep, mtp, pp, sp, tp, zero
@@ -47,6 +48,15 @@ def sliced(meets, cut=tp):
     meets(cut.parallelize(GPT(CONFIG)))
 
 
+def inside(model):
+    """Steps of its own, and a mean with the ranks of its node in between."""
+    alone = [dist.new_group([rank]) for rank in range(N)][dist.get_rank()]
+    sgd = SGD(model.parameters())
+    return asynchrony.LocalSGD(
+        model, sgd, local_steps=4, average_buffers=True, inside=(2, dist.group.WORLD), group=alone
+    )
+
+
 def experts(meets):
     meets(ep.parallelize(GPT(EXPERTS)))
 
@@ -72,9 +82,9 @@ def tied_apart():
     pipe.step(*TOKENS)
 
 
-def stages_averaged():
+def stages_averaged(wrap):
     """Stages of one shape, wrapped over the ranks of the pipeline."""
-    stage = {dist.get_rank(): dp.FlatDataParallel(nn.Linear(12, 12))}
+    stage = {dist.get_rank(): wrap(nn.Linear(12, 12))}
     pp.Pipeline(stage, SCHEDULES["1F1B"](N, 2), width=12)
 
 
@@ -114,15 +124,19 @@ def norm_of_chunks():
 
 
 SLICES, OWN, LATE = "group must be of ranks that have the same slice", "belongs to some of its ranks", "changed after"
+STAGE = "stages must be wrapped over ranks that have the same one"
 NORM = "this is a rank's part of a gradient, and its norm is not the gradient's"
 REFUSED = {
     **{f"overwritten: {name}": (functools.partial(sliced, each), SLICES) for name, each in MEETS.items()},
+    "overwritten: inside": (functools.partial(sliced, inside), SLICES),
     "overwritten: sp": (functools.partial(sliced, dp.NaiveDataParallel, sp), SLICES),
     **{f"ep-times: {name}": (functools.partial(experts, MEETS[name]), OWN) for name in ("local", "gossip", "served")},
+    "ep-times: inside": (functools.partial(experts, inside), OWN),
     **{f"unfrozen: {name}, {replaced}": (functools.partial(changed, MEETS[name], replaced), LATE)
        for name in ("local", "gossip") for replaced in (False, True)},
     "replicas: tied": (tied_apart, "tied must be alike on all ranks"),
-    "replicas: stages": (stages_averaged, "stages must be wrapped over ranks that have the same one"),
+    **{f"replicas: stages in {wrap.__name__}": (functools.partial(stages_averaged, wrap), STAGE)
+       for wrap in (dp.FlatDataParallel, DistributedDataParallel)},
     "log-t": (whole_logits, "logits_bsv must be of shape (b, s, 8)"),
     "copies: tp": (functools.partial(norm_of_slices, tp), NORM),
     "copies: sp": (functools.partial(norm_of_slices, sp), NORM),

@@ -14,7 +14,7 @@ from dtlib.ranks.dp import Bucket
 from dtlib.ranks.dp.bucketed import Exchange, Started, all_reduce
 from dtlib.ranks.mesh import Group
 from dtlib.ranks.shared.alike import refuse_unlike_calls, size_of
-from dtlib.ranks.shared.replicas import begin_alike, refuse_changes, signature
+from dtlib.ranks.shared.replicas import begin_alike, refuse_changes, refuse_own, signature
 from dtlib.theory.valid import amount, flag, whole
 
 from .flat import described, in_a_row, joined, statistics, trained
@@ -124,6 +124,7 @@ class LocalSGD:
         if inside is not None:
             whole("inside", inside[0], 1)
             size_of(inside[1])
+            refuse_own(model, inside[1])
         rules = f"local_steps={local_steps}, fragments={fragments}, warm_up={warm_up}, states={states}, "
         rules += f"overlap={overlap}, kept={kept}, "
         rules += f"outer={outer is not None}, inside={inside and inside[0]}, average_buffers={average_buffers}"

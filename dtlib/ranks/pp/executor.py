@@ -100,8 +100,10 @@ class Pipeline:
             raise ValueError(f"tied must be None on a rank with neither the first stage nor the last, as {self.rank}")
         for each in stages.values() if n > 1 else ():
             on_one_stage(each)
-            wrapped = dist.get_process_group_ranks(each.group) if isinstance(each, DataParallel) else []
-            if others := set(wrapped).intersection(self.global_ranks) - {dist.get_rank()}:
+            if not isinstance(each, DataParallel | DistributedDataParallel):
+                continue
+            over = each.group if isinstance(each, DataParallel) else each.process_group
+            if others := {*dist.get_process_group_ranks(over)}.intersection(self.global_ranks) - {dist.get_rank()}:
                 raise ValueError(f"stages must be wrapped over ranks that have the same one, and {sorted(others)} have "
                                  "others of this pipeline")  # fmt: skip
 
