@@ -103,7 +103,7 @@ CONFIG = """
 title: small
 author: nobody
 only_build_toc_files: true
-execute: {execute_notebooks: cache}
+execute: {execute_notebooks: cache, timeout: 300}  # a busy machine starts a kernel late
 bibtex_bibfiles: [references.bib]
 sphinx:
   local_extensions: {%s}
@@ -206,7 +206,7 @@ MEETING = NOTEBOOK.replace(
     """import os, time
 from pathlib import Path
 Path(os.environ["DTLIB_WHERE"] + ".here").touch()
-for _ in range(1200):
+for _ in range(4000):
     if len(list(Path().glob("*.here"))) == 2:
         break
     time.sleep(0.05)
