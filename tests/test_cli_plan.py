@@ -103,6 +103,13 @@ def test_attention_as_a_matrix_lets_a_selective_recompute_save():
     assert told(*asked, "--recompute", "selective,full")["plans"] == told(*asked)["plans"]
 
 
+def test_where_not_all_layers_may_be_computed_again_the_least_plan_leaves_out_one():
+    asked = ["llama3-8b", "--gpus", 2, "--batch", 32, "--pp", 2, "--seq", 65536, "--recompute", "some"]
+    assert "recompute 15 layers)" in " ".join(invoke(*asked).output.split()).partition("; ")[0]
+    one = " ".join(invoke("tiny", "--gpus", 2, "--pp", 2, "--recompute", "some").output.split())
+    assert "--recompute must not be some alone where no piece of tiny has two layers" in one
+
+
 def test_messages_of_tp_behind_products_are_asked_for():
     asked = ["llama3-8b", "--gpus", 8, "--batch", 64, "--tp", 4]
     plain, behind = told(*asked)["plans"][0], told(*asked, "--tp-overlap")["plans"][0]

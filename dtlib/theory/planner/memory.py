@@ -146,12 +146,12 @@ def margin_of(plan: Plan, constants: Constants = FITTED) -> float:
     source="derived here",
     label="thm-planner-least",
     equation=r"N \ge \frac{k\,\Psi}{M/(1+\mu) - R}",
-    use="With fewer cards no plan fits, whatever its degrees.",
+    use="With fewer cards no plan that trains all parameters on them fits, whatever its degrees.",
 )
 def least_cards(
     model: Architecture | str, accelerator: Accelerator, recipe: str | Recipe = "18-byte", constants: Constants = FITTED
 ) -> int:
-    """Cards below which no plan fits a model.
+    """Cards below which no plan fits a model, all parameters of which have the states of `recipe` on a card.
 
     The states of all Ψ parameters, k bytes each, exist at least once, so some card has k Ψ/N of them; beside them it
     has what the runtime takes (R), and a margin μ is left. Activations are not counted, so more may be needed.

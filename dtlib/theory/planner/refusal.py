@@ -27,7 +27,9 @@ def nothing_fits(
     Where degrees are `fixed`, others may do on the same cards, and where `space` leaves something out, that. `found` is
     asked for a plan that fits among meshes, on a machine, of a part of the choices.
     """
-    plan, needed = _least(model, timed, k)
+    plan, needed = _least(model, timed, k, partly="some" in space.recompute and "full" not in space.recompute)
+    if needed == math.inf:
+        return f"recompute must not be some alone where no piece of {model.name} has two layers"
     needed *= 1 + margin_of(plan, k)
     has, name = format_bytes(machine.accelerator.memory_bytes, digits=3), machine.accelerator.name
     said = (
@@ -57,14 +59,22 @@ def _zero(plan: Plan) -> str:
     return f"ZeRO {plan.zero}" + (f" among {plan.shard} ranks" if plan.shard else "")
 
 
-def _least(model: Architecture, timed: list[Timed], k: Constants) -> tuple[Plan, float]:
-    """The plan that needs the fewest bytes, and how many: bounds from below say which need not be counted."""
+def _least(model: Architecture, timed: list[Timed], k: Constants, partly: bool) -> tuple[Plan, float]:
+    """The plan that needs the fewest bytes, and how many: bounds from below say which need not be counted.
+
+    Where none may compute all layers again, but some (`partly`), those that would leave out one.
+    """
     rows = [(float(bound), mesh, row) for mesh, each in enumerate(timed) for row, bound in enumerate(each.least_bytes)]
     best, needed = timed[0].mesh, math.inf
     for bound, mesh, row in sorted(rows):
         if bound >= needed:
             break
         plan = timed[mesh].plan(row)
+        if partly and plan.recompute == "full" and plan.recompute_layers is None:
+            most = max(map(max, plan.pieces(model)))
+            if most == 1:
+                continue
+            plan = plan.changed(recompute_layers=most - 1)
         total = plan_memory(model, plan, k).total
         if total < needed:
             best, needed = plan, total
