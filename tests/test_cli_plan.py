@@ -370,6 +370,11 @@ def test_a_file_that_cannot_be_counted_is_named(tmp_path):
         (["llama3-8b", "--gpus", 8, "--zero", "1,4"], "--zero '4' is unknown; there are 0, 1, 2, 3"),
         (["llama3-8b", "--gpus", 8, "--shard", "nod"], "--shard 'nod' is unknown; did you mean node?"),
         (["llama3-8b", "--gpus", 8, "--shard", "3"], "--shard=3 do not go together with --gpus=8"),
+        (
+            ["llama3-8b", "--gpus", 8, "--shard", "0"],
+            "--shard '0' is unknown; there are all, node, or a number above 0",
+        ),
+        (["llama3-8b", "--gpus", 8, "--shard", "node"], "no ranks that share states are on several nodes"),
         (["llama3-8b", "--gpus", 8, "--framework", "jax"], "--framework must be one of megatron, nanotron, fsdp,"),
         (["llama3-8b", "--gpus", 8, "--zero", ""], "--zero '' is unknown"),
         (["llama3-8b", "--gpus", 8, "--schedule", "GPipe"], "--schedule 'GPipe' is unknown; there are 1F1B"),

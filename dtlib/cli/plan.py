@@ -243,11 +243,15 @@ def _space(given: dict[str, Any]) -> Space:
     if "selective" in (given["recompute"] or "").split(",") and given["attention"] == "flash":
         raise ValueError("recompute must be none, some or full: flash attention leaves selective nothing to save")
     everything = Space()
-    chosen = [
-        some_of(name, given[name], [*getattr(everything, name), *(_sizes(given[name]) if name in SIZED else [])])
-        for name in _CHOICES
-    ]
-    return Space(**{name: values for each in chosen for name, values in each.items()})
+    chosen: dict[str, Any] = {}
+    for name in _CHOICES:
+        sizes = _sizes(given[name]) if name in SIZED else []
+        try:
+            chosen |= some_of(name, given[name], [*getattr(everything, name), *sizes])
+        except ValueError as error:
+            number = ", or a number above 0" if name in SIZED and "there are" in str(error) else ""
+            raise ValueError(f"{error}{number}") from error
+    return Space(**chosen)
 
 
 def _sizes(text: str | None) -> list[int]:

@@ -134,7 +134,9 @@ def every_plan(
     found = [each for each in timed if len(each.seconds)]
     if not found:
         asked = " and ".join(f"{name}={some_of(getattr(space, name))}" for name in space.narrowed)
-        raise ValueError(f"{asked} do not go together with gpus={machine.gpus}, the degrees and the batch")
+        far = "node" in space.shard and "shard" in space.narrowed and not any(map(machine.near, chosen))
+        why = ": no ranks that share states are on several nodes, with several on each" * far
+        raise ValueError(f"{asked} do not go together with gpus={machine.gpus}, the degrees and the batch{why}")
     return found
 
 
