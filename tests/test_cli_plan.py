@@ -76,7 +76,7 @@ def test_choices_can_be_left_out():
 
 
 def test_hybrid_shards_are_asked_for_and_told():
-    found = told("llama3-8b", "--gpus", 16, "--batch", 64, "--shard", "4,node")
+    found = told("llama3-8b", "--gpus", 16, "--batch", 64, "--shard", "node, 4")
     assert {each["plan"]["shard"] for each in found["plans"]} <= {4, 8, 2}
     out = invoke("llama3-8b", "--gpus", 16, "--batch", 64, "--shard", "4", "--zero", 3).output
     assert " 3/4 " in out

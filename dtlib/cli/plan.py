@@ -165,11 +165,11 @@ def plan(
     recompute_layers (else all); recipe, precision, attention, adapters, offload and what travels behind products are
     the command's. A constant that the rows do not decide stays, and is named.
 
-    With --precision fp8, attention, norms, the head, messages and states stay as in bf16. Recipes with scales of blocks
-    (mx, nvfp4) or rows are not planned.
+    With --precision fp8, attention, norms, the head, messages, states and what is kept stay as in bf16. Recipes with
+    scales of blocks (mx, nvfp4) or rows are not planned.
     Of LoRA a token takes 4Ψ operations, not 6Ψ: no matrix of the model needs a gradient of its own.
-    With --offload nothing hides what travels to the host and back, and its memory is as fast as its sheet: no run is
-    known that this was held to.
+    With --offload it is taken that nothing hides what travels to the host and back, and that the link and the host's
+    memory reach the rates of their standards: no run is known that this was held to.
     No inference is planned.
 
     Exit code 0, or 2 for what is not possible.
@@ -255,8 +255,8 @@ def _space(given: dict[str, Any]) -> Space:
 
 
 def _sizes(text: str | None) -> list[int]:
-    """The whole numbers in a list such as ``node,8``."""
-    return [int(each) for each in (text or "").split(",") if each.isdecimal() and int(each)]
+    """The whole numbers in a list such as ``node, 8``."""
+    return [int(each) for each in (text or "").split(",") if each.strip().isdecimal() and int(each)]
 
 
 def _refit(file: Path, model: Architecture, machine: Machine, given: dict[str, Any], like: Plan) -> Refit:

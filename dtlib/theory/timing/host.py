@@ -22,9 +22,10 @@ def host_bytes(mesh: Plan) -> tuple[float, float]:
 
 
 def host_seconds(mesh: Plan, owned: Any, machine: Machine) -> dict[str, Any]:
-    """Seconds that the `owned` parameters of a rank are on their way, and in the update: an upper bound.
+    """Seconds that the `owned` parameters of a rank are on their way, and in the update.
 
-    Nothing hides them, and all cards of a node share its memory, which is taken to be as fast as its sheet says.
+    Nothing hides them: a library that lets them travel behind computation waits less. Link and memory are taken to
+    reach the rates of their standards, which no program does: it waits longer. All cards of a node share its memory.
     ``ValueError`` where the rate of the link to the host, or that of its memory, is not known.
     """
     if not mesh.offload:
