@@ -33,9 +33,9 @@ def to_bits(codes: Tensor, bits: int) -> Tensor:
 
 
 def from_bits(packed: Tensor, bits: int, num: int) -> Tensor:
-    """The `num` codes that `to_bits` packed, whole numbers."""
+    """The `num` codes that `to_bits` packed, whole numbers of at least 32 bits, from which one may subtract."""
     if bits == 8:
-        return packed[:num]
+        return packed[:num].int()
     rows = torch.nn.functional.pad(packed, (0, -packed.numel() % bits)).view(-1, bits)
     words = torch.nn.functional.pad(rows, (0, 8 - bits)).view(torch.int64)
     eights = (words >> (bits * torch.arange(8, device=packed.device))) & (2**bits - 1)
