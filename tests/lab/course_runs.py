@@ -105,10 +105,11 @@ def step(case, change, x, y):
 
 
 def own_tokens(tensors, x):
-    """Tensors of this rank's tokens, as pieces of those of all."""
+    """Gradients of this rank's tokens, as pieces of those of all. They are of n times the loss, as the weights'
+    mean over n ranks is still to come."""
     mine = cp.Layout(x.shape[1], None, "zigzag").positions(x.device)
     lies = {n: torch.arange(x.numel() * each.shape[-1]).view(*x.shape, -1)[:, mine] for n, each in tensors.items()}
-    return {n: lab.piece(each, index=lies[n]) for n, each in tensors.items()}
+    return {n: lab.piece(each / dist.get_world_size(), index=lies[n]) for n, each in tensors.items()}
 
 
 def places(case):

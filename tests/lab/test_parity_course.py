@@ -127,7 +127,7 @@ MUTANTS = {
                                     "never reduced", ("pp",)),
     "pp: a norm of one stage": (case("dp 2, pp 2", config=UNTIED), patched(training, "clip_grad_norm", of_a_stage), {},
                                 "norm", ("pp",)),
-    "cp: gradients of keys, not sent home": (case("cp 2", config=TIED), keys_stay, {}, "never reduced", ("cp",)),
+    "cp: gradients of keys, not sent home": (case("cp 2", m=1, config=TIED), keys_stay, {}, "never reduced", ("cp",)),
     "threed: not summed over cp": (case("dp 2, cp 2", config=TIED), patched(Mesh, "group", along_dp_alone), {},
                                    "never reduced", ("cp",)),
     "threed: not summed over dp": (case("dp 2, tp 2", config=TIED), patched(training.dp.BucketedDataParallel, "sync"),
@@ -155,7 +155,7 @@ MUTANTS = {
 RIGHT = [
     DP4, DP4Z, DP2M, case("dp 4", m=1, config=TIED, zero=1), case("dp 4", m=1, config=UNTIED, zero=3),
     case("tp 4", config=TIED), case("tp 2, cp 2", config=TIED), case("pp 2, tp 2", config=TIED, sequence_parallel=True),
-    case("dp 2, cp 2", config=TIED), case("cp 2", config=TIED), case("dp 2, tp 2", config=UNTIED),
+    case("dp 2, cp 2", config=TIED), case("cp 2", m=1, config=TIED), case("dp 2, tp 2", config=UNTIED),
     case("dp 2, pp 2", "ZB-H1", m=4, config=TIED),
 ]  # fmt: skip
 
