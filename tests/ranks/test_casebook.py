@@ -82,6 +82,15 @@ def tied_apart():
     pipe.step(*TOKENS)
 
 
+def tied_away():
+    """A tied embedding whose weights a stage 3 has taken to their owners."""
+    model, rank = GPT(CONFIG), dist.get_rank()
+    alone = [dist.new_group([each]) for each in range(N)][rank]
+    stage = {rank: zero.Zero(pp.cut(model, N)[rank], SGD, stage=3, group=alone)}
+    tied = model.token_embedding.weight
+    pp.Pipeline(stage, SCHEDULES["1F1B"](N, 2), width=12, dtype=torch.float64, tied=tied)
+
+
 def stages_averaged(wrap):
     """Stages of one shape, wrapped over the ranks of the pipeline."""
     stage = {dist.get_rank(): wrap(nn.Linear(12, 12))}
@@ -134,6 +143,7 @@ REFUSED = {
     "ep-times: inside": (functools.partial(experts, inside), OWN),
     **{f"unfrozen: {name}, {replaced}": (functools.partial(changed, MEETS[name], replaced), LATE)
        for name in ("local", "gossip") for replaced in (False, True)},
+    "replicas: tied in ZeRO": (tied_away, "tied must have its weights"),
     "replicas: tied": (tied_apart, "tied must be alike on all ranks"),
     **{f"replicas: stages in {wrap.__name__}": (functools.partial(stages_averaged, wrap), STAGE)
        for wrap in (dp.FlatDataParallel, DistributedDataParallel)},

@@ -23,7 +23,7 @@ from dtlib.ranks.model import IGNORED, next_token_loss
 from dtlib.ranks.shared.alike import described, refuse_unlike, refuse_unlike_calls
 from dtlib.ranks.shared.clipping import clip_grad_norm
 from dtlib.ranks.shared.parts import Piece, on_one_stage
-from dtlib.ranks.shared.replicas import raw_grad, set_raw_grad
+from dtlib.ranks.shared.replicas import raw_grad, set_raw_grad, split_modules
 from dtlib.theory.pp import Action, Schedule, with_messages
 
 from .split import Saved, SplitBackward
@@ -54,9 +54,10 @@ class Pipeline:
     this rank's gradients alone, as torch's own clipping takes it, is refused: clip by `clip_grad_norm_`.
 
     ``ValueError`` before anything is sent for a schedule that `theory.pp.validate` refuses or that is not for this
-    group, a group without this rank, and for stages that are not this rank's or are averaged with other ones; in the
-    first step where the two copies of `tied` differ; by a rank whose stage gives another
-    shape or dtype than travels, changes its input in place, or leads no gradient back to it, before it sends that on.
+    group, a group without this rank, stages that are not this rank's or are averaged with other ones, and `tied` on a
+    rank between the ends, or whose weights are away; in the first step where the two copies of `tied` differ; by a rank
+    whose stage gives another shape or dtype than travels, changes its input in place, or leads no gradient back to it,
+    before it sends that on.
     """
 
     def __init__(
@@ -98,6 +99,8 @@ class Pipeline:
         ends = schedule.placed[0], schedule.placed[-1]
         if tied is not None and ends[0] != ends[1] and self.rank not in ends:
             raise ValueError(f"tied must be None on a rank with neither the first stage nor the last, as {self.rank}")
+        if tied is not None and n > 1 and any(m in split_modules for each in stages.values() for m in each.modules()):
+            raise ValueError("tied must have its weights, and a stage 3 of ZeRO has split them: shard by stage 1 or 2")
         for each in stages.values() if n > 1 else ():
             on_one_stage(each)
             if not isinstance(each, DataParallel | DistributedDataParallel):
