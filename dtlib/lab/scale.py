@@ -28,6 +28,7 @@ from torch._subclasses.fake_tensor import (
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.utils._pytree import tree_map_only
 
+from . import launch
 from .launch import context, launcher
 from .launch.ship import pack
 from .launch.worker import Job
@@ -101,14 +102,14 @@ def at_scale(
     )
     try:
         (outcome, printed) = launcher.run_job(job)[0]
-    except launcher.RankError as error:
-        raise launcher.RankError(_renamed(str(error), rank, world_size), rank, error.traceback) from None
-    except launcher.RankTimeout as error:
-        raise launcher.RankTimeout(_renamed(str(error), rank, world_size), [rank], {rank: error.stacks[0]}) from None
+    except launch.RankError as error:
+        raise launch.RankError(_renamed(str(error), rank, world_size), rank, error.traceback) from None
+    except launch.RankTimeout as error:
+        raise launch.RankTimeout(_renamed(str(error), rank, world_size), [rank], {rank: error.stacks[0]}) from None
     sys.stdout.write("".join(f"[rank {rank}] {line}\n" for line in printed.splitlines()))
     if isinstance(outcome, _Failure):
         message = f"rank {rank} of {world_size} {outcome.summary}\n\n{outcome.traceback}".rstrip()
-        raise launcher.RankError(message, rank, outcome.traceback)
+        raise launch.RankError(message, rank, outcome.traceback)
     return outcome
 
 

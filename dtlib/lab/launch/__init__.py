@@ -1,6 +1,7 @@
 """Launch ranks: what starts them, keeps them, lets them meet, and ends them all."""
 
-from .launcher import RankError, RankTimeout, run
+from .errors import RankError, RankTimeout
+from .launcher import run
 from .magic import register
 from .session import Session as session
 

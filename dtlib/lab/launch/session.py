@@ -15,7 +15,8 @@ from dtlib.processes.channel import MAX_FRAME_BYTES, send_frame
 from dtlib.theory.cluster import Cluster
 
 from . import context, torchrun
-from .launcher import LEFT_OUT, RankError, check_call, job_of, leave, outcome, positive, receive_report, start
+from .errors import RankError
+from .launcher import LEFT_OUT, check_call, job_of, leave, outcome, positive, receive_report, start
 from .ship import pack
 
 _numbers = itertools.count(1)
