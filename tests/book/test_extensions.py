@@ -14,6 +14,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+import yaml
 from bs4 import BeautifulSoup
 from nbformat import v4
 
@@ -199,6 +200,13 @@ def test_a_disagreement_fails_the_build_and_the_next_one_too(small_book):
     assert first.returncode != 0
     assert "CheckError" in first.stderr
     assert second.returncode != 0, "a page with a failed cell was taken for up to date"
+
+
+def test_every_extension_of_ours_is_one_that_the_book_loads():
+    told = yaml.safe_load((ROOT / "_config.yml").read_text())["sphinx"]
+    ours = {file.stem for file in (ROOT / "_ext").glob("*.py") if "def setup(app" in file.read_text()}
+    assert set(told["local_extensions"]) == ours
+    assert ours <= set(told["config"]["extensions"])
 
 
 MEETING = NOTEBOOK.replace(
