@@ -2,16 +2,16 @@
 
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any
+
+import numpy as np
+
+from dtlib.grading.exercises.inputs import Array
 
 Job = dict[str, Any]
 Plan = tuple[str, int, int]
 WAYS = ("stop", "background", "neighbour")
 HOUR = 3600.0
-below: Callable[[float, int], float] = lru_cache(4096)(  # a draw asks for the same a thousand times
-    lambda mean, k: k and below(mean, k - 1) + math.exp(-mean + (k - 1) * math.log(mean) - math.lgamma(k))
-)
 
 
 def written(job: Job, way: str, *, nodes: bool = True) -> float:
@@ -30,39 +30,52 @@ def out(job: Job) -> float:
     return float(job["nodes"] * job["repair"] / job["node_mtbf"])
 
 
-def missing(job: Job, spares: int) -> float:
+def missing(job: Job, spares: Array) -> Array:
     """The chance that so many nodes or more are out, of a Poisson number of them."""
-    return 1 - below(out(job), spares)
+    mean, k = out(job), np.arange(max(1, spares.max()))
+    each = np.exp(-mean + k * math.log(mean) - np.cumsum(np.log(np.maximum(k, 1))))
+    return np.asarray(1 - np.concatenate([[0.0], np.cumsum(each)])[spares])
 
 
 def goodput(
-    job: Job, way: str, spares: int, minutes: int, *, written: Any = written, stops: Any = stops, reads: Any = None,
-    missing: Any = missing, late: Sequence[str] = WAYS[1:], restart: float = 1.0, nodes: bool = True,
-    rare: bool = False, within: bool = False, calm: bool = False,
-) -> float:  # fmt: skip
-    """The part of the time that is work and not lost."""
-    mtbf = job["node_mtbf"] / (job["nodes"] if nodes else 1)
+    job: Job, way: str, chance: Array, minutes: Array, *, written: Any = written, stops: Any = stops,
+    reads: Any = None, late: Sequence[str] = WAYS[1:], restart: float = 1.0, nodes: bool = True, rare: bool = False,
+    within: bool = False, calm: bool = False,
+) -> Array:  # fmt: skip
+    """The part of the time that is work and not lost, by the chance that a repair is waited for and by minutes."""
+    mtbf, wait = job["node_mtbf"] / (job["nodes"] if nodes else 1), chance[:, None] * job["repair"]
     again = restart * job["restart"] + (reads or written)(job, way) + (way in late) * written(job, way)
-    again, stands = again + (not calm) * (wait := missing(job, spares) * job["repair"]), calm * wait
-    whole = (work := max(0.0, minutes / 60 - within * stops(job, way))) + stops(job, way)
+    again, stands = again + (not calm) * wait, calm * wait
+    work = np.maximum(0.0, minutes / 60 - within * stops(job, way))
+    whole = work + stops(job, way)
     if rare:
-        return work / whole * (1 - (again + whole / 2) / mtbf)
-    return work / (mtbf * math.exp(min(again / mtbf, 700.0)) + stands) / math.expm1(min(whole / mtbf, 300.0))
+        return np.asarray(work / whole * (1 - (again + whole / 2) / mtbf))
+    often = mtbf * np.exp(np.minimum(again / mtbf, 700.0)) + stands
+    return np.asarray(work / often / np.expm1(np.minimum(whole / mtbf, 300.0)))
 
 
 def price(job: Job, way: str, spares: int, minutes: int) -> float:
     return float(job["prices"][way] + spares * job["spare_price"])
 
 
+def parts(
+    job: Job, *, bound: Sequence[str] = WAYS[1:], slack: float = 0.0, missing: Any = missing, **how: Any
+) -> dict[Plan, float]:
+    """The goodput of each plan; one of a way in `bound` writes a save before the next."""
+    chance, found = missing(job, np.arange(job["spares"] + 1)), dict[Plan, float]()
+    for way in WAYS:
+        least = how.get("written", written)(job, way) - slack * stops(job, way) if way in bound else 0.0
+        minutes = [each for each in job["minutes"] if least <= each / 60]
+        rows = goodput(job, way, chance, np.array(minutes, int), **how).tolist()
+        found |= {(way, n, each): part for n, row in enumerate(rows) for each, part in zip(minutes, row, strict=True)}
+    return found
+
+
 def possible(
     job: Job, *, goal: Callable[[Job, dict[Plan, float]], float] = lambda job, found: float(job["goal"]),
-    bound: Sequence[str] = WAYS[1:], slack: float = 0.0, cost: Callable[..., float] = price, **how: Any,
+    cost: Callable[..., float] = price, **how: Any,
 ) -> dict[Plan, float]:  # fmt: skip
     """What each plan costs whose goodput is the goal at least."""
-    found = {
-        (way, spares, minutes): goodput(job, way, spares, minutes, **how)
-        for way in WAYS for spares in range(job["spares"] + 1) for minutes in job["minutes"]
-        if way not in bound or how.get("written", written)(job, way) <= minutes / 60 + slack * stops(job, way)
-    }  # fmt: skip
+    found = parts(job, **how)
     least = goal(job, found)
     return {plan: cost(job, *plan) for plan, part in found.items() if part >= least}

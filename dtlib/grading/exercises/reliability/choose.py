@@ -10,7 +10,7 @@ from dtlib.grading.exercises import choice
 from dtlib.grading.exercises.inputs import Cases, Rng, call, in_words
 from dtlib.grading.exercises.kinds import on_paper
 
-from ._saving import HOUR, WAYS, Job, Plan, goodput, missing, out, possible, price, stops, written
+from ._saving import HOUR, WAYS, Job, Plan, missing, out, parts, possible, price, stops, written
 
 GB, MORE = 1e9, 18
 MINUTES = (2, 5, 10, 20, 40, 80, 160, 320, 640)
@@ -79,7 +79,7 @@ def job_of(
         "prices": dict(zip(WAYS, prices, strict=True)), "spare_price": spare,
     }  # fmt: skip
     job["spares"] = int(out(job) + 3 * math.sqrt(out(job))) + int(rng.integers(1, 4))
-    best = max(possible({**job, "goal": 0.0}, cost=goodput).values(), default=0.0)
+    best = max(parts(job).values(), default=0.0)
     return job | {"goal": math.floor(share * best * 1e4) / 1e4}
 
 
@@ -99,10 +99,10 @@ WRONG: tuple[Callable[[Job], dict[Plan, float]], ...] = (
     partial(possible, goal=lambda job, found: job["goal"] * max(found.values())),
     partial(possible, goal=lambda job, found: 0.0),
     partial(possible, bound=()),
-    partial(possible, missing=lambda job, spares: 0.0),
+    partial(possible, missing=lambda job, spares: 0.0 * spares),
     partial(possible, missing=lambda job, spares: missing(job, spares + 1)),
     partial(possible, missing=lambda job, spares: missing({**job, "nodes": 1}, spares)),
-    partial(possible, missing=lambda job, spares: max(0.0, 1 - spares / out(job))),
+    partial(possible, missing=lambda job, spares: np.maximum(0.0, 1 - spares / out(job))),
     partial(possible, written=alone, stops=lambda job, way: alone(job, way) if way == "stop" else stops(job, way)),
     partial(possible, stops=lambda job, way: stops(job, way) if way == "stop" else 0.0),
     partial(possible, stops=written),
