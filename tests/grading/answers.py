@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import linecache
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -135,11 +136,11 @@ class Tried:
 def try_all(sandbox: Sandbox, tried: Sequence[Tried]) -> list[Tried]:
     """Run all of them, many in one start; those of whom there is a complaint.
 
-    Who is complained of after a few cases is tried on more, then on all; and who still is, once more, alone in its
-    processes.
+    Who is complained of after a few cases is tried on more, then on all that its check looks at; and who still is, on
+    all, alone in its processes.
     """
     complained_of = list(tried)
-    for few in (_FEW, 2 * _FEW, 0):
+    for few in (_FEW, 2 * _FEW, sys.maxsize):
         for each in complained_of:
             each.few = each.few and few
         _try(sandbox, complained_of)

@@ -14,7 +14,7 @@ from dtlib.grading.exercises.signs import NOTHING_ELSE, Sign, Theory, Wrong, eve
 
 from ._replicas import Words, draw, handed_out, played
 
-MOST_BYTES = 256  # to each other rank at a check
+MOST_BYTES, MOST_MESSAGES = 256, 8  # to each other rank at a check
 Vote = Callable[[Sequence[Hashable]], list[int]]
 
 
@@ -92,22 +92,21 @@ def least(case: Case) -> float:
 
 
 def find_more(each: Observed) -> Finding | None:
-    case = each.case
-    most = MOST_BYTES * case["world_size"] * (case["world_size"] - 1) * len(case["events"])
+    most = MOST_BYTES * each.case["world_size"] * (each.case["world_size"] - 1) * len(each.case["events"])
     if each.seen.total_bytes <= most:
         return None
     return Finding(f"{show_bytes(each.seen.total_bytes)} sent in all", f"at most {show_bytes(most)}", each.words)
 
 
 def find_busy(each: Observed) -> Finding | None:
-    """That a rank sent as many messages as there are calls from one comparison to the next. (When a packet leaves is up
-    to the system, also where it was sent in time.)"""
+    """That a rank sent more messages than its comparisons can need: objects take two gatherings, a total and then all
+    sums twice as many. (When a packet leaves is up to the system, also where it was sent in time.)"""
     case, sent = each.case, Counter(one.rank for one in each.seen.data())
-    rank, most = max(sent.items(), key=lambda one: one[1], default=(0, 0))
-    if most < case["every"] - 1:
+    rank, found = max(sent.items(), key=lambda one: one[1], default=(0, 0))
+    if found <= MOST_MESSAGES * (case["world_size"] - 1) * len(case["events"]):
         return None
     calls = f"{case['steps']} calls, of which {len(case['events'])} compare"
-    return Finding(f"rank {rank} sent {most} messages in {calls}", "nothing in the others", each.words)
+    return Finding(f"rank {rank} sent {found} messages in {calls}", "nothing in the others", each.words)
 
 
 def of(about: str) -> Any:
