@@ -175,7 +175,10 @@ def some_of(flag: str, text: str | None, known: Sequence[Any]) -> dict[str, tupl
     if text is None:
         return {}
     names = {str(each): each for each in known}
-    return {flag: tuple(dict.fromkeys(find(flag, each, names) for each in text.split(",")))}
+    found = tuple(find(flag, each, names) for each in text.split(","))
+    if len(set(found)) < len(found):
+        raise ValueError(f"{flag} must name each once, not {text}")
+    return {flag: found}
 
 
 def in_unit(flag: str, value: float) -> float:
@@ -196,6 +199,8 @@ def with_flags(message: str, command: click.Command, *, card: str = "card", mode
     message = re.sub(r"^name (.+?) of model\b", rf"{model} \1", message)
     message = re.sub(r"^name (.+?) of (recipe|zero|shard|schedule|recompute|sequence_parallel|lora_modules)\b",
                      lambda found: f"--{_dashed(found[2])} {found[1]}", message)  # fmt: skip
+    message = re.sub(r"^model must\b", f"{model} must", message)
+    message = re.sub(r"^rank must\b", "lora must", message)
     message = re.sub(r"^sequences\b", "batch", message)
     message = re.sub(r"^price_per_card_hour\b", "price", message)
     message = re.sub(r"^mtp_modules\b", "mtp", message)

@@ -124,7 +124,7 @@ class LocalSGD:
         if inside is not None:
             whole("inside", inside[0], 1)
             size_of(inside[1])
-            refuse_own(model, inside[1])
+            refuse_own(model, inside[1], "inside")
         rules = f"local_steps={local_steps}, fragments={fragments}, warm_up={warm_up}, states={states}, "
         rules += f"overlap={overlap}, kept={kept}, "
         rules += f"outer={outer is not None}, inside={inside and inside[0]}, average_buffers={average_buffers}"

@@ -95,7 +95,7 @@ def refuse_changes(before: list[tuple[Any, ...]], now: list[tuple[Any, ...]]) ->
         )
 
 
-def refuse_slices(module: nn.Module, group: Group) -> None:
+def refuse_slices(module: nn.Module, group: Group, called: str = "group") -> None:
     """``ValueError`` where several ranks of `group` have different slices of one parameter, which no mean is of."""
     from .split import splits_of  # which knows parts, and these know who holds what
 
@@ -104,17 +104,19 @@ def refuse_slices(module: nn.Module, group: Group) -> None:
         everyone = set(dist.get_process_group_ranks(_groups.get(named[name], group) if name in named else group))
         for _, over in cuts:
             if others := everyone.intersection(dist.get_process_group_ranks(over)) - {own}:
-                raise ValueError(f"group must be of ranks that have the same slice of {name!r}, and rank {own} shares "
-                                 f"it out with {sorted(others)}")  # fmt: skip
+                raise ValueError(f"{called} must be of ranks that have the same slice of {name!r}, and rank {own} "
+                                 f"shares it out with {sorted(others)}")  # fmt: skip
 
 
-def refuse_own(module: nn.Module, group: Group) -> None:
-    """``ValueError`` where ranks of `group` have parameters of their own under one name: experts, or slices."""
+def refuse_own(module: nn.Module, group: Group, called: str = "group") -> None:
+    """``ValueError``, about an argument that is `called` so, where ranks of `group` have parameters of their own under one name: experts, or slices."""
     everyone = set(dist.get_process_group_ranks(group))
     for name, parameter in module.named_parameters():
         if everyone - set(dist.get_process_group_ranks(group_of(parameter, group))):
-            raise ValueError(f"group must hold all parameters alike, and {name!r} belongs to some of its ranks alone")
-    refuse_slices(module, group)
+            raise ValueError(
+                f"{called} must hold all parameters alike, and {name!r} belongs to some of its ranks alone"
+            )
+    refuse_slices(module, group, called)
 
 
 def begin_alike(module: nn.Module, group: Group) -> None:

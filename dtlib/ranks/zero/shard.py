@@ -135,7 +135,8 @@ class Shard:
 
     def gather_rounded(self) -> Iterator[None]:
         """As `exchange.gather`, in 8 bits: `full` is in the end what was rounded, of every rank alike."""
-        block, ranges = self.quantised_block or 1, [slice(*ends) for ends in pairwise(self.bounds)]
+        assert self.quantised_block is not None
+        block, ranges = self.quantised_block, [slice(*ends) for ends in pairwise(self.bounds)]
         num_bytes = [coded_bytes(each.stop - each.start, 8, block) for each in ranges]
         codes = yield from gather_parts(self.peers, coded(self.full[self.own], 8, block), num_bytes, self.number)
         for each, part in zip(ranges, codes.split(num_bytes), strict=True):

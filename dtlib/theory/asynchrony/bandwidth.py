@@ -61,7 +61,7 @@ def wait_by_layer(
 ) -> float:
     """Seconds that ranks wait for one exchange, all its fragments together, timed layer by layer.
 
-    Fragment p of F holds the layers p, p + F, p + 2F, …, each a step's exchange. A layer leaves when its part of the
+    Fragment p of F holds the layers p, p + F, p + 2F, …, and leaves after a step of its own. A layer leaves when its part of the
     backward pass (two thirds of a step) is done and the link has sent those above it, and must be there when the
     forward pass comes to it, `steps_late` steps later: the lowest layers hide least, which `utilisation` does not see.
     """

@@ -123,6 +123,8 @@ class Setup:
         ranks, least = self.size("dp", "cp"), self.least_shard
         if self.zero == 0:
             raise ValueError(f"shard must be absent with zero=0, which splits no states, not {shard}")
+        if shard == 1 < ranks:
+            raise ValueError("shard must be at least 2, not 1: a rank alone shares no states, which is zero=0")
         if ranks % shard:
             raise ValueError(f"shard must divide dp·cp={ranks}, whose ranks share the states; {shard} does not")
         if shard % least:

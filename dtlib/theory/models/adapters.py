@@ -34,8 +34,10 @@ class Adapters:
             raise ValueError(f"modules must be some of {', '.join(MODULES)}, each once, not {self.modules}")
 
     def check(self, model: Architecture) -> None:
-        """``ValueError`` for a model with experts, latent attention or modules for further tokens."""
-        checked_dense(model, "the law of adapters")
+        """``ValueError`` for a model with experts, latent attention or modules for further tokens, or with an adapted
+        matrix of which a side is below the rank."""
+        if self.rank > (least := min(map(min, self.matrices(checked_dense(model, "the law of adapters"))))):
+            raise ValueError(f"rank must be at most {least}, the shortest side of an adapted matrix, not {self.rank}")
 
     def matrices(self, model: Architecture, tp: int = 1) -> list[tuple[int, int]]:
         """Inputs and outputs of the adapted matrices of a layer on one of `tp` ranks, which split what W splits: the

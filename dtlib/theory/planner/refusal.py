@@ -34,8 +34,8 @@ def nothing_fits(
     has, name = format_bytes(machine.accelerator.memory_bytes, digits=3), machine.accelerator.name
     said = (
         f"no plan of {model.name} fits on gpus={machine.gpus} ({name}, {has} each): the least is "
-        f"{format_bytes(needed, digits=3)} with a margin of {margin_of(plan, k):.0%} (dp {plan.dp}, tp {plan.tp}, "
-        f"pp {plan.pp}, cp {plan.cp}, {_ep(plan)}{_zero(plan)}, recompute {recompute_of(plan)})"
+        f"{format_bytes(needed, digits=3)} with a margin of {margin_of(plan, k):.0%} "
+        f"({_degrees(plan)}, recompute {recompute_of(plan)})"
     )
     fewest = least_cards(model, machine.accelerator, plan.least_recipe, k)
     if fewest > MOST_CARDS:
@@ -47,16 +47,14 @@ def nothing_fits(
         possible = asked if which == others else meshes(model, more, sequences, like, imbalance)
         p = found(possible, more, of)
         if p is not None:
-            return said + f"; {which} do (dp {p.dp}, tp {p.tp}, pp {p.pp}, cp {p.cp}, {_ep(p)}{_zero(p)})"
+            return said + f"; {which} do ({_degrees(p)})"
     return f"{said}; more such cards do not help"
 
 
-def _ep(plan: Plan) -> str:
-    return f"ep {plan.ep}, " if plan.ep > 1 else ""
-
-
-def _zero(plan: Plan) -> str:
-    return f"ZeRO {plan.zero}" + (f" among {plan.shard} ranks" if plan.shard else "")
+def _degrees(plan: Plan) -> str:
+    degrees = ", ".join(f"{axis} {getattr(plan, axis)}" for axis in ("dp", "tp", "pp", "cp"))
+    experts, among = f", ep {plan.ep}" * (plan.ep > 1), f" among {plan.shard} ranks" * (plan.shard is not None)
+    return f"{degrees}{experts}, ZeRO {plan.zero}{among}"
 
 
 def _least(model: Architecture, timed: list[Timed], k: Constants, partly: bool) -> tuple[Plan, float]:
@@ -86,14 +84,9 @@ def impossible(fixed: Mapping[str, int], of: Sequence[Plan], gpus: int, sequence
     for name, size in fixed.items():
         possible = sorted({getattr(mesh, name) for mesh in of})
         if name == "ep" and possible == [1]:
-            raise ValueError(f"ep must be 1 for a model without experts, not {size}")
+            return f"ep must be 1 for a model without experts, not {size}"
         if size not in possible:
             batch = f" and a batch of {sequences}" if name == "dp" and sequences % size else ""
             return f"{name} must be one of {', '.join(map(str, possible))} with gpus={gpus}{batch}, not {size}"
     said = " and ".join(f"{name}={size}" for name, size in fixed.items())
     return f"{said} do not go together with gpus={gpus}, the model's sizes and the batch"
-
-
-def some_of(values: Sequence[object]) -> str:
-    """The words for a choice among `values`."""
-    return " or ".join(map(str, values))

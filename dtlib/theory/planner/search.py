@@ -20,7 +20,7 @@ from .answer import TIE, Answer, Found, effort, what_buys
 from .errors import interval
 from .memory import PlanMemory, fit, margin_of, plan_memory
 from .partial import Timed, fewest, partly_again
-from .refusal import impossible, nothing_fits, some_of
+from .refusal import impossible, nothing_fits
 
 
 def default_sequences(gpus: int, seq: int) -> int:
@@ -133,10 +133,11 @@ def every_plan(
     timed = [_timed(model, mesh, sequences, machine, constants, space, most_bytes) for mesh in chosen]
     found = [each for each in timed if len(each.seconds)]
     if not found:
-        asked = " and ".join(f"{name}={some_of(getattr(space, name))}" for name in space.narrowed)
+        asked = " and ".join(f"{name}={' or '.join(map(str, getattr(space, name)))}" for name in space.narrowed)
         far = "node" in space.shard and "shard" in space.narrowed and not any(map(machine.near, chosen))
         why = ": no ranks that share states are on several nodes, with several on each" * far
-        raise ValueError(f"{asked} do not go together with gpus={machine.gpus}, the degrees and the batch{why}")
+        do = "does" if len(space.narrowed) == 1 else "do"
+        raise ValueError(f"{asked} {do} not go together with gpus={machine.gpus}, the degrees and the batch{why}")
     return found
 
 

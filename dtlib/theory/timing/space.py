@@ -154,7 +154,7 @@ def _stages(mesh: Plan, space: Space, near: int) -> list[tuple[int, int]]:
     if ranks == 1:
         return [(min(space.zero), 0)] if "all" in space.shard or 1 in space.shard else []
     found = [(zero, 0) for zero in space.zero if "all" in space.shard or (ranks in space.shard and zero > 0)]
-    sizes = {(each, 1) for each in space.shard if is_size(each) and ranks % each == 0 and each < ranks}
+    sizes = {(each, 1) for each in space.shard if is_size(each) and 1 < each < ranks and ranks % each == 0}
     sizes |= {(near, 2)} if near and "node" in space.shard else set()
     fitting = [(size, least) for size, least in sorted(sizes) if size % mesh.least_shard == 0]
     return found + sorted({(zero, size) for size, least in fitting for zero in space.zero if zero >= least})
