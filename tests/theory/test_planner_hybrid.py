@@ -184,6 +184,7 @@ def test_what_is_asked_for_is_what_is_looked_at(words, found):
     [
         (lambda: Plan(dp=8, zero=3, shard=3), r"shard must divide dp·cp=8, whose ranks share the states; 3 does not"),
         (lambda: Plan(dp=8, zero=3, shard=0), r"shard must be at least 1, not 0"),
+        (lambda: Plan(dp=8, zero=1, shard=1), r"shard must be at least 2, not 1: a rank alone shares no states"),
         (lambda: Plan(dp=8, shard=4), r"shard must be absent with zero=0, which splits no states, not 4"),
         (lambda: Plan(dp=8, ep=4, zero=3, shard=2), r"shard must be a multiple of ep·cp=4, .* not 2"),
         (lambda: Space(shard=("nodes",)), r"shard must be some of all, node, not nodes"),

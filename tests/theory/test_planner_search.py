@@ -172,7 +172,7 @@ def test_intervals_are_those_of_the_frameworks_runs_scaled_by_other_constants():
         (
             lambda: planner.search("llama3-8b", eight(), sequences=3, degrees={"dp": 1, "tp": 2, "cp": 1},
                                    space=Space(schedule=("interleaved",))),
-            r"schedule=interleaved do not go together with gpus=16, the degrees and the batch",
+            r"schedule=interleaved does not go together with gpus=16, the degrees and the batch",
         ),
     ],
 )  # fmt: skip

@@ -109,7 +109,7 @@ def refuse_slices(module: nn.Module, group: Group, called: str = "group") -> Non
 
 
 def refuse_own(module: nn.Module, group: Group, called: str = "group") -> None:
-    """``ValueError``, about an argument that is `called` so, where ranks of `group` have parameters of their own under one name: experts, or slices."""
+    """``ValueError`` where ranks of `group`, an argument `called` so, have parameters of their own under one name."""
     everyone = set(dist.get_process_group_ranks(group))
     for name, parameter in module.named_parameters():
         if everyone - set(dist.get_process_group_ranks(group_of(parameter, group))):

@@ -61,9 +61,10 @@ def wait_by_layer(
 ) -> float:
     """Seconds that ranks wait for one exchange, all its fragments together, timed layer by layer.
 
-    Fragment p of F holds the layers p, p + F, p + 2F, …, and leaves after a step of its own. A layer leaves when its part of the
-    backward pass (two thirds of a step) is done and the link has sent those above it, and must be there when the
-    forward pass comes to it, `steps_late` steps later: the lowest layers hide least, which `utilisation` does not see.
+    Fragment p of F holds the layers p, p + F, p + 2F, …, and leaves after a step of its own. A layer leaves when its
+    part of the backward pass (two thirds of a step) is done and the link has sent those above it, and must be there
+    when the forward pass comes to it, `steps_late` steps later: the lowest layers hide least, which `utilisation` does
+    not see.
     """
     step, count = number("step_seconds", step_seconds, positive=True), whole("layers", layers, 1)
     each = amount("travel_seconds", travel_seconds) / count
