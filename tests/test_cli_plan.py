@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import re
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -148,7 +150,7 @@ def test_the_table_has_the_best_plans_and_fits_80_columns():
 @pytest.mark.parametrize("command", ["plan", "memory"])
 def test_help_lists_the_cards_and_the_recipes_that_there_are(command):
     said = " ".join(CliRunner().invoke(main, [command, "--help"], env={"COLUMNS": "300"}).output.split())
-    assert ", ".join(hardware.ACCELERATORS) in said
+    assert ", ".join(hardware.ACCELERATORS) in said.replace("- ", "-")  # where a line ends
     assert ", ".join(list(RECIPES)[:-1]) + f" or {list(RECIPES)[-1]}" in said
     assert f"Matrices with adapters: {','.join(MODULES)}." in said
     if command == "plan":
@@ -158,6 +160,21 @@ def test_help_lists_the_cards_and_the_recipes_that_there_are(command):
             f"Ethernet {each}G" for each in (1, 10, 25, 100, 200, 400, 800)
         }
         assert "InfiniBand EDR, HDR, NDR or XDR or Ethernet 1G to 800G" in said
+
+
+@pytest.mark.parametrize("command", ["plan", "memory"])
+def test_help_has_every_option_under_a_heading(command):
+    one = main.commands[command]
+    assert {*one.headings} < {each.name for each in one.params}
+    sections = CliRunner().invoke(main, [command, "--help"], env={"COLUMNS": "300"}).output.split("\n\n")
+    listed = [each.split(":\n", 1) for each in sections if ":\n  -" in each]
+    assert [heading for heading, _ in listed] == ["Options", *one.headings.values()]
+    flags = [re.findall(r"^  (-[\w-]+)", lines, re.MULTILINE) for _, lines in listed]
+    assert [each for some in flags for each in some] == [
+        "-h",
+        *(each.opts[0] for each in one.params if isinstance(each, click.Option)),
+    ]
+    assert max(map(len, flags)) <= 15
 
 
 def test_a_plan_of_adapters_in_fp8_is_told_and_explained(tmp_path):

@@ -11,6 +11,7 @@ import click
 from .memory_job import Job
 from .options import (
     CARDS,
+    InGroups,
     card_memory_option,
     chosen_adapters,
     chosen_card,
@@ -55,9 +56,16 @@ def _list_models(context: click.Context, _: click.Parameter, wanted: bool) -> No
     context.exit()
 
 
-@click.command()
+_HEADINGS = {
+    "dp": "Ranks",
+    "seq": "Training",
+    "model": "The answer",
+    "card_memory": "A card or a model of your own",
+}
+
+
+@click.command(cls=InGroups, headings=_HEADINGS)
 @click.argument("name", metavar="[MODEL]", required=False)
-@click.option("--model", metavar="NAME", help="The same as MODEL.")
 @click.option("--dp", type=int, default=1, show_default=True, help="Ranks of data parallelism.")
 @click.option(
     "--zero", type=int, default=0, show_default=True, help="Stage of ZeRO, 0 to 3, over the ranks of dp and cp."
@@ -70,6 +78,14 @@ def _list_models(context: click.Context, _: click.Parameter, wanted: bool) -> No
 @click.option("--chunks", type=int, default=1, show_default=True, help="Interleaved pieces of a stage.")
 @click.option("--cp", type=int, default=1, show_default=True, help="Ranks that share each sequence.")
 @click.option("--ep", type=int, default=1, show_default=True, help="Of the ranks of dp, those that share the experts.")
+@click.option("--seq", type=int, help="Tokens of a sequence.  [default: the model's]")
+@click.option("--micro-batch", type=int, default=1, show_default=True, help="Sequences of one micro-batch.")
+@click.option("--micro-batches", type=int, help="Micro-batches of a rank in a step.  [default: one a stage]")
+@recipe_option("18-byte")
+@training_options
+@click.option("--recompute", default="none", show_default=True, help="none, selective or full.")
+@click.option("--recompute-layers", type=int, help="With full: so many layers of each piece.  [default: all]")
+@click.option("--attention", default="flash", show_default=True, help="flash, or matrix: kept as a matrix.")
 @click.option(
     "--imbalance",
     type=float,
@@ -78,23 +94,16 @@ def _list_models(context: click.Context, _: click.Parameter, wanted: bool) -> No
     help="Tokens of the busiest rank of ep: so many times the mean.",
 )
 @click.option("--mtp", type=int, help="Modules that predict further tokens.  [default: none]")
-@recipe_option("18-byte")
-@training_options
-@click.option("--micro-batch", type=int, default=1, show_default=True, help="Sequences of one micro-batch.")
-@click.option("--micro-batches", type=int, help="Micro-batches of a rank in a step.  [default: one a stage]")
-@click.option("--seq", type=int, help="Tokens of a sequence.  [default: the model's]")
-@click.option("--recompute", default="none", show_default=True, help="none, selective or full.")
-@click.option("--recompute-layers", type=int, help="With full: so many layers of each piece.  [default: all]")
-@click.option("--attention", default="flash", show_default=True, help="flash, or matrix: kept as a matrix.")
 @click.option("--dropout", is_flag=True, help="Train with dropout, and keep its masks.")
+@click.option("--model", metavar="NAME", help="The same as MODEL.")
 @click.option("--pipeline-stage", type=int, help="Count this stage, from 0.  [default: the fullest]")
 @click.option("--card", help=f"Say whether it fits: {', '.join(CARDS)}.")
 @click.option("--gpu", help="The same as --card.")
-@card_memory_option
 @click.option("--json", "as_json", is_flag=True, help="Print the breakdown as JSON, in bytes.")
 @click.option(
     "--list", is_flag=True, is_eager=True, expose_value=False, callback=_list_models, help="List the models and exit."
 )
+@card_memory_option
 @size_options
 def memory(name: str | None, model: str | None, pipeline_stage: int | None, as_json: bool, **given: Any) -> None:
     """Say what one rank of a job keeps in memory, part by part.

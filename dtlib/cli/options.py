@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,16 +18,37 @@ if TYPE_CHECKING:
 
 # numpy and dtlib.theory are imported by the functions that need them: --help answers at once.
 
+
+class InGroups(click.Command):
+    """A command whose help lists options under `headings`: by the option that each begins with."""
+
+    def __init__(self, *args: Any, headings: Mapping[str, str], **given: Any) -> None:
+        super().__init__(*args, **given)
+        self.headings = headings
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write them, ``--help`` before the first heading."""
+        groups, heading = defaultdict[str, list[tuple[str, str]]](list), "Options"
+        *params, own = self.get_params(ctx)
+        for each in (own, *params):
+            heading = self.headings.get(each.name or "", heading)
+            if (row := each.get_help_record(ctx)) is not None:
+                groups[heading].append(row)
+        for heading, rows in groups.items():
+            with formatter.section(heading):
+                formatter.write_dl(rows)
+
+
 _SIZES = {
-    "layers": "num_layers",
-    "hidden": "hidden",
-    "heads": "num_heads",
-    "kv_heads": "num_kv_heads",
-    "head_dim": "head_dim",
-    "ffn": "ffn_hidden",
-    "vocab": "vocab",
+    "layers": ("num_layers", "Layers."),
+    "hidden": ("hidden", "Width of a token's vector."),
+    "heads": ("num_heads", "Heads of attention."),
+    "kv_heads": ("num_kv_heads", "Heads of keys and values."),
+    "head_dim": ("head_dim", "Width of a head."),
+    "ffn": ("ffn_hidden", "Width of the feed-forward part."),
+    "vocab": ("vocab", "Tokens that there are."),
 }
-"""The flags that change a model, and what `Architecture` calls these sizes."""
+"""The flags that change a model, what `Architecture` calls these sizes, and what help does."""
 
 
 _MOST_LAYERS, _MOST = 1000, 10**9
@@ -34,8 +56,8 @@ _MOST_LAYERS, _MOST = 1000, 10**9
 
 def size_options(command: Any) -> Any:
     """The flags of a model's sizes, the last first, since decorators are applied from the inside out."""
-    for name in reversed(_SIZES):
-        command = click.option(f"--{name.replace('_', '-')}", type=int, help=f"Change the model: its {name}.")(command)
+    for name, (_, said) in reversed(_SIZES.items()):
+        command = click.option(f"--{name.replace('_', '-')}", type=int, help=said)(command)
     return command
 
 
@@ -86,7 +108,7 @@ def chosen_adapters(given: Mapping[str, Any]) -> Adapters | None:
 
 
 card_memory_option = click.option(
-    "--card-memory", type=float, metavar="GiB", help="Change the card: what programs see of its memory."
+    "--card-memory", type=float, metavar="GiB", help="What programs see of a card's memory."
 )
 
 
@@ -107,7 +129,7 @@ def chosen_model(name: str, given: Mapping[str, Any]) -> Architecture:
             raise ValueError(f"MODEL {name}: {error}") from error
     else:
         found = models.model(name)
-    changes = {ours: given[size] for size, ours in _SIZES.items() if given[size] is not None}
+    changes = {ours: given[size] for size, (ours, _) in _SIZES.items() if given[size] is not None}
     if "ffn_hidden" in changes and found.num_expert_layers == found.num_layers:
         raise ValueError(f"ffn must be absent, since all layers of {found.name} have experts in place of it")
     if given.get("mtp") is not None:
@@ -204,7 +226,7 @@ def with_flags(message: str, command: click.Command, *, card: str = "card", mode
     message = re.sub(r"^sequences\b", "batch", message)
     message = re.sub(r"^price_per_card_hour\b", "price", message)
     message = re.sub(r"^mtp_modules\b", "mtp", message)
-    for size, ours in _SIZES.items():
+    for size, (ours, _) in _SIZES.items():
         message = re.sub(rf"^{ours}\b", size, message)
     options = {name for each in command.params for name in [each.name] if name and f"--{_dashed(name)}" in each.opts}
     words = "|".join(sorted(options, key=len, reverse=True))

@@ -15,6 +15,7 @@ from .options import (
     CARDS,
     FRAMEWORKS,
     LINKS,
+    InGroups,
     card_memory_option,
     chosen_adapters,
     chosen_card,
@@ -41,16 +42,16 @@ _DEGREES = ("dp", "tp", "pp", "cp", "ep")
 def _degrees(command: Any) -> Any:
     """A flag for each degree that may be held fixed."""
     for name in reversed(_DEGREES):
-        command = click.option(f"--{name}", type=int, help=f"Look only at plans with this {name}.")(command)
+        command = click.option(f"--{name}", type=int, help=f"This {name}.")(command)
     return command
 
 
 _CHOICES = {
-    "zero": "Look only at these stages of ZeRO (FSDP is 3, or 2 where it keeps what it gathered): 0, 1, 2, 3.",
-    "shard": "Look only at states split among so many ranks (hybrid, HSDP; 3/8 is ZeRO 3 among 8), or: all, node.",
-    "schedule": "Look only at pipelines of these schedules: 1F1B, interleaved, ZB-H1.",
-    "recompute": "Look only at plans that compute again: layers of a stage by number, or: none, selective, some, full.",
-    "sequence_parallel": "Look only at tensor parallelism that splits tokens like this: none, again, keep.",
+    "zero": "Stages of ZeRO (FSDP is 3, or 2 where it keeps what it gathered): 0, 1, 2, 3.",
+    "shard": "States split among so many ranks (hybrid, HSDP; 3/8 is ZeRO 3 among 8), or: all, node.",
+    "schedule": "Schedules of pipelines: 1F1B, interleaved, ZB-H1.",
+    "recompute": "What is computed again: so many layers of a stage, or: none, selective, some, full.",
+    "sequence_parallel": "How tensor parallelism splits tokens: none, again, keep.",
 }
 """Flags that leave some choices open, in the order of help; a test holds what they name to what is looked at."""
 
@@ -63,7 +64,17 @@ def _choices(command: Any) -> Any:
     return command
 
 
-@click.command()
+_HEADINGS = {
+    "gpus": "Cards",
+    "seq": "Training",
+    "framework": "The answer",
+    "tokens": "The whole run",
+    "dp": "Look only at",
+    "card_memory": "A card, a network or a model of your own",
+}
+
+
+@click.command(cls=InGroups, headings=_HEADINGS)
 @click.argument("model")
 @click.option("--gpus", type=int, required=True, help="Cards in all.")
 @click.option("--card", default="H100", show_default=True, help=f"One of {', '.join(CARDS)}.")
@@ -86,15 +97,22 @@ def _choices(command: Any) -> Any:
     help="Tokens that the busiest rank of experts gets, over the mean.",
 )
 @click.option("--mtp", type=int, help="Modules that predict further tokens.  [default: the model's]")
+@click.option("--tp-overlap", is_flag=True, help="Messages of tp travel behind its products, in eight pieces.")
+@click.option("--attention", default="flash", show_default=True, help="flash, or matrix: kept as a matrix.")
 @click.option(
     "--framework",
     default="megatron",
     show_default=True,
     help=f"Whose constants times are counted with: {', '.join(FRAMEWORKS)}. Plans that it cannot run are shown too.",
 )
-@click.option("--tp-overlap", is_flag=True, help="Messages of tp travel behind its products, in eight pieces.")
-@click.option("--attention", default="flash", show_default=True, help="flash, or matrix: kept as a matrix.")
+@click.option(
+    "--measured",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="CSV of runs of your own: the constants that they decide are fitted to them. Columns below.",
+)
 @click.option("--keep", type=int, default=5, show_default=True, help="Plans to show, and a simpler one that ties.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, in bytes and seconds.")
 @click.option("--tokens", type=float, help="Tokens of the whole run: days, energy and cost are told.")
 @click.option(
     "--critical-batch",
@@ -112,22 +130,15 @@ def _choices(command: Any) -> Any:
 @click.option("--storage", type=float, metavar="GB/s", help="What all cards together write. Needs --mtbf.")
 @click.option("--price", type=float, help="Price of a card for an hour.")
 @click.option("--watts", type=float, help="Power of a card.  [default: its design power, if published]")
-@card_memory_option
-@click.option("--card-rate", type=float, metavar="TFLOP/s", help="Change the card: dense products in 16 bits.")
-@click.option("--card-memory-rate", type=float, metavar="TB/s", help="Change the card: the rate of its memory.")
-@click.option("--card-link", type=float, metavar="GB/s", help="Change the card: its link in one direction.")
-@click.option("--host-link", type=float, metavar="GB/s", help="Change the card: its link to the host, one direction.")
-@click.option("--host-memory", type=float, metavar="GB/s", help="Rate of a node's memory.  [default: its generation's]")
-@click.option("--network-rate", type=float, metavar="GB/s", help="Change the network: a card's port, one direction.")
-@click.option(
-    "--measured",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="CSV of runs of your own: the constants that they decide are fitted to them. Columns below.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, in bytes and seconds.")
 @_degrees
 @_choices
+@card_memory_option
+@click.option("--card-rate", type=float, metavar="TFLOP/s", help="Dense products in 16 bits.")
+@click.option("--card-memory-rate", type=float, metavar="TB/s", help="A card's memory.")
+@click.option("--card-link", type=float, metavar="GB/s", help="A card's link in one direction.")
+@click.option("--host-link", type=float, metavar="GB/s", help="A card's link to the host, one direction.")
+@click.option("--host-memory", type=float, metavar="GB/s", help="A node's memory.  [default: its generation's]")
+@click.option("--network-rate", type=float, metavar="GB/s", help="A card's port to the network, one direction.")
 @size_options
 def plan(
     model: str,
