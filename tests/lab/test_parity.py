@@ -62,7 +62,7 @@ def test_a_difference_is_raised_shown_and_written():
         found = right(x)
         return found | {"grad": 3 * found["grad"]}
 
-    with pytest.raises(lab.ParityError, match="a sum where a mean is due over dp") as caught:
+    with pytest.raises(lab.ParityError, match="3 times too much, as by a sum over dp for a mean") as caught:
         lab.parity(reference, summed, {"dp": 3}, batch=(X,), raise_on_difference=True)
     report = caught.value.report
     assert (report.first.name, report.kind, report.axes) == ("grad", "sum for mean", ("dp",))
@@ -137,7 +137,7 @@ def test_the_readme_says_what_it_says(tmp_path):
     assert status == 1
     assert said.split("prints *")[1].split("*")[0] in printed
     names = runpy.run_path(str(path))
-    with pytest.raises(lab.ParityError, match="a sum where a mean is due over dp"):
+    with pytest.raises(lab.ParityError, match="2 times too much, as by a sum over dp for a mean"):
         eval(said.split("In a test, `")[1].split("`")[0], {"lab": lab, **names})
     status, printed = command(path, "--json")
     told = json.loads(printed)

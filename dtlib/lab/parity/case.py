@@ -51,6 +51,9 @@ KINDS = {
     "unknown": "no explanation that this instrument knows",
 }
 
+LUCK = 1e-4
+"""A fit that would come about by chance as often as this says nothing."""
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -123,6 +126,10 @@ class Case:
         """Whether an explanation is near enough: within the rounding, and far nearer than "it is right" is."""
         mistake = self.misfit(lambda rank: self.right, ranks)
         return misfit <= max(self.near, 1e-12) and misfit <= 0.25 * mistake
+
+    def is_chance(self, count: int, free: int = 0) -> bool:
+        """Whether any `count` numbers may happen to come so near to an explanation of which `free` were fitted."""
+        return max(self.near, 1e-12) ** (count - free) > LUCK
 
     def best(self, explanations: Iterable[tuple[Kind, Predict]], ranks: Iterable[int] | None = None) -> list[Kind]:
         """The explanations that fit, and as well as the best of them; in their order."""

@@ -153,14 +153,14 @@ def kind_of(case: Case) -> Kind:
     kind = _explained(case)
     if kind.code not in ("unknown", "some ranks", "rank alone") or (part := case.where_it_differs()) is None:
         return kind
-    closer = _explained(part)
+    count = len(np.unique(np.concatenate([h.index for h in part.held])))
+    closer = Kind("unknown") if case.is_chance(count) else _explained(part)
     if closer.code in ("unknown", "some ranks", "rank alone") and (rows := some_rows(case)):
         return rows
     if closer.code in ("unknown", "some ranks", "rank alone", "another order", "noise", "factor"):
         return kind
     if closer.code == "zeros" and not closer.axes:
         closer = replace(closer, axes=case.axes.parting(case.differing, case.ranks), ranks=tuple(case.differing))
-    count = sum(1 for _ in np.unique(np.concatenate([h.index for h in part.held])))
     return replace(closer, words=f"{closer}, in {count} of {case.right.size} elements")
 
 

@@ -23,15 +23,15 @@ def factors(case: Case) -> Iterator[tuple[float, Kind]]:
     for axes, size in sized:
         over, some = joined(axes), f"{size} ranks of {joined(axes)}"
         if set(axes) <= set(case.expected.data):
-            yield size, Kind("sum for mean", axes, f"a sum where a mean is due over {over}: {size} times too much")
+            yield size, Kind("sum for mean", axes, f"{size} times too much, as by a sum over {over} for a mean")
         else:
-            yield size, Kind("once per rank", axes, f"counted once for each of the {some}: {size} times too much")
-        yield 1 / size, Kind("mean for sum", axes, f"a mean over {over} where a sum is due, or divided once too often: "
-                             f"1/{size} of what is due")  # fmt: skip
+            yield size, Kind("once per rank", axes, f"{size} times too much, as if counted once for each of the {some}")
+        yield 1 / size, Kind("mean for sum", axes, f"1/{size} of what is due, as by a mean over {over} for a sum, or "
+                             "by a division too many")  # fmt: skip
     if (m := case.micro_batches) > 1:
-        yield m, Kind("sum for mean", (MICRO,), f"the {m} micro-batches summed where a mean is due")
-        yield 1 / m, Kind("mean for sum", (MICRO,), f"1/{m} of what is due: divided by the {m} micro-batches too "
-                          "often, or one of them alone")  # fmt: skip
+        yield m, Kind("sum for mean", (MICRO,), f"{m} times too much, as by a sum over the micro-batches for a mean")
+        yield 1 / m, Kind("mean for sum", (MICRO,), f"1/{m} of what is due, as by dividing by the {m} micro-batches "
+                          "too often, or by taking one of them alone")  # fmt: skip
 
 
 def multiples(case: Case) -> Iterator[tuple[Kind, Predict]]:
@@ -172,7 +172,7 @@ def decoded(case: Case) -> Kind | None:
     lines = []
     for h in case.held:
         found = decompose(h.values, [term[h.index] for term in case.terms], rtol=max(1e-9, case.near))
-        if found is None or len(found) * 2 > h.values.size:
+        if found is None or case.is_chance(h.values.size, len(found)):
             return None
         lines.append((h.rank, found))
     rank, first = next(((r, w) for r, w in lines if not np.allclose(w, 1, atol=0.02)), lines[0])
