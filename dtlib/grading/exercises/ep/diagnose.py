@@ -49,8 +49,10 @@ def case(
     rate = float(rng.integers(2, 9)) / 1000
     moves = rate * np.sign(loads.mean(1, keepdims=True) - loads) * (-1 if kind == SIGN else 1)
     first = np.round(rng.normal(0, 0.03, num_experts), 3)
-    # Who looks at the difference of the norms finds too little where all is small, and too much where it is large.
-    alone = float(rng.uniform(*{TIMES: (0.2, 0.8), NOTHING: (600, 900)}.get(kind, (0.2, 3))))
+    # Who looks at the difference of the norms finds too little where all is small, and too much where it is large; who
+    # looks at one of them has no bound between the right and the wrong.
+    large = {TIMES: n == 4 and (20, 80), NOTHING: n > 2 and (600, 900)}.get(kind, (0.2, 3))
+    alone = float(rng.uniform(*large or (0.2, 0.8)))
     sent = {GATHERED: every, COPIES: copies}.get(kind, visits)
     headers = rng.uniform(1.006, 1.0095, n) if n == 4 or kind == NOTHING else rng.uniform(1.0005, 1.008, n)
     sent = sent * hidden * width * headers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -117,11 +118,15 @@ def find_unfit(observed: Observed) -> Finding | None:
 
 
 def never_again(failing: Sequence[Observed], passing: Sequence[Observed]) -> bool:
-    """Whether it goes wrong where all has to be computed again, for want of a plan or with one that does not do so."""
-    return all(
-        each.case["is"]["long"] and not (each.has_come and np.ravel(each.said[0]["answer"] or 0)[-1])
-        for each in failing
-    )
+    """Whether it goes wrong where all has to be computed again, for want of a plan or with one that would then fit."""
+    return all(again_it_fits(each) if each.has_come else each.case["is"]["long"] for each in failing)
+
+
+def again_it_fits(observed: Observed) -> bool:
+    """Whether what was returned computes nothing again, and fits if it does."""
+    answer = np.ravel(observed.said[0]["answer"] or 0).tolist()
+    again = replace(observed, said=({**observed.said[0], "answer": [*answer[:-1], True]},))
+    return not answer[-1] and (observed.case["is"]["long"] or not planned(again)[1])
 
 
 WRONG: Wrong = {"nothing computed again": Sign(never_again)}

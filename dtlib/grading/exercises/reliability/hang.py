@@ -4,6 +4,8 @@ from collections import Counter
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from dtlib.grading.exercises.inputs import Case, Rng, call, in_any_order
 from dtlib.grading.exercises.kinds import on_paper, values
 from dtlib.grading.exercises.oracle import remembered
@@ -25,6 +27,7 @@ KINDS = (
     (BEHIND, "died", 2, 2), (BEHIND, "died", 4, 2), (BEHIND, "never came", 3, 3), (BEHIND, "two died", 6, 3),
     (BEHIND, "others ran on", 4, 2), (BEHIND, "others ran on", 6, 2), (BEHIND, "others ran on", 6, 3),
     (ORDER, "swapped", 4, 2), (ORDER, "swapped", 6, 3), (ORDER, "swapped", 6, 2), (ORDER, "round", 4, 2),
+    (ORDER, "round again", 4, 2),
     (INSIDE, "all", 4, 4), (INSIDE, "some", 4, 2), (INSIDE, "some", 6, 3),
     (TOGETHER, "", 4, 2), (TOGETHER, "", 3, 3), (TOGETHER, "ahead", 4, 2), (TOGETHER, "ahead", 6, 3),
 )  # fmt: skip
@@ -34,8 +37,13 @@ def case(rng: Rng, number: int, wrong: str, how: str, n: int, tp: int) -> dict[s
     """The ranks run their programs, of which some are not like the others, until nothing moves any more."""
     groups: Groups = {"world": list(range(n))}
     if tp < n:  # no name says which ranks
-        groups |= {f"tp {i}": list(range(at, at + tp)) for i, at in enumerate(tp * rng.permutation(n // tp))}
-        groups |= {f"dp {i}": list(range(at, n, tp)) for i, at in enumerate(rng.permutation(tp))}
+        slices, same = rng.permutation(n // tp), rng.permutation(tp)
+        if how.startswith(
+            "round"
+        ):  # all groups decide: in one run they have the names that the others have in the next
+            slices, same = (np.arange(2)[:: -1 if "again" in how else 1],) * 2
+        groups |= {f"tp {i}": list(range(at, at + tp)) for i, at in enumerate(tp * slices)}
+        groups |= {f"dp {i}": list(range(at, n, tp)) for i, at in enumerate(same)}
     sizes = [64 * int(each) for each in rng.permutation(range(2, 40))[:4]]
     programs = [program(groups, rank, sizes, how) for rank in range(n)]
     # Once the first: who takes that for right is found out. Between two that agree. In a slice between two others.
@@ -72,7 +80,7 @@ def case(rng: Rng, number: int, wrong: str, how: str, n: int, tp: int) -> dict[s
 def program(groups: Groups, rank: int, sizes: list[int], how: str) -> list[Op]:
     """What a rank calls: in each step thrice its slice, two buckets for which it need not wait, and all."""
     tp, dp = (next((name for name in groups if name[:2] == axis and rank in groups[name]), "") for axis in ("tp", "dp"))
-    mine, waits = tp or "world", not dp or how == "round"
+    mine, waits = tp or "world", not dp or how.startswith("round")
     step: list[Op] = [
         (mine, "all_gather", [sizes[0], 16], True), (mine, "all_reduce", [sizes[1], 16], True),
         (mine, "all_gather", [sizes[0], 16], True), (dp or "world", "all_reduce", [sizes[2]], waits),
