@@ -59,6 +59,8 @@ def spoken(name: str, text: str) -> str:
         return text  # has a unit
     unit = re.search(r"\(([^)]+)\)$", name) or re.search(r", in (.+)$", name)
     noun = unit[1] if unit else re.sub(r"(,.*| \w)$", "", name)
+    if text == "1" and unit is None:
+        return f"1 {one}" if (one := re.sub(r"(ch)es\b|s\b", r"\1", noun, count=1)) != noun else f"{noun} 1"
     return f"{text} {noun}" if unit or re.search(r"s\b", noun) else f"{noun} {text}"
 
 

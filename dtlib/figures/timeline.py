@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dtlib.theory.units import format_count
+
 from . import style
 
 _UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
@@ -63,7 +65,7 @@ def timeline(rows: Any, *, unit: str | None = None, axes: Any = None, legend: bo
     figure = axes.figure
     if not figure.get_label():
         kinds = ", ".join(_heads(bar.name for bar in bars))
-        figure.set_label(f"timeline of {len(labelled)} rows over {last / scale:.3g} {name}: {kinds}")
+        figure.set_label(f"timeline of {format_count(len(labelled), 'row')} over {last / scale:.3g} {name}: {kinds}")
     return figure
 
 
@@ -83,7 +85,7 @@ def _in_words(rows: Mapping[str, Sequence[Bar]], last: float, unit: str, scale: 
     numbered = f", boxes {min(numbers)} to {max(numbers)}" if numbers else ""
     each = "; ".join(f"{' and '.join(labels) if len(labels) < 3 else f'{labels[0]} to {labels[-1]}'}: {said}"
                      for said, labels in told.items())  # fmt: skip
-    return f"{len(rows)} rows over {last / scale:.3g} {unit}{numbered}, idle {idle:.1%} in all; {each}"
+    return f"{format_count(len(rows), 'row')} over {last / scale:.3g} {unit}{numbered}, idle {idle:.1%} in all; {each}"
 
 
 def _busy(bars: Sequence[Bar]) -> float:

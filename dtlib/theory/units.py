@@ -36,6 +36,11 @@ def format_rate(bytes_per_s: float) -> str:
     return f"{format_bytes(bytes_per_s, decimal=True, digits=3)}/s"
 
 
+def format_count(number: int, noun: str) -> str:
+    """``1 rank``, and ``2 ranks``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def _significant(value: float, digits: int) -> str:
     if value == int(value) and abs(value) < 10**digits:
         return str(int(value))

@@ -203,7 +203,9 @@ def _live_environment():
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("ranks N", "8", "8 ranks"), ("cards", "1,024", "1,024 cards"), ("device memory (GB)", "80", "80 GB"),
+        ("ranks N", "8", "8 ranks"), ("ranks N", "1", "1 rank"), ("ranks of tp", "1", "1 rank of tp"),
+        ("micro-batches m", "1", "1 micro-batch"), ("width", "1", "width 1"), ("memory (GB)", "1", "1 GB"),
+        ("cards", "1,024", "1,024 cards"), ("device memory (GB)", "80", "80 GB"),
         ("batch, in noise scales", "0.5", "0.5 noise scales"), ("steps alone, H", "16", "16 steps alone"),
         ("size", "4 MiB", "4 MiB"), ("numbers that are sent", "1%", "1%"), ("width", "4096", "width 4096"),
     ],

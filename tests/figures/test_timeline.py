@@ -103,7 +103,7 @@ def test_it_draws_into_given_axes_and_says_what_it_shows():
     figure = figures.timeline({"a": [("forward", 0, 1)]}, axes=axes[1])
     assert figure is axes[1].figure
     assert not axes[0].collections
-    assert figure.get_label() == "timeline of 1 rows over 1 s: forward"
+    assert figure.get_label() == "timeline of 1 row over 1 s: forward"
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from dtlib.theory import cluster, collectives, hardware, zero
-from dtlib.theory.units import GB
 
 ORDER = ["flat_tree", "pipelined_tree", "two_level", "parallel_rings"]
 
@@ -20,9 +19,9 @@ def test_plans_win_in_one_order_and_a_flat_ring_never_with_a_port_a_card(nodes):
 
 
 def test_with_one_port_a_node_a_flat_ring_is_best_from_ten_nodes_on():
-    for nodes in (9, 10):
-        plans = cluster.plans("all_reduce", cluster.cluster("H100", nodes, ports_per_node=1), 14 * GB)
-        assert (plans["flat_ring"] == min(plans.values())) == (nodes == 10)
+    for nodes in (2, 3, 9, 10, 16, 17, 64, 1000):
+        plans = cluster.plans("all_reduce", cluster.cluster("H100", nodes, ports_per_node=1), 1e13)
+        assert (plans["flat_ring"] <= min(plans.values()) * (1 + 1e-9)) == (nodes >= 10)  # others tie with it
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 6, 8, 64])

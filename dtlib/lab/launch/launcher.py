@@ -77,10 +77,10 @@ def run(
     not the default: every comparison sends some hundred bytes a rank, and `lab.wire` would count more than theory does.
 
     Raises ``ValueError`` or ``TypeError`` for a bad argument before anything starts, ``RuntimeError`` for faults under
-    ``torchrun``, whose processes are not ours to strike, `RankError` when a rank or one of
-    its threads raises, or it exits or is killed (the others are ended at once), `RankTimeout` when `timeout_s` seconds
-    have passed, with the Python stack of each rank that did not return, and ``RuntimeError`` inside a rank, or where
-    this machine cannot have the cluster.
+    ``torchrun``, whose processes are not ours to strike, `RankError` when a rank raises, or one of its threads does
+    before the rank returns (with which they end), or it exits or is killed (the others are ended at once),
+    `RankTimeout` when `timeout_s` seconds have passed, with the Python stack of each rank that did not return, and
+    ``RuntimeError`` inside a rank, or where this machine cannot have the cluster.
     """
     if context.inside_rank():
         raise RuntimeError("lab.run inside lab.run: this function is a rank already; call lab.run outside of the ranks")

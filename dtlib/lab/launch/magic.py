@@ -6,6 +6,8 @@ import re
 import sys
 from typing import Any
 
+from dtlib.theory.units import format_count
+
 from .launcher import show
 from .session import Session
 
@@ -43,7 +45,9 @@ def _ready(number: int | None) -> Session:
         number = 4 if before is None else before.world_size
     _session = Session(number)
     if before is not None:
-        _say(f"The {before.world_size} ranks of before {'end here' if before.is_open else 'have ended'}. {_NEW}")
+        who = format_count(before.world_size, "rank")
+        one, all_ = ("ends here", "end here") if before.is_open else ("has ended", "have ended")
+        _say(f"The {who} of before {one if before.world_size == 1 else all_}. {_NEW}")
         before.close()
     return _session
 

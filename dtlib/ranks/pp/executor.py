@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from dtlib.ranks.dp.base import DataParallel
@@ -86,11 +87,13 @@ class Pipeline:
                 f"stages must be {sorted(own)} on rank {self.rank}, as schedule places them, not {sorted(stages)}"
             )
         splits = any(action.kind == "W" for action in schedule.actions[self.rank])
-        if splits and any(isinstance(stage, DistributedDataParallel) for stage in stages.values()):
-            raise ValueError(
-                f"stages must not be in torch's DistributedDataParallel where {schedule.name} splits backward passes, "
-                "which it takes for several: wrap them by ranks.dp"
-            )
+        for stage in stages.values():
+            if isinstance(stage, DistributedDataParallel) and (splits or schedule.micro_batches > 1):
+                raise ValueError("stages must not be in torch's DistributedDataParallel where a step has several "
+                                 "backward passes, or halves of one: wrap them by ranks.dp")  # fmt: skip
+            if isinstance(stage, FSDPModule) and splits:
+                raise ValueError(f"stages must not be in torch's FSDP where {schedule.name} splits backward passes, "
+                                 "which it takes for several: wrap them by ranks.zero")  # fmt: skip
         talks = any(action.of for each in schedule.actions for action in each)
         self.schedule = schedule if talks else with_messages(schedule)
         self.stages, self.width, self.dtype, self.parts, self.group = dict(stages), width, dtype, parts, group

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dtlib.ranks.model import GPT
+from dtlib.ranks.model import GPT, refuse_positions
 from dtlib.theory.footprint import stage_layers
 from dtlib.theory.valid import amount
 
@@ -41,6 +41,8 @@ class Stage(nn.Module):
     def forward(self, x: Tensor, *, offset: int | Tensor = 0, **where: Any) -> Tensor:
         """Through this stage's layers; see the table for shapes, and `GPT.forward` for `offset` and what else blocks
         are told."""
+        if self.first:
+            refuse_positions(x.shape[1], offset, self.config.seq)
         x_bsh = self.embed(x, offset) if self.first else x
         where |= {"offset": offset} if self.config.rotary else {}
         x_bsh = self.run_blocks(x_bsh, **where)

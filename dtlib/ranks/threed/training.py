@@ -24,7 +24,7 @@ from dtlib.ranks.shared.alike import described, refuse_unlike
 from dtlib.ranks.shared.clipping import clip_grad_norm
 from dtlib.ranks.shared.held import Held, Place, places
 from dtlib.ranks.shared.parts import on_one_stage
-from dtlib.ranks.shared.replicas import begin_alike
+from dtlib.ranks.shared.replicas import begin_alike, refuse_changes, signature
 from dtlib.ranks.zero import Zero, held
 from dtlib.theory.footprint import AXES
 from dtlib.theory.memory import checked_recompute
@@ -137,6 +137,7 @@ weight meets a part of the tokens, in the backward pass |
         together = [nn.ModuleList(own.values())] if self.sends_once else own.values()
         self.optimizers: list[Optimizer] = []
         self.parts = [self._part(each, make_optimizer, zero) for each in together]
+        self._as_built = {number: signature(stage) for number, stage in own.items()}
         self.pipeline = pp.Pipeline(
             own if self.sends_once else dict(zip(own, self.parts, strict=True)), schedule,
             width=model.config.hidden, dtype=model.config.dtype, group=mesh.group("pp"),
@@ -184,7 +185,10 @@ weight meets a part of the tokens, in the backward pass |
         return loss
 
     def backward(self, tokens_bs: Tensor, targets_bs: Tensor) -> Tensor:
-        """As `step`, up to the gradients: each rank's are summed and wait for the optimizer."""
+        """As `step`, up to the gradients: each rank's are summed and wait for the optimizer. ``RuntimeError`` where a
+        parameter was frozen, unfrozen, replaced or cast since."""
+        for number, stage in self.stages.items():
+            refuse_changes(self._as_built[number], signature(stage))
         if self.balance:
             rows = tokens_bs.new_tensor(len(tokens_bs))
             dist.all_reduce(rows, group=self.batch_group)

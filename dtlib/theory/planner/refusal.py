@@ -30,7 +30,6 @@ def nothing_fits(
     plan, needed = _least(model, timed, k, partly="some" in space.recompute and "full" not in space.recompute)
     if needed == math.inf:
         return f"recompute must not be some alone where no piece of {model.name} has two layers"
-    needed *= 1 + margin_of(plan, k)
     has, name = format_bytes(machine.accelerator.memory_bytes, digits=3), machine.accelerator.name
     said = (
         f"no plan of {model.name} fits on gpus={machine.gpus} ({name}, {has} each): the least is "
@@ -43,12 +42,13 @@ def nothing_fits(
     like, asked = timed[0].mesh, [each.mesh for each in timed]
     others = f"without {' and '.join(space.narrowed)} held fixed others"
     tried = [(others, machine, EVERYTHING)] * bool(space.narrowed) + [("other degrees", machine, space)] * fixed
-    for which, more, of in tried + [(str(more.gpus), more, space) for more in larger(machine, fewest)]:
+    sizes = larger(machine, fewest)
+    for which, more, of in tried + [(str(more.gpus), more, space) for more in sizes]:
         possible = asked if which == others else meshes(model, more, sequences, like, imbalance)
         p = found(possible, more, of)
         if p is not None:
             return said + f"; {which} do ({_degrees(p)})"
-    return f"{said}; more such cards do not help"
+    return said + (f"; nor does one on more such cards, as far as was tried: {sizes[-1].gpus:,}" if sizes else "")
 
 
 def _degrees(plan: Plan) -> str:
@@ -58,14 +58,15 @@ def _degrees(plan: Plan) -> str:
 
 
 def _least(model: Architecture, timed: list[Timed], k: Constants, partly: bool) -> tuple[Plan, float]:
-    """The plan that needs the fewest bytes, and how many: bounds from below say which need not be counted.
+    """The plan that needs the fewest bytes with its margin, and how many: bounds from below say which need not be
+    counted.
 
     Where none may compute all layers again, but some (`partly`), those that would leave out one.
     """
     rows = [(float(bound), mesh, row) for mesh, each in enumerate(timed) for row, bound in enumerate(each.least_bytes)]
     best, needed = timed[0].mesh, math.inf
     for bound, mesh, row in sorted(rows):
-        if bound >= needed:
+        if bound * (1 + k.margin) >= needed:  # no margin is below that one
             break
         plan = timed[mesh].plan(row)
         if partly and plan.recompute == "full" and plan.recompute_layers is None:
@@ -73,7 +74,7 @@ def _least(model: Architecture, timed: list[Timed], k: Constants, partly: bool) 
             if most == 1:
                 continue
             plan = plan.changed(recompute_layers=most - 1)
-        total = plan_memory(model, plan, k).total
+        total = plan_memory(model, plan, k).total * (1 + margin_of(plan, k))
         if total < needed:
             best, needed = plan, total
     return best, needed

@@ -56,14 +56,14 @@ def sent_bytes(
     `setup.sequence_parallel` a message between stages is cut into t, and norms, positions and biases behind a sum
     have their gradients summed over tp once a micro-batch; with `gather_again` the gathered inputs are not kept,
     and gathered once more (`activation_bytes` takes the same word). Under ZeRO 2 and 3 each micro-batch reduces,
-    under 3 it gathers twice. Where the
-    states are split among `setup.shard` ranks alone, these send so, and each reduction is followed by an all-reduce of
-    a rank's shard with those that hold the same one.
+    under 3 it gathers twice. Where the states are split among `setup.shard` ranks alone, these send so, and each
+    reduction is followed by an all-reduce of a rank's shard with those that hold the same one.
 
     What `setup.recompute` repeats, layer by layer, sends again what its forward pass sent: a full one 2 of tp's
-    all-reduces a layer, and it and a selective one cp's ring of keys and values. ZeRO 3 gathers no third time: a layer
-    is computed again when its backward pass has gathered it. All numbers travel in `element_bytes`. ``ValueError``
-    where the model cannot be cut like that.
+    all-reduces a layer, and it and a selective one cp's ring of keys and values. (A schedule that splits backward
+    passes repeats whole stages, and sends the sums of embedding and loss again, which are not counted here.) ZeRO 3
+    gathers no third time: a layer is computed again when its backward pass has gathered it. All numbers travel in
+    `element_bytes`. ``ValueError`` where the model cannot be cut like that.
 
     Experts lie on q = `setup.ep` ranks of dp. Each layer with experts sends what `ep.step_bytes` counts with a copy a
     rank, under uniform routing to V ranks a token; beside it go, for each choice, the row (8 bytes), its weight and the

@@ -6,11 +6,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.testing import assert_close
 
 from dtlib import lab
 from dtlib.ranks import dp, pp
 from dtlib.ranks.mesh import Mesh
+from dtlib.ranks.model import GPT, GPTConfig
 from dtlib.theory import pp as theory
 
 B, S, H, M = 4, 3, 6, 2
@@ -132,6 +134,15 @@ def torchs_own():
     pipeline(stages, theory.zb_v(1, M))
 
 
+def torchs_own_in_micro_batches():
+    stages = [nn.parallel.DistributedDataParallel(Layer(k)) for k in (0, 1)]
+    pipeline(stages, theory.interleaved(1, M, 2))
+
+
+def sharded():
+    pipeline([fully_shard(Layer(k)) for k in (0, 1)], theory.zb_v(1, M))
+
+
 REFUSED = {
     "stages must leave their input as it is": lambda: step(Layer(0), InPlace()),
     "as it is, and stage 1 changes it in place": lambda: step(Layer(0), InPlace(), recompute=True),
@@ -151,6 +162,8 @@ REFUSED = {
     ),
     "with s a multiple of 2 (parts)": lambda: step(Layer(0), Layer(1), parts=2),
     "must not be in torch's DistributedDataParallel": torchs_own,
+    "DistributedDataParallel where a step has several backward passes": torchs_own_in_micro_batches,
+    "must not be in torch's FSDP where ZB-V": sharded,
 }
 
 
@@ -233,3 +246,11 @@ def test_stages_in_data_parallel_wrappers_have_the_mean_gradient_under_every_sch
     for place, found in lab.run(wrapped, 4):
         for gradient in found:
             assert_close(gradient, stages[place].weight.grad, **CLOSE)
+
+
+@pytest.mark.parametrize("rotary", [False, True])
+def test_more_tokens_than_the_model_has_positions_for_are_refused(rotary):
+    first = pp.cut(GPT(GPTConfig(hidden=8, num_heads=2, vocab=16, seq=8, rotary=rotary)), 2)[0]
+    first(torch.zeros(1, 8, dtype=torch.int64))
+    with pytest.raises(ValueError, match="at most seq=8 columns, not 9"):
+        first(torch.zeros(1, 9, dtype=torch.int64))

@@ -175,6 +175,19 @@ def refused(make):
     return str(error.value)
 
 
+@pytest.mark.parametrize("zero", [0, 2])
+def test_weights_that_are_trained_later_are_refused(zero):
+    def unfrozen():
+        apart = built(case("dp 2, pp 2", config=LLAMA, frozen=FIRST, zero=zero))
+        for each in apart.stages.values():
+            each.requires_grad_(True)
+        if apart.mesh.coordinates()["pp"] == 0:
+            with pytest.raises(RuntimeError, match="changed after the module was wrapped"):
+                apart.backward(*rows(8))
+
+    lab.run(unfrozen, 4)
+
+
 def rows(s):
     tokens = torch.zeros(4, s, dtype=torch.long)
     return tokens, tokens

@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from dtlib.grading.exercises.result import SIGNS, is_told_of, once
 from dtlib.grading.sandbox.walls import MEANING
+from dtlib.theory.units import format_count
 
 from .folder import FEEDBACK
 from .record import ABSENT, WAITING, WHOLE, Record, digest_of, has_late
@@ -105,7 +106,7 @@ def _seeds(group: Record) -> list[str]:
 def _distribution(row: Record) -> Markdown:
     """How many learners have how many points in an exercise, as a small picture."""
     counts = row["distribution"]
-    said = ", ".join(f"{points} points: {count}" for points, count in enumerate(counts) if count)
+    said = ", ".join(f"{format_count(points, 'point')}: {count}" for points, count in enumerate(counts) if count)
     return Markdown(_filled("distribution.svg", counts=counts, most_learners=max(1, *counts), said=said or "nobody"))
 
 
