@@ -291,7 +291,8 @@ def shows(label: str, of: str, rtol: float = 1e-3) -> Callable[[Observed, int], 
     def early(observed: Observed, rank: int) -> bool:
         said = observed.said[rank][of]
         norm = float(np.linalg.norm(said.astype(np.float64))) if plain.is_array(said) else math.nan
-        return not all(abs(ask.shown - norm) <= rtol * norm for ask in observed.seen.asked(rank, label))
+        shown = [ask.shown for ask in observed.seen.asked(rank, label)]
+        return not np.allclose(shown, norm, rtol=rtol, atol=0, equal_nan=True)
 
     return early
 

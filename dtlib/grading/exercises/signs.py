@@ -102,7 +102,9 @@ def _thrown_away(each: Observed) -> bool:
 
 
 ABANDONED = Sign(lambda failing, passing: any(map(_thrown_away, failing)))
-OVERWRITTEN = some_rank(lambda said, case: any(plain.is_array(each) and np.isnan(each).any() for each in said.values()))
+OVERWRITTEN = every(lambda each: any(op == "send" for _, _, _, op, *_ in each.seen.log) and any(
+    plain.is_array(told) and np.isnan(told).any() for said in each.said for told in said.values()
+))  # fmt: skip
 DEADLOCK = Sign(lambda failing, passing: any(map(_hangs, failing)) and not any(map(_thrown_away, failing)))
 NEVER_ENDS = Sign(lambda failing, passing: any(each.trouble and each.trouble.kind == "hung" for each in failing))
 NEVER = Sign(lambda failing, passing: False)  # of what a finding names by itself

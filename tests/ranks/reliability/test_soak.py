@@ -108,9 +108,11 @@ def outcome(kind, n, fault, behind, folder, told, wanted):
 
 
 def assert_names(error, fault, n):
-    """Whether the `error` says which rank it was and when, and in which collective another one was that waited."""
+    """Whether the `error` says which rank it was and when, and in which collective another one waited, or where it was
+    when a rank died."""
     if n > 1 and not isinstance(fault, lab.flip):  # which is raised
-        assert re.search(r"anks? [\d, and]+ w(as|ere) in [a-z_]+ at step \d", str(error)), str(error)
+        where = r"(in [a-z_]+|at .+)" if isinstance(fault, lab.kill) else r"in [a-z_]+"
+        assert re.search(rf"anks? [\d, and]+ w(as|ere) {where} at step \d", str(error)), str(error)
     if isinstance(error, lab.RankTimeout):
         assert isinstance(fault, lab.stop | lab.cut)
         assert f"ank {fault.rank} {fault.told}" in str(error)

@@ -17,7 +17,7 @@ from ._attention import Merge, merged, seen
 
 TOLERANCE = 3e-4  # float32, means of numbers around 1, with weights from scores of up to some hundred
 LARGE = 100.0  # queries with which scores are too large for an exponential
-GRANTED = 8  # of a rank's tensors: three that are given, the output, products, and room; and what each block gives
+GRANTED = 8  # of a rank's tensors: three that are given, the output, products, and room; thrice what each block gives
 
 
 def draw(rng: inputs.Rng) -> inputs.Cases:
@@ -103,7 +103,7 @@ def held(blocks: float) -> Callable[[Case, int], float]:
 
     def most(case: Case, rank: int) -> float:
         own, longest = case["lengths"][rank], max(case["lengths"])
-        rows = (GRANTED + case["world_size"]) * own + 2 * blocks * longest
+        rows = (GRANTED + 3 * case["world_size"]) * own + 2 * blocks * longest
         return oracle.FLOAT_BYTES * case["heads"] * (rows * case["width"] + 2 * own * longest) + ROOM
 
     return most
