@@ -34,7 +34,7 @@ KINDS = {
 #: of a message over those of a layer, whether there is a barrier, and the plan that has just room, or just not.
 ROOM = (
     (7, 28, 0.003, True, "interleaved"), (5, 5, 0.003, True, "interleaved"), (5, 20, 0.003, False, "ZB-H2"),
-    (7, 14, 0.5, True, "ZB-H1"), (7, 9, 0.5, True, "1F1B"), (7, 4, 0.5, False, "1F1B"), (7, 9, 0.5, True, "GPipe"),
+    (7, 13, 0.5, True, "ZB-H1"), (7, 12, 0.5, True, "1F1B"), (7, 4, 0.5, False, "1F1B"), (7, 9, 0.5, True, "GPipe"),
 )  # fmt: skip
 CHUNKS = (0.03, 0.35, 6.0)  # seconds of a message over those of a layer: twelve chunks, four, and one
 

@@ -13,7 +13,7 @@ Plan = tuple[int, int]
 #: times faster a node is inside, and the plan that has just room, with the bytes to spare (below 0: it has not).
 KINDS = {
     "everything fits": (8, 1, 4, (4, 2, 8), 30, 9, (0, 1), 0),
-    "not quite everything": (8, 1, 4, (4, 2, 8), 30, 9, (0, 1), -1),
+    "not quite everything": (4, 1, 4, (4, 2, 8), 30, 9, (0, 1), -1),
     "states shared by a node": (8, 4, 8, (2, 2, 12), 30, 9, (1, 8), 0),
     "not quite by a node": (8, 4, 8, (2, 2, 12), 30, 5, (1, 8), -1),
     "states shared by all": (8, 8, 8, (2, 4, 12), 10, 12, (1, 64), 0),
@@ -31,10 +31,10 @@ KINDS = {
     "many micro-batches": (8, 8, 32, (2, 2, 12), 20, 9, (1, 64), 0),
     "one micro-batch": (8, 8, 1, (2, 2, 12), 20, 3, (1, 64), 0),
     "a node alone, wide gradients": (8, 1, 4, (2, 4, 8), 30, 9, (1, 2), 0),
+    "wide weights": (8, 4, 8, (4, 2, 8), 30, 9, (1, 4), 0),
     "wide states": (8, 8, 4, (2, 2, 24), 30, 7, (1, 64), 0),
     "hopeless": (8, 4, 4, (2, 2, 12), 40, 9, (3, 32), -1),
 }
-
 
 RATES = {"many micro-batches": 200e9, "one micro-batch": 5e9}  # across: no other rate gives both answers
 
