@@ -36,8 +36,8 @@ def case(rng: Rng, number: int, kind: str, widths: tuple[int, ...], share: float
     num_params = 10**4 * int(rng.integers(10**3, 10**5))
     trained = round(num_params * share)
     drawn = rng.uniform(0.5, 4, STEPS)
-    if share == 1:  # batches that grow where nothing stays, and shrink where something does
-        drawn = np.sort(drawn * (1, 2, 4))[:: -1 if kind in (GRAPH, OUTPUTS) else 1]
+    if share == 1 or kind == GRAPH:  # batches that grow, or shrink where something stays: with a graph both
+        drawn = np.sort(drawn * (1, 2, 4))[:: -1 if share == 1 and kind in (GRAPH, OUTPUTS) else 1]
     activations = [int(each) for each in num_params * drawn]
     outputs = [each // int(rng.integers(8, 20)) for each in activations]
     held, meant = (moments(each, num_params, trained, widths, activations, outputs) for each in (kind, NOTHING))

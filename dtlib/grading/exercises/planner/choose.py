@@ -1,7 +1,7 @@
 """planner.3: the fastest degrees that fit, for three clusters; on paper."""
 
-import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from dtlib.grading.exercises import choice
@@ -56,7 +56,7 @@ def draw(rng: Rng) -> Cases:
     """Each kind with its memory and rates a little changed, and clusters and models that nobody has seen before."""
     cases = [case(rng, *kind) for kind in KINDS.items()]
     cases += [case(rng, "drawn", drawn(rng, 96)) for _ in range(6)]
-    return cases + [told_apart(rng, wrong) for wrong in (as_many_as_stages, behind_all_of_it, over_parts_of_nodes)]
+    return cases + [told_apart(rng, wrong) for wrong in WRONG]
 
 
 def drawn(rng: Rng, sequences: int) -> tuple[int, ...]:
@@ -70,12 +70,11 @@ def drawn(rng: Rng, sequences: int) -> tuple[int, ...]:
 
 def told_apart(rng: Rng, wrong: Callable[[Job], Seconds]) -> Job:
     """A case with few sequences, where the best plan of a wrong theory is not possible or at least 5 % slower."""
-    while True:
-        told = case(rng, "drawn", drawn(rng, int(rng.choice([4, 6, 96]))))
-        job, right = told["arguments"][0], {tuple(plan): seconds for *plan, seconds in told["plans"]}
-        by_wrong = wrong(job) if right else {}
-        if by_wrong and right.get(min(by_wrong, key=by_wrong.__getitem__), math.inf) > 1.05 * min(right.values()):
-            return told
+    return choice.led_astray(
+        rng, lambda rng: case(rng, "drawn", drawn(rng, int(rng.choice([4, 6, 96])))),
+        lambda told: {tuple(plan): seconds for *plan, seconds in told["plans"]},
+        lambda told: wrong(told["arguments"][0]), 1.05,
+    )  # fmt: skip
 
 
 def case(rng: Rng, kind: str, sizes: tuple[float, ...]) -> Job:
@@ -140,27 +139,25 @@ def possible(job: Job, needed: Cost = needed, seconds: Cost = seconds, *, fill_n
     return found
 
 
-def as_many_as_stages(job: Job) -> Seconds:
-    """With as many micro-batches in flight as there are stages, also where there are not so many."""
-    return possible(job, needed=lambda job, dp, tp, pp: needed(job | {"sequences": dp * pp}, dp, tp, pp))
+def behind_all_of_it(job: Job, dp: int, tp: int, pp: int) -> float:
+    """Seconds with the gradients sent behind all of a micro-batch, and not behind its backward pass."""
+    here = of_rank(job, dp, tp, pp)
+    gradients, c = phase(here, "dp", here["gradient_bytes"]), here["micro_seconds"]
+    return seconds(job, dp, tp, pp) - max(0.0, gradients - 2 * c / 3) + max(0.0, gradients - c)
 
 
-def over_parts_of_nodes(job: Job) -> Seconds:
-    """With groups of which one lies in a node and another in two."""
-    return possible(job, fill_nodes=False)
+def bubble_without_tp(job: Job, dp: int, tp: int, pp: int) -> float:
+    """Seconds with no messages of tp where the stages wait for each other."""
+    here = of_rank(job, dp, tp, pp)
+    return seconds(job, dp, tp, pp) - (pp - 1) * seen(here)[0] / here["micro_batches"]
 
 
-def behind_all_of_it(job: Job) -> Seconds:
-    """With the gradients sent behind all of a micro-batch, and not behind its backward pass."""
-
-    def wrong(job: Job, dp: int, tp: int, pp: int) -> float:
-        here = of_rank(job, dp, tp, pp)
-        gradients, c = phase(here, "dp", here["gradient_bytes"]), here["micro_seconds"]
-        return seconds(job, dp, tp, pp) - max(0.0, gradients - 2 * c / 3) + max(0.0, gradients - c)
-
-    return possible(job, seconds=wrong)
-
-
+#: As many micro-batches in flight as there are stages, groups in one node and in two, and other seconds.
+WRONG: tuple[Callable[[Job], Seconds], ...] = (
+    partial(possible, needed=lambda job, dp, tp, pp: needed(job | {"sequences": dp * pp}, dp, tp, pp)),
+    partial(possible, fill_nodes=False),
+    *(partial(possible, seconds=wrong) for wrong in (behind_all_of_it, bubble_without_tp)),
+)
 EXERCISE = on_paper(
     "planner.3", "choose_degrees", "Which degrees for this cluster?", draw,
     *choice.plans(

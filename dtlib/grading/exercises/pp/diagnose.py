@@ -9,23 +9,23 @@ from dtlib.theory import pp
 
 Actions = list[list[tuple[str, int]]]
 
-#: Schedule, ranks, micro-batches, what is slow ("stage", "link" or nothing), the limit, and whether there is a hiccup.
+#: Schedule, ranks, micro-batches, what is slow ("stage", "link" or nothing), the limit, and which action hiccups.
 KINDS = (
-    ("1F1B", 4, 8, "", None, False), ("1F1B", 4, 8, "", None, True), ("1F1B", 4, 10, "stage", None, True),
-    ("1F1B", 3, 7, "link", None, False), ("1F1B", 2, 5, "link", None, True), ("1F1B", 5, 8, "stage", 3, False),
-    ("1F1B", 4, 8, "", 2, True), ("1F1B", 6, 9, "link", 4, False), ("1F1B", 4, 3, "stage", None, False),
-    ("GPipe", 4, 6, "", None, False), ("GPipe", 4, 6, "stage", None, True), ("GPipe", 3, 8, "", 4, False),
-    ("GPipe", 4, 9, "link", 3, True), ("GPipe", 5, 6, "link", None, False), ("GPipe", 3, 6, "stage", 2, False),
-    ("sequential", 3, 6, "", None, False), ("sequential", 4, 6, "stage", None, False),
-    ("sequential", 3, 6, "link", None, True),
-    ("ZB-H1", 4, 8, "", None, True), ("ZB-H1", 3, 8, "stage", None, False), ("ZB-H1", 4, 9, "link", None, False),
-    ("ZB-H2", 3, 8, "", None, False), ("ZB-H2", 4, 9, "stage", None, True), ("ZB-H2", 3, 7, "link", None, False),
+    ("1F1B", 4, 8, "", None, ""), ("1F1B", 4, 8, "", None, "first"), ("1F1B", 4, 10, "stage", None, "any"),
+    ("1F1B", 3, 7, "link", None, ""), ("1F1B", 2, 5, "link", None, "backward"), ("1F1B", 5, 8, "stage", 3, ""),
+    ("1F1B", 4, 8, "", 2, "second"), ("1F1B", 6, 9, "link", 4, ""), ("1F1B", 4, 3, "stage", None, ""),
+    ("GPipe", 4, 6, "", None, ""), ("GPipe", 4, 6, "stage", None, "any"), ("GPipe", 3, 8, "", 4, ""),
+    ("GPipe", 4, 9, "link", 3, "last"), ("GPipe", 5, 6, "link", None, ""), ("GPipe", 3, 6, "stage", 2, ""),
+    ("sequential", 3, 6, "", None, ""), ("sequential", 4, 6, "stage", None, ""),
+    ("sequential", 3, 6, "link", None, "second"),
+    ("ZB-H1", 4, 8, "", None, "last"), ("ZB-H1", 3, 8, "stage", None, ""), ("ZB-H1", 4, 9, "link", None, ""),
+    ("ZB-H2", 3, 8, "", None, ""), ("ZB-H2", 4, 9, "stage", None, "any"), ("ZB-H2", 3, 7, "link", None, ""),
 )  # fmt: skip
 """Each kind once, in any order."""
 
 
 def case(
-    rng: Rng, number: int, schedule: str, p: int, m: int, slow: str, limit: int | None, hiccup: bool
+    rng: Rng, number: int, schedule: str, p: int, m: int, slow: str, limit: int | None, hiccup: str
 ) -> dict[str, Any]:
     # Slow links of quick ranks are quicker than healthy ones of slow ranks: what a message should take is told.
     unit = float({"link": rng.uniform(5, 15), "": rng.uniform(60, 150)}.get(slow, rng.uniform(5, 150)))  # milliseconds
@@ -39,11 +39,14 @@ def case(
     if slow == "link":
         message[place] = float(rng.uniform(12, 25)) * healthy
     actions = made(schedule, p, m, limit)
-    held_up = int(rng.integers(p)), int(rng.integers(2 * m)) if slow else 0  # where nothing is slow, the first action
+    rank = int(rng.integers(p))
+    own, chance = "".join(kind for kind, _ in actions[rank]), int(rng.integers(2 * m))
+    places = {"first": 0, "second": 1, "backward": own.index(own.lstrip("F")[0]), "last": len(own) - 1, "any": chance}
+    held_up = rank, places.get(hiccup)
 
     def seconds(kind: str, rank: int, at: int) -> float:
         base = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 0.9}[kind] * unit * factors[rank]
-        return base * float(rng.uniform(0.97, 1.03)) * (8 if hiccup and (rank, at) == held_up else 1)
+        return base * float(rng.uniform(0.97, 1.03)) * (8 if (rank, at) == held_up else 1)
 
     run = [p, m, healthy, timeline(actions, seconds, message)]
     told = f"{slow} {place}" if slow else "nothing"
