@@ -19,9 +19,10 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).parents[1]
 SOAK = ROOT / "_build" / "soak"
 ROOMS = {
-    "grading": ["-n2", "-knot Busy", "tests/grading"],
+    "grading": ["-n2", "-knot Busy and not every_seed", "tests/grading"],
     "busy": ["-kBusy", "tests/grading/test_soak.py"],  # makes the machine so: beside nothing else
     **{room: ["-n2", f"tests/{room}"] for room in ("lab", "ranks", "theory", "book")},
+    "seeds": ["-n2", "-kevery_seed", "tests/grading/test_soak.py"],  # longer than all others together
 }
 ENDS = {"failure": "failed", "error": "failed", "skipped": "skipped"}  # what junit calls them
 

@@ -93,6 +93,9 @@ def judge(
     if doubted and few and expected.source is not None:
         expected.source.measure(expected, expected.eps, MOST_RUNS)
         rows, cases = _rows(expected, held, axes, micro_batches)
+    sure_kinds = {(row.kind.code, row.kind.axes) for row in rows if row.kind.alone is None}
+    rows = [row if (row.kind.code, row.kind.axes) in sure_kinds else replace(row, kind=row.kind.alone or row.kind)
+            for row in rows]  # fmt: skip
     rows = [row if row.agrees else replace(row, kind=_likeliest(row, cases, rows)) for row in rows]
     rows = _cut_off(rows, cases, expected, doubted)
     rows = [replace(row, kind=_following(row, rows[:n])) if row.kind.code in _VAGUE else row
@@ -154,14 +157,15 @@ def kind_of(case: Case) -> Kind:
     if kind.code not in ("unknown", "some ranks", "rank alone") or (part := case.where_it_differs()) is None:
         return kind
     count = len(np.unique(np.concatenate([h.index for h in part.held])))
-    closer = Kind("unknown") if case.is_chance(count) else _explained(part)
+    closer = _explained(part)
     if closer.code in ("unknown", "some ranks", "rank alone") and (rows := some_rows(case)):
         return rows
     if closer.code in ("unknown", "some ranks", "rank alone", "another order", "noise", "factor"):
         return kind
     if closer.code == "zeros" and not closer.axes:
         closer = replace(closer, axes=case.axes.parting(case.differing, case.ranks), ranks=tuple(case.differing))
-    return replace(closer, words=f"{closer}, in {count} of {case.right.size} elements")
+    alone = kind if case.is_chance(count) else None
+    return replace(closer, words=f"{closer}, in {count} of {case.right.size} elements", alone=alone)
 
 
 def _explained(case: Case) -> Kind:
