@@ -55,8 +55,7 @@ def exchanged(job: Job, c: int) -> float:
 
 def can(job: Job, way: str, c: int) -> bool:
     """Whether tokens, chunks and heads can be cut so, and a rank has room for its tokens."""
-    g = job.num_kv_heads
-    shared = job.num_heads % c == 0 and (g % c == 0 or c % g == 0)
+    shared = job.num_heads % c == 0 and job.num_kv_heads % c * (c % job.num_kv_heads) == 0
     whole = {"zigzag": job.seq % (2 * c) == 0, "ulysses": shared}.get(way, True)
     return whole and (way == "none") == (c == 1) and job.seq % c == 0 and job.seq // c <= job.most_tokens
 
@@ -109,6 +108,7 @@ WRONG = {
     "heads of keys cut": ulysses_where(lambda job, c: job.num_heads % c == 0),
     "heads of queries cut": ulysses_where(lambda job, c: job.num_kv_heads % c * (c % job.num_kv_heads) == 0),
     "no more ranks than heads of keys": ulysses_where(lambda job, c: job.num_kv_heads % c == 0),
+    "no fewer ranks than heads of keys": ulysses_where(lambda job, c: job.num_heads % c + c % job.num_kv_heads == 0),
     "Ulysses hidden": Theory(exchanged=lambda job, c: 0.0),
     "whole sequence exchanged": Theory(exchanged=lambda job, c: c * exchanged(job, c)),
     "one rank left out": Theory(can=lambda job, way, c: way != "none" and can(job, way, c)),
@@ -116,6 +116,7 @@ WRONG = {
     "room forgotten": Theory(can=lambda job, way, c: can(job._replace(most_tokens=job.seq), way, c)),
     "room not used up": Theory(can=lambda job, way, c: can(job._replace(most_tokens=job.most_tokens - 1), way, c)),
     "first round whole": Theory(contiguous=lambda w, x, c: (c - 1) * max(2 * w, x) + 2 * w),
+    "first round sent": Theory(contiguous=lambda w, x, c: x + (c - 2) * max(2 * w, x) + 2 * w),
     "own part exchanged": Theory(exchanged=lambda job, c: c / (c - 1) * exchanged(job, c)),
 }
 ALIKE = (
