@@ -1,7 +1,8 @@
 """No argument of an exercise on paper can be ignored: who takes it for a constant is refused, whatever is drawn.
 
 The constants are those of the task's example, of two cases that are drawn once, and nothing (0, or the other truth).
-What a dictionary holds counts as an argument, entry by entry. And examples have the form of what a check hands out.
+What a dictionary or a pair of numbers holds counts as an argument, entry by entry. And examples have the form of what
+a check hands out.
 """
 
 from __future__ import annotations
@@ -80,14 +81,18 @@ def handed(arguments: Any) -> Any:
 
 
 def places(arguments: list[Any]) -> Iterator[Place]:
-    """Each argument, and each entry of one that is a dictionary with the same keys in every case."""
+    """Each argument, and each entry of one that is a dictionary with the same keys in every case, or a link [α, B]."""
     for number, each in enumerate(arguments):
         yield (number,)
-        if isinstance(each, dict):
-            for key, inner in each.items():
-                yield number, key
-                if isinstance(inner, dict):
-                    yield from ((number, key, deeper) for deeper in inner)
+        for key in entries(each):
+            yield number, key
+            yield from ((number, key, deeper) for deeper in entries(each[key]))
+
+
+def entries(value: Any) -> Iterable[Any]:
+    """The keys of a dictionary, or the places of a pair of numbers with a point."""
+    is_pair = isinstance(value, list) and [type(each) for each in value] == [float, float]
+    return value if isinstance(value, dict) else range(2) if is_pair else ()
 
 
 def at(arguments: Any, place: Place) -> Any:

@@ -78,17 +78,19 @@ def pairs(
     places: Iterable[str],
     allowed: Callable[[dict[str, Any]], bool] = lambda job: True,
 ) -> list[dict[str, Any]]:
-    """For each place, ``"key"`` or ``"key, key"``, two jobs that differ there alone, and no plan is right in both.
+    """For each place, ``"key"``, ``"key, key"`` or ``"key, index"``, two jobs that differ there alone.
 
-    So who takes what stands there for a constant is wrong in one of them. Of each job no plan is nearly the best one of
-    the other, and something is possible in one of them.
+    No plan is right in both, so who takes what stands there for a constant is wrong in one of them. Of each job no plan
+    is nearly the best one of the other, and something is possible in one of them.
     """
 
     def best(job: dict[str, Any]) -> set[Plan]:
         plans = possible(job)
         return {plan for plan, cost in plans.items() if cost <= _NEARLY * min(plans.values())}
 
-    def another(job: dict[str, Any], other: dict[str, Any], key: str, *inner: str) -> dict[str, Any]:
+    def another(job: Any, other: Any, key: str, *inner: str) -> Any:
+        if isinstance(job, list):
+            return [one if str(i) != key else two for i, (one, two) in enumerate(zip(job, other, strict=True))]
         return {**job, key: another(job[key], other[key], *inner) if inner else other[key]}
 
     found = []

@@ -15,10 +15,9 @@ Job = dict[str, Any]
 Plan = tuple[str, int]
 NAMES = ("dense", "bf16", "top-k", "low rank")
 GB = 1e9
-MORE = 30
 NUMBERS = (
-    "nodes", "cards", "inside", "across", "layers", "rows", "columns", "kept", "rank", "hidden", "room", "least",
-    "low_rank_delta", "work, bf16", "work, top-k", "work, low rank",
+    "nodes", "cards", "inside, 0", "inside, 1", "across, 0", "across, 1", "layers", "rows", "columns", "kept", "rank",
+    "hidden", "room", "least", "low_rank_delta", "work, bf16", "work, top-k", "work, low rank",
 )  # fmt: skip
 
 #: Nodes, cards of a node, rates inside and across in GB/s, layers, rows and columns of a matrix, the share that top-k
@@ -41,7 +40,7 @@ def draw(rng: Rng) -> Cases:
     cases = [case(kind, job_of(rng, *sizes)) for kind, sizes in KINDS.items()]
     cases += [case("told apart", choice.led_astray(rng, drawn, possible, wrong)) for wrong in WRONG]
     cases += [case("all but one alike", job) for job in choice.pairs(rng, drawn, possible, NUMBERS, is_share)]
-    return cases + [case("drawn", drawn(rng)) for _ in range(MORE)]
+    return cases + [case("drawn", drawn(rng)) for _ in range(30)]
 
 
 def drawn(rng: Rng) -> Job:
@@ -60,11 +59,12 @@ def job_of(
     rank: int, milliseconds: float, room: float, least: float,
 ) -> Job:  # fmt: skip
     near = [float(rng.uniform(0.97, 1.03)) for _ in range(4)]
+    slow = rng.choice([1, 1, 1, 30, 900], 2).tolist()  # to start a message
     usual = (8e-12, 5e-11, 5e-12 * (1 + rank))
     work = [float(f"{each * np.exp(rng.uniform(-2, 2)):.3g}") for each in usual]
     return {
-        "nodes": nodes, "cards": cards, "inside": [5e-6, inside * GB * near[0]],
-        "across": [5e-5, across * GB * near[1]],
+        "nodes": nodes, "cards": cards, "inside": [5e-6 * slow[0], inside * GB * near[0]],
+        "across": [5e-5 * slow[1], across * GB * near[1]],
         "layers": layers, "rows": rows, "columns": columns, "kept": int(share * layers * rows * columns), "rank": rank,
         "hidden": milliseconds / 1e3 * near[2], "room": room * GB * near[3], "least": least,
         "low_rank_delta": float(f"{rng.uniform(0.1, 0.4):.3g}"),
@@ -93,21 +93,21 @@ def payload(job: Job, name: str, *, indices: bool = True) -> float:
 
 def seconds(
     job: Job, name: str, across: int, *, rides: bool = False, indices: bool = True, cut: bool = True,
-    overlap: bool = True, works: bool = True, latency: bool = True, hides_work: bool = False,
+    overlap: bool = True, works: bool = True, late: tuple[int, int] = (1, 1), hides_work: bool = False,
     all_of_it: bool = False,
 ) -> float:  # fmt: skip
     """Seconds that a step waits; `rides` adds up what does not, with `cut` a card compresses its part alone."""
     nodes, cards, full = job["nodes"], job["cards"], payload(job, "dense")
-    inside, between = ([job[each][0] * latency, job[each][1]] for each in ("inside", "across"))
+    inside, between, (gathers, rings) = job["inside"], job["across"], late
 
     def exchange(n: int, num_bytes: float, link: list[float]) -> float:
         if name == "top-k" and not rides:
-            return (n - 1) * (link[0] + num_bytes / link[1])
-        return 2 * (n - 1) * (link[0] + num_bytes / n / link[1])
+            return (n - 1) * (gathers * link[0] + num_bytes / link[1])
+        return 2 * (n - 1) * (rings * link[0] + num_bytes / n / link[1])
 
     num_bytes = payload(job, name, indices=indices)
     if across:
-        transfer = 2 * (cards - 1) * (inside[0] + full / cards / inside[1])
+        transfer = 2 * (cards - 1) * (rings * inside[0] + full / cards / inside[1])
         transfer += exchange(nodes, num_bytes / (1 if all_of_it else cards), between)
     else:
         transfer = exchange(nodes * cards, num_bytes, between if nodes > 1 else inside)
@@ -140,8 +140,8 @@ def worked(job: Job, name: str) -> dict[Plan, float]:
 
 
 FALSE: tuple[dict[str, Any], ...] = (
-    {"rides": True}, {"indices": False}, {"cut": False}, {"overlap": False}, {"works": False}, {"latency": False},
-    {"hides_work": True}, {"all_of_it": True},
+    {"rides": True}, {"indices": False}, {"cut": False}, {"overlap": False}, {"works": False}, {"late": (0, 0)},
+    {"late": (0, 1)}, {"late": (1, 0)}, {"hides_work": True}, {"all_of_it": True},
 )  # fmt: skip
 WRONG: tuple[Callable[[Job], dict[Plan, float]], ...] = (
     *(partial(possible, seconds=partial(seconds, **each)) for each in FALSE),
@@ -156,9 +156,9 @@ WRONG: tuple[Callable[[Job], dict[Plan, float]], ...] = (
     *(partial(worked, name=name) for name in NAMES[1:]),
 )
 """Top-k added up on a ring, or without its indices; every card compresses all of it; nothing overlapped, no time for
-compressing, no latency, or compressing behind backward too; a card tells all of it; anything fits;
-residuals are not cut, all is kept, there is room; one place for all; top-k
-keeps all; free work of one scheme."""
+compressing, no latency at all, of gathering or of rings, or compressing behind backward too; a card tells all of it;
+anything fits; residuals are not cut, all is kept, there is room; one place for all; top-k keeps all; free work of one
+scheme."""
 
 EXERCISE = on_paper(
     "compression.7", "choose_scheme", "Which scheme, and where?", draw,

@@ -25,11 +25,9 @@ KINDS = {
     "few sequences": (64, 8, 80, 300, 25, 24, 4096, 1536, 32, 4, 8, 8192),
     "nodes of six": (24, 6, 60, 300, 25, 24, 3072, 1536, 48, 4, 48, 4096),
 }
-
-
 NUMBERS = (
-    "cards", "node", "room", "inside", "across", "layers", "hidden", "expert_hidden", "num_experts", "top_k",
-    "sequences", "seq",
+    "cards", "node", "room", "inside, 0", "inside, 1", "across, 0", "across, 1", "layers", "hidden", "expert_hidden",
+    "num_experts", "top_k", "sequences", "seq",
 )  # fmt: skip
 
 
@@ -60,10 +58,11 @@ def job_of(
     rng: Rng, cards: int, node: int, room: int, inside: int, across: int, layers: int, hidden: int, width: int,
     num_experts: int, top_k: int, sequences: int, seq: int,
 ) -> Job:  # fmt: skip
+    slow = rng.choice([1, 1, 1, 30, 900], 2).tolist()  # to start a message
     near = [float(rng.uniform(0.97, 1.03)) for _ in range(3)]
     return {
-        "cards": cards, "node": node, "room": room * GB * near[0], "inside": [5e-6, inside * GB * near[1]],
-        "across": [2e-5, across * GB * near[2]], "layers": layers, "hidden": hidden, "expert_hidden": width,
+        "cards": cards, "node": node, "room": room * GB * near[0], "inside": [5e-6 * slow[0], inside * GB * near[1]],
+        "across": [2e-5 * slow[1], across * GB * near[2]], "layers": layers, "hidden": hidden, "expert_hidden": width,
         "num_experts": num_experts, "top_k": min(top_k, num_experts), "sequences": sequences, "seq": seq,
     }  # fmt: skip
 

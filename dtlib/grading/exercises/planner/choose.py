@@ -43,6 +43,7 @@ KINDS = {
     "slow cards": (64, 8, 80, 300, 50, 32, 4096, 256, 4096),
     "fast cards": (64, 8, 80, 300, 50, 32, 4096, 256, 4096),
     "slow links inside": (64, 8, 80, 30, 25, 48, 8192, 256, 4096),
+    "slow to start inside": (64, 8, 80, 450, 50, 48, 8192, 256, 4096),
     "very fast links inside": (64, 8, 80, 3000, 25, 48, 8192, 256, 4096),
     "a wide table, just enough room": (16, 8, 80, 450, 50, 16, 2048, 256, 2048),
     "a wide table, not quite enough room": (16, 8, 80, 450, 50, 16, 2048, 256, 2048),
@@ -83,7 +84,7 @@ def case(rng: Rng, kind: str, sizes: tuple[float, ...]) -> Job:
     job: Job = {
         "cards": cards, "node": node, "room": room * GB * near[0], "layers": layers, "hidden": hidden,
         "rate": RATES.get(kind, 400e12) if kind in KINDS else float(rng.uniform(150, 900)) * 1e12,
-        "inside": [5e-6, inside * GB * near[1]],
+        "inside": [5e-3 if kind == "slow to start inside" else 5e-6, inside * GB * near[1]],
         "across": [20e-3 if kind == "cities apart" else 20e-6, across * GB * near[2]],
         "heads": hidden // 128, "sequences": batch, "seq": seq,
         "vocab": 1000 * int(rng.integers(30, 130)) + (WIDE if kind.startswith("a wide table") else 0),
