@@ -65,7 +65,7 @@ class Kind:
     words: str = ""
     ranks: tuple[int, ...] = ()
     others: tuple[Kind, ...] = ()  #: what would look the same here
-    alone: Kind | None = None  #: what is said instead where no other name has this kind: so few elements fit by chance
+    alone: Kind | None = None  #: said instead where no other name is sure to be of this kind: so few fit by chance
 
     def __str__(self) -> str:
         return self.words or KINDS[self.code]

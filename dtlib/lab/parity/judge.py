@@ -93,9 +93,6 @@ def judge(
     if doubted and few and expected.source is not None:
         expected.source.measure(expected, expected.eps, MOST_RUNS)
         rows, cases = _rows(expected, held, axes, micro_batches)
-    sure_kinds = {(row.kind.code, row.kind.axes) for row in rows if row.kind.alone is None}
-    rows = [row if (row.kind.code, row.kind.axes) in sure_kinds else replace(row, kind=row.kind.alone or row.kind)
-            for row in rows]  # fmt: skip
     rows = [row if row.agrees else replace(row, kind=_likeliest(row, cases, rows)) for row in rows]
     rows = _cut_off(rows, cases, expected, doubted)
     rows = [replace(row, kind=_following(row, rows[:n])) if row.kind.code in _VAGUE else row
@@ -108,7 +105,10 @@ def _rows(
 ) -> tuple[list[Row], dict[str, Case]]:
     cases = {name: Case(name, right.shape, right.ravel(), held[name], axes, expected, micro_batches, held)
              for name, right in expected.whole.items()}  # fmt: skip
-    return [_row(case) for case in cases.values()], cases
+    rows = [_row(case) for case in cases.values()]
+    sure = {(row.kind.code, row.kind.axes) for row in rows if row.kind.alone is None}
+    alone = [None if (row.kind.code, row.kind.axes) in sure else row.kind.alone for row in rows]
+    return [replace(row, kind=kind or row.kind) for row, kind in zip(rows, alone, strict=True)], cases
 
 
 def _cut_off(rows: list[Row], cases: dict[str, Case], expected: Expected, doubted: bool) -> list[Row]:

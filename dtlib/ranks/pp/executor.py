@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from dtlib.ranks.dp.base import DataParallel
@@ -24,7 +23,7 @@ from dtlib.ranks.model import IGNORED, next_token_loss
 from dtlib.ranks.shared.alike import described, refuse_unlike, refuse_unlike_calls
 from dtlib.ranks.shared.clipping import clip_grad_norm
 from dtlib.ranks.shared.parts import Piece, on_one_stage
-from dtlib.ranks.shared.replicas import raw_grad, set_raw_grad, split_modules
+from dtlib.ranks.shared.replicas import raw_grad, refuse_torchs, set_raw_grad, split_modules
 from dtlib.theory.pp import Action, Schedule, with_messages
 
 from .split import Saved, SplitBackward
@@ -52,7 +51,8 @@ class Pipeline:
     `tied` is the parameter that the first stage and the last one share, on the ranks that have them: where they are two
     copies, their gradients are added up. `around` is called with each action that computes, for a context to do it in.
     A stage may be wrapped for data parallelism: the weights' half of a split backward pass is one pass to it. A norm of
-    this rank's gradients alone, as torch's own clipping takes it, is refused: clip by `clip_grad_norm_`.
+    this rank's gradients alone, as torch's own clipping takes it, is refused: clip by `clip_grad_norm_`; so are torch's
+    own wrappers where they take one backward pass for several.
 
     ``ValueError`` before anything is sent for a schedule that `theory.pp.validate` refuses or that is not for this
     group, a group without this rank, stages that are not this rank's or are averaged with other ones, and `tied` on a
@@ -88,12 +88,7 @@ class Pipeline:
             )
         splits = any(action.kind == "W" for action in schedule.actions[self.rank])
         for stage in stages.values():
-            if isinstance(stage, DistributedDataParallel) and (splits or schedule.micro_batches > 1):
-                raise ValueError("stages must not be in torch's DistributedDataParallel where a step has several "
-                                 "backward passes, or halves of one: wrap them by ranks.dp")  # fmt: skip
-            if isinstance(stage, FSDPModule) and splits:
-                raise ValueError(f"stages must not be in torch's FSDP where {schedule.name} splits backward passes, "
-                                 "which it takes for several: wrap them by ranks.zero")  # fmt: skip
+            refuse_torchs(stage, is_split=splits, is_one=schedule.micro_batches == 1)
         talks = any(action.of for each in schedule.actions for action in each)
         self.schedule = schedule if talks else with_messages(schedule)
         self.stages, self.width, self.dtype, self.parts, self.group = dict(stages), width, dtype, parts, group

@@ -4,6 +4,7 @@ its gradients."""
 from __future__ import annotations
 
 import hashlib
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -93,6 +94,18 @@ def refuse_changes(before: list[tuple[Any, ...]], now: list[tuple[Any, ...]]) ->
             f"{names} changed after the module was wrapped (frozen, unfrozen, replaced or cast): it would be averaged "
             "wrongly or not at all. Change the module first, then wrap it"
         )
+
+
+def refuse_torchs(module: nn.Module, *, is_split: bool, is_one: bool) -> None:
+    """``ValueError`` for a wrapper of torch that sums gradients too early: where halves of a backward pass come apart
+    (`is_split`), or with DistributedDataParallel where more than one pass comes, in any order (not `is_one`)."""
+    if isinstance(module, nn.parallel.DistributedDataParallel) and (is_split or not is_one):
+        raise ValueError("stages must not be in torch's DistributedDataParallel where a step has several backward "
+                         "passes, or halves of one: wrap them by ranks.dp")  # fmt: skip
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # to import it takes a second
+    if is_split and fsdp is not None and any(isinstance(each, fsdp.FSDPModule) for each in module.modules()):
+        raise ValueError("stages must not be in torch's FSDP where the schedule splits backward passes, which it takes "
+                         "for several: wrap them by ranks.zero")  # fmt: skip
 
 
 def refuse_slices(module: nn.Module, group: Group, called: str = "group") -> None:

@@ -163,7 +163,7 @@ REFUSED = {
     "with s a multiple of 2 (parts)": lambda: step(Layer(0), Layer(1), parts=2),
     "must not be in torch's DistributedDataParallel": torchs_own,
     "DistributedDataParallel where a step has several backward passes": torchs_own_in_micro_batches,
-    "must not be in torch's FSDP where ZB-V": sharded,
+    "must not be in torch's FSDP where the schedule splits": sharded,
 }
 
 

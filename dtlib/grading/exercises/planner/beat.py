@@ -118,15 +118,22 @@ def find_unfit(observed: Observed) -> Finding | None:
 
 
 def never_again(failing: Sequence[Observed], passing: Sequence[Observed]) -> bool:
-    """Whether it goes wrong where all has to be computed again, for want of a plan or with one that would then fit."""
-    return all(again_it_fits(each) if each.has_come else each.case["is"]["long"] for each in failing)
+    """Whether it goes wrong where all has to be computed again, for want of a plan or with one that would then fit, and
+    goes right without."""
+    return all(again_it_fits(each) if each.has_come else each.case["is"]["long"] for each in failing) and not any(
+        computes_again(each) for each in passing
+    )
+
+
+def computes_again(observed: Observed) -> bool:
+    return bool(np.ravel(observed.said[0]["answer"] or 0)[-1])
 
 
 def again_it_fits(observed: Observed) -> bool:
     """Whether what was returned computes nothing again, and fits if it does."""
     answer = np.ravel(observed.said[0]["answer"] or 0).tolist()
     again = replace(observed, said=({**observed.said[0], "answer": [*answer[:-1], True]},))
-    return not answer[-1] and (observed.case["is"]["long"] or not planned(again)[1])
+    return not computes_again(observed) and (observed.case["is"]["long"] or not planned(again)[1])
 
 
 WRONG: Wrong = {"nothing computed again": Sign(never_again)}

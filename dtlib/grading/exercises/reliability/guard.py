@@ -14,7 +14,7 @@ from dtlib.grading.exercises.signs import NOTHING_ELSE, Sign, Theory, Wrong, eve
 
 from ._replicas import Words, draw, handed_out, played
 
-MOST_BYTES, MOST_MESSAGES = 256, 8  # to each other rank at a check
+MOST_BYTES, MOST_MESSAGES = 256, 16  # to each other rank at a check
 Vote = Callable[[Sequence[Hashable]], list[int]]
 
 
@@ -99,8 +99,8 @@ def find_more(each: Observed) -> Finding | None:
 
 
 def find_busy(each: Observed) -> Finding | None:
-    """That a rank sent more messages than its comparisons can need: objects take two gatherings, a total and then all
-    sums twice as many. (When a packet leaves is up to the system, also where it was sent in time.)"""
+    """That a rank sent more messages than its comparisons can need: objects take two gatherings, gloo cuts a sum in
+    four, and both may be asked for twice. (When a packet leaves is up to the system, also where it was in time.)"""
     case, sent = each.case, Counter(one.rank for one in each.seen.data())
     rank, found = max(sent.items(), key=lambda one: one[1], default=(0, 0))
     if found <= MOST_MESSAGES * (case["world_size"] - 1) * len(case["events"]):

@@ -38,9 +38,8 @@ def case(rng: Rng, number: int, wrong: str, how: str, n: int, tp: int) -> dict[s
     groups: Groups = {"world": list(range(n))}
     if tp < n:  # no name says which ranks
         slices, same = rng.permutation(n // tp), rng.permutation(tp)
-        if how.startswith(
-            "round"
-        ):  # all groups decide: in one run they have the names that the others have in the next
+        # Where all groups decide: in one run they have the names that the others have in the next.
+        if how.startswith("round"):
             slices, same = (np.arange(2)[:: -1 if "again" in how else 1],) * 2
         groups |= {f"tp {i}": list(range(at, at + tp)) for i, at in enumerate(tp * slices)}
         groups |= {f"dp {i}": list(range(at, n, tp)) for i, at in enumerate(same)}
