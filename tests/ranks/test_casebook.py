@@ -94,7 +94,7 @@ def tied_away():
 def stages_averaged(wrap):
     """Stages of one shape, wrapped over the ranks of the pipeline."""
     stage = {dist.get_rank(): wrap(nn.Linear(12, 12))}
-    pp.Pipeline(stage, SCHEDULES["1F1B"](N, 2), width=12)
+    pp.Pipeline(stage, SCHEDULES["1F1B"](N, 1), width=12)
 
 
 def at_both_ends(tied):
@@ -132,7 +132,7 @@ def norm_of_chunks():
     norm_of(model, next_token_loss(model(TOKENS[0]), TOKENS[1]))
 
 
-SLICES, OWN, LATE = "group must be of ranks that have the same slice", "belongs to some of its ranks", "changed after"
+SLICES, OWN, LATE = "must be of ranks that have the same slice", "belongs to some of its ranks", "changed after"
 STAGE = "stages must be wrapped over ranks that have the same one"
 NORM = "this is a rank's part of a gradient, and its norm is not the gradient's"
 REFUSED = {
