@@ -122,6 +122,7 @@ WRONG = {
 ALIKE = (
     ("not causal", "keys alone"), ("nothing hidden", "one product"), ("nothing hidden", "keys as wide as queries"),
     ("nothing hidden", "Ulysses hidden"), ("nothing hidden", "zig-zag no better"),
+    ("first round sent", "own part exchanged"),
 )  # fmt: skip
 
 
