@@ -70,7 +70,8 @@ def told_apart(runs: Iterable[Run]) -> list[Run]:
     for run in map(_by_memory, runs):
         k, plan = profile(run.framework), run.plans[0]
         may = k.stall_seconds > 0 and plan.pp > 1 and run.machine.node < plan.world_size and not k.stalls(plan)
-        held = may and abs(replace(run, stalled=True).log_error(k)) < abs(run.log_error(k))
+        free, stalled = (abs(replace(run, stalled=each).log_error(k)) for each in (False, True))
+        held = may and stalled < free
         marked.append(replace(run, stalled=held))
     return marked
 
