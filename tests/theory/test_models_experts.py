@@ -204,7 +204,7 @@ def test_ranks_share_experts_and_repeat_router_and_latents(tp, ep):
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("Mixtral-8x7B", {"num_local_experts": 0, "n_routed_experts": 8}, "not n_routed_experts=8"),
+        ("Mixtral-8x7B", {"n_routed_experts": 8}, "not n_routed_experts=8"),
         ("Mixtral-8x7B", {"num_experts_per_tok": None}, "config must have num_experts_per_tok beside num_local_exp"),
         ("Mixtral-8x7B", {"num_experts_per_tok": 9}, "top_k must be at most num_experts=8, not 9"),
         ("Mixtral-8x7B", {"shared_expert_intermediate_size": 64}, "not shared_expert_intermediate_size=64"),
@@ -226,6 +226,23 @@ def test_ranks_share_experts_and_repeat_router_and_latents(tp, ep):
 def test_a_key_that_changes_the_count_is_named(name, changes, message):
     with pytest.raises(ValueError, match=message):
         models.from_config({**EXPERTS[name], **changes})
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_who_does_not_say_how_many_experts_is_not_taken_for_dense(name):
+    """A shared one is an expert, too: libraries assume one or two of them where nothing is said."""
+    config = EXPERTS[name]
+    inner = next((key for key in ("text_config", "ffn_config") if key in config), "")
+    said = config[inner] if inner else config
+    numbers = [key for key in said if key.endswith(("local_experts", "num_experts", "_routed_experts"))]
+    shared = [key for key in said if key.startswith(("n_shared", "shared_expert"))]
+    for key, value in [(key, value) for key in numbers for value in ("missing", None, 0)] + [
+        (k, "missing") for k in shared
+    ]:
+        changed = {k: v if k != key else value for k, v in said.items() if (k, value) != (key, "missing")}
+        with pytest.raises(ValueError, match=f"{key}( must be .* not 0|[;,])"):
+            models.from_config({**config, inner: changed} if inner else changed)
+    assert len(numbers) == 1
 
 
 @pytest.mark.parametrize("name", EXPERTS)

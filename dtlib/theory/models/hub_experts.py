@@ -37,15 +37,15 @@ class ExpertKeys:
 
 
 def experts_of(given: Keys, keys: ExpertKeys, num_layers: int) -> Experts | None:
-    """The experts that a configuration describes, None where no layer has one."""
+    """The experts that a configuration describes, None where no layer has one; their number must be told."""
     layers = _layers(given, keys.layers, num_layers)
-    number, top_k, width = given.count(keys.number, 0), given.size(keys.top_k, 0), given.size((keys.width,), 0)
+    number, top_k, width = given.size((keys.number,)), given.size(keys.top_k, 0), given.size((keys.width,), 0)
     shared = width if keys.one_shared else 0
     if keys.shared_number:
         shared = width * given.count(keys.shared_number, 0)
     if keys.shared_width:
         shared = given.count(keys.shared_width, 0)
-    if not layers or not number:
+    if not layers:
         return None
     for key, value in ((keys.top_k[0], top_k), (keys.width, width)):
         if not value:

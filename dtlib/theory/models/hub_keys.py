@@ -59,7 +59,7 @@ _FROM = ExpertKeys(
     number="n_routed_experts", width="moe_intermediate_size", shared_number="n_shared_experts", layers="from"
 )
 _STEP = ExpertKeys(number="num_experts", width="moe_intermediate_size", layers="step")
-_DEEPSEEK = ("n_routed_experts", "moe_intermediate_size", "first_k_dense_replace")
+_DEEPSEEK = ("moe_intermediate_size", "n_shared_experts", "first_k_dense_replace")
 
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(switches={**_BIASED, **_MLP_BIASED}),
@@ -132,7 +132,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "olmoe": Family(
         made={"wide_qk_norms": True}, switches=_BIASED, required=_NO_MLP_BIAS, experts=ExpertKeys(number="num_experts"),
-        needed=("num_experts", "intermediate_size"),
+        needed=("intermediate_size",),
     ),
     "gpt_oss": Family(
         made={"attention_sinks": True}, window="all", full_every=2, stored_in=("mxfp4",),
@@ -141,21 +141,21 @@ FAMILIES: Mapping[str, Family] = {
             number="num_local_experts", top_k=("num_experts_per_tok", "experts_per_token"), router_bias=True,
             biases=True,
         ),
-        needed=("num_local_experts", "num_key_value_heads", "head_dim", "sliding_window"),
+        needed=("num_key_value_heads", "head_dim", "sliding_window"),
     ),
     "llama4_text": Family(
         switches={**_BIASED, "use_qk_norm": (True, ())}, window="chunks", width=("intermediate_size_mlp",),
         required=_NO_MLP_BIAS,
-        needed=("num_local_experts", "num_key_value_heads", "head_dim", "intermediate_size"),
+        needed=("num_key_value_heads", "head_dim", "intermediate_size"),
         experts=ExpertKeys(number="num_local_experts", one_shared=True, layers="list"),
     ),
     "phimoe": Family(
         made={"norm": "layer"}, switches={**_BIASED, "lm_head_bias": (False, ("head_bias",))}, window="all",
-        needed=("num_key_value_heads", "num_local_experts"), required=_NO_MLP_BIAS,
+        needed=("num_key_value_heads",), required=_NO_MLP_BIAS,
         experts=ExpertKeys(number="num_local_experts"),
     ),
     "grok-1": Family(
-        tied=True, made={"norms_per_layer": 4}, needed=("num_key_value_heads", "num_experts"), required=_PLAIN,
+        tied=True, made={"norms_per_layer": 4}, needed=("num_key_value_heads",), required=_PLAIN,
         experts=ExpertKeys(number="num_experts"),
     ),
 }  # fmt: skip
