@@ -60,6 +60,7 @@ def _latent(
 
 _FP8 = {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]}
 _MIXTRAL = {**_COMMON, "model_type": "mixtral", "output_router_logits": False, "router_aux_loss_coef": 0.02}
+_OF_A_PART = {"return_dict": True, "tie_word_embeddings": True, "max_length": 20, "top_k": 50, "id2label": {"0": "a"}}
 _PHIMOE = {**_COMMON, "model_type": "phimoe", "input_jitter_noise": 0.01, "router_jitter_noise": 0.01}
 
 EXPERTS = {
@@ -73,9 +74,10 @@ EXPERTS = {
         "model_type": "dbrx", "architectures": ["DbrxForCausalLM"], "d_model": 6144, "n_heads": 48, "n_layers": 40,
         "max_seq_len": 32768, "vocab_size": 100352, "emb_pdrop": 0.0, "resid_pdrop": 0.0, "tie_word_embeddings": False,
         "output_router_logits": False, "router_aux_loss_coef": 0.05,
-        "attn_config": {"clip_qkv": 8, "kv_n_heads": 8, "model_type": "", "rope_theta": 500000},
+        "attn_config": {"clip_qkv": 8, "kv_n_heads": 8, "model_type": "", "rope_theta": 500000, **_OF_A_PART},
         "ffn_config": {"ffn_hidden_size": 10752, "model_type": "", "moe_jitter_eps": 0.01, "moe_loss_weight": 0.05,
-                       "moe_num_experts": 16, "moe_top_k": 4},
+                       "moe_num_experts": 16, "moe_top_k": 4, "moe_normalize_expert_weights": 1,
+                       "uniform_expert_assignment": False, **_OF_A_PART},
     },
     "DeepSeekMoE-16B": _sizes(
         {**_DEEPSEEK, "model_type": "deepseek"}, 28, 2048, 16, 16, 10944, 102400, 4096, 6, n_routed_experts=64,
@@ -156,7 +158,7 @@ def shapes(config):
     the bias of DeepSeek-V3's and GLM's routers, which no gradient moves, is one.
     """
     c = {"attn_config": {}, "ffn_config": {}, **config.get("text_config", config)}
-    c |= {key: value for part in ("attn_config", "ffn_config") for key, value in c[part].items() if key != "model_type"}
+    c = {**c["attn_config"], **c["ffn_config"], **c}  # a part's own name and head are not the model's
     kind, h = c["model_type"], c.get("hidden_size", c.get("d_model"))
     layers, heads = c.get("num_hidden_layers", c.get("n_layers")), c.get("num_attention_heads", c.get("n_heads"))
     kv, vocab = c.get("num_key_value_heads", c.get("kv_n_heads")), c["vocab_size"]

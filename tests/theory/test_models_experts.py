@@ -162,6 +162,18 @@ def test_layers_with_experts_are_those_that_one_would_list(first, every):
     [
         ("Qwen3-30B-A3B", {"decoder_sparse_step": 2}),
         ("Qwen3-30B-A3B", {"mlp_only_layers": [0, 1, 2]}),
+        (
+            "Qwen3-30B-A3B",
+            {
+                "num_hidden_layers": 62,
+                "hidden_size": 6144,
+                "num_attention_heads": 96,
+                "num_experts": 160,
+                "qkv_bias": False,
+                "shared_expert_intermediate_size": 0,
+                "use_qk_norm": True,
+            },
+        ),  # Coder's
         ("Qwen1.5-MoE-A2.7B", {"decoder_sparse_step": 3, "mlp_only_layers": [2]}),
         ("Llama-4-Maverick (text)", {"moe_layers": None, "interleave_moe_layer_step": 4}),
         ("DeepSeek-V3", {"first_k_dense_replace": 0}),
@@ -215,7 +227,12 @@ def test_ranks_share_experts_and_repeat_router_and_latents(tp, ep):
         ("Qwen3-30B-A3B", {"mlp_only_layers": [1]}, r"mlp_only_layers must leave layers with experts at equal .*\[1\]"),
         ("Qwen3-30B-A3B", {"mlp_only_layers": [48]}, r"mlp_only_layers must be layers below 48, not \[48\]"),
         ("Qwen3-30B-A3B", {"mlp_only_layers": 3}, "mlp_only_layers must be a list of layers, each once, not 3"),
-        ("Qwen3-30B-A3B", {"shared_expert_intermediate_size": 64}, "not shared_expert_intermediate_size=64"),
+        (
+            "Qwen3-30B-A3B",
+            {"shared_expert_intermediate_size": 64},
+            "shared_expert_intermediate_size must be 0 or .* 64",
+        ),
+        ("Qwen3-30B-A3B", {"use_qk_norm": False}, "use_qk_norm must be True or absent"),
         ("Llama-4-Maverick (text)", {"moe_layers": [1, 2, 4]}, r"moe_layers must leave layers with experts at equal"),
         ("Llama-4-Maverick (text)", {"no_rope_layers": [1, 0]}, "no_rope_layers must be 48 of 0 and 1, not"),
         ("DBRX", {"ffn_config": None}, "ffn_config must be an object of hyperparameters, not None"),

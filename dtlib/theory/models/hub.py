@@ -80,8 +80,8 @@ def _inner(config: Mapping[str, Any]) -> Mapping[str, Any]:
             raise ValueError(f"{key} must be an object of hyperparameters, not {config.get(key)!r}")
     if groups == ("text_config",):
         return {**config["text_config"], "_name_or_path": config.get("_name_or_path")}
-    inner = {key: value for group in groups for key, value in config[group].items()}
-    return {**inner, **{key: value for key, value in config.items() if key not in groups}}
+    inner = {key: value for group in groups for key, value in config[group].items() if key != "tie_word_embeddings"}
+    return {**inner, **{key: value for key, value in config.items() if key not in groups}}  # no part of a layer is tied
 
 
 def _switched(given: Keys, family: Family) -> dict[str, bool]:
