@@ -215,8 +215,9 @@ _HARMLESS = """
     begin_suppress_tokens exponential_decay_length_penalty finetuning_task id2label label2id task_specific_params
     router_aux_loss_coef output_router_logits router_jitter_noise input_jitter_noise norm_topk_prob scoring_func
     routed_scaling_factor topk_method n_group topk_group aux_loss_alpha seq_aux ep_size num_nextn_predict_layers
-    moe_jitter_eps moe_loss_weight moe_normalize_expert_weights uniform_expert_assignment ffn_act_fn swiglu_limit initial_context_length
-    clip_qkv emb_pdrop attn_output_multiplier embedding_multiplier_scale output_multiplier_scale max_attn_value
+    moe_jitter_eps moe_loss_weight moe_normalize_expert_weights uniform_expert_assignment ffn_act_fn swiglu_limit
+    initial_context_length clip_qkv emb_pdrop attn_output_multiplier embedding_multiplier_scale
+    output_multiplier_scale max_attn_value
     attn_temperature_tuning floor_scale attn_scale for_llm_compressor
 
     problem_type chunk_size_feed_forward cross_attention_hidden_size
