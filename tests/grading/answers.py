@@ -30,7 +30,7 @@ SEED = 20261
 FEW = tuple({(name.partition(".")[0], bank.is_on_paper(each)): name for name, each in all_exercises().items()}.values())
 _IN_A_START = 40  # jobs
 _AT_ONCE = 2  # starts
-_FEW = 2  # cases, that name most mistakes; twice as many name nearly all
+_FEW = (1, 2, 4, 8, 16, sys.maxsize)  # cases: one names most mistakes, few need many
 T = TypeVar("T")
 
 
@@ -136,11 +136,11 @@ class Tried:
 def try_all(sandbox: Sandbox, tried: Sequence[Tried]) -> list[Tried]:
     """Run all of them, many in one start; those of whom there is a complaint.
 
-    Who is complained of after a few cases is tried on more, then on all that its check looks at; and who still is, on
+    Who is complained of after a case is tried on more, in the end on all that its check looks at; and who still is, on
     all, alone in its processes.
     """
     complained_of = list(tried)
-    for few in (_FEW, 2 * _FEW, sys.maxsize):
+    for few in _FEW:
         for each in complained_of:
             each.few = each.few and few
         _try(sandbox, complained_of)
@@ -208,7 +208,7 @@ def tried_on(exercise: str, seed: int = SEED) -> list[Tried]:
     unweighed = {check.name for check in known.checks if check.kind == "memory"}
     for program in programs(exercise)[1:]:
         if program.check in unweighed or not is_of_memory(known, program):
-            found.append(Tried(known, program, seed, program.check in unweighed, few=_FEW if program.check else 0))
+            found.append(Tried(known, program, seed, program.check in unweighed, few=_FEW[0] if program.check else 0))
         unweighed.discard(program.check)
     return found
 

@@ -138,7 +138,7 @@ class Run:
         self.number, self.losses, self.dice = values["number"], list(values["losses"]), torch.get_rng_state()
 
 
-def trained(kinds, steps, folder=None, dropout=0.0, at=lambda number: None):
+def trained(kinds, steps, folder=None, dropout=0.0, at=lambda number: None, saves=True):
     """The loss curves of these kinds, each of which goes on from `folder` and saves there after each step; the seed of
     a life that resumes is another one. `at` is told of each step."""
     life = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
@@ -152,6 +152,6 @@ def trained(kinds, steps, folder=None, dropout=0.0, at=lambda number: None):
         for run in runs:
             if run.number == number:
                 run.step()
-                if folder:
+                if folder and saves:
                     run.save(Path(folder, run.kind))
     return {run.kind: run.losses for run in runs}

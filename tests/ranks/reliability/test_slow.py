@@ -181,7 +181,8 @@ def expected(cause, slow):
     return (slow, cause) if cause else (None, None)
 
 
-CASES = [("card", 1, 2), ("input", 2, 3), ("card", 0, 4), ("link", 2, 4), ("link", 0, 3), (None, 0, 4)]
+CASES = [("card", 0, 4), ("input", 2, 3), ("link", 2, 4), (None, 0, 4), ("card", 1, 2), ("link", 0, 3)]
+EACH_CAUSE = CASES[:4]  # `make soak` takes all, twenty times
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +194,7 @@ def _cables(lacking):
 
 
 @pytest.mark.usefixtures("_cables")
-@pytest.mark.parametrize(("cause", "slow", "n"), CASES)
+@pytest.mark.parametrize(("cause", "slow", "n"), EACH_CAUSE)
 def test_ranks_slowed_on_purpose(cause, slow, n):
     found = found_on_ranks(cause, slow, n)
     assert (found.rank, found.cause) == expected(cause, slow), found

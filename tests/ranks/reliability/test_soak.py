@@ -79,11 +79,12 @@ def made(rng, kind, place, names):
     return getattr(lab, kind)(**place)
 
 
-def kept(kind):
-    """The names and sizes of what each rank keeps after a step: 0 where a step is a number."""
+def undisturbed(kind):
+    """The losses, and the names and sizes of what this rank keeps after a step: 0 where a step is a number."""
     run = Run(kind)
     run.step()
-    return [(name, each.numel()) for name, each in run.tensors().items()]
+    names = [(name, each.numel()) for name, each in run.tensors().items()]
+    return [*run.losses, *(run.step() for _ in range(1, STEPS))], names
 
 
 def outcome(kind, n, fault, behind, folder, told, wanted):
@@ -161,9 +162,8 @@ def faults_at_random(num, seed, tmp_path, monkeypatch, without=(), table=None):
         if what in without:
             continue
         if (kind, n) not in curves:
-            curves[kind, n] = lab.run(lambda kind: [Run.step(run) for run in [Run(kind)] for _ in range(STEPS)], n,
-                                      args=(kind,))[0]  # fmt: skip
-            names[kind, n] = lab.run(kept, n, args=(kind,))
+            everyone = lab.run(undisturbed, n, args=(kind,))
+            curves[kind, n], names[kind, n] = everyone[0][0], [names for _, names in everyone]
         fault = made(rng, what, place, names[kind, n][place["rank"]])
         folder, told = tmp_path / f"{number}", tmp_path / f"told of {number}"
         folder.mkdir(), told.mkdir()
