@@ -52,7 +52,7 @@ KINDS: tuple[tuple[str, int, int, str, int, tuple[Event, ...]], ...] = (
     ("who", 6, 2, "float32", 2, ((LOW, ONE), (LOW, ((0,),)), (LOW, ((2,),)))),
     ("steps", 3, 1, "float32", 3, ((LOW, ONE), (STAYS, ONE), (NOTHING, ALL), (LOW, ((2,),)))),
     ("steps", 2, 1, "bfloat16", 2, ((NOTHING, ALL), (LOW, ONE), (STAYS, ONE))),
-    ("quiet", 2, 1, "scalars", 40, ((LOW, ONE), (NOTHING, ALL))),
+    ("quiet", 2, 1, "scalars", 60, ((LOW, ONE), (NOTHING, ALL))),
 )  # fmt: skip
 
 
