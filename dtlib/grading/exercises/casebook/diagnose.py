@@ -9,12 +9,9 @@ import numpy as np
 from dtlib.grading.exercises.inputs import Array, Case, Rng, call, in_any_order, in_words
 from dtlib.grading.exercises.kinds import on_paper, values
 
-NOTHING, COPIES, SLICES, WHOLE, SUM, TWICE = (
-    "nothing wrong", "copies counted", "slices left out", "whole logits", "sum for mean", "mean twice",
-)  # fmt: skip
-SAME, APART, MASKS, START, ALONE = (
-    "same samples", "samples apart", "same masks", "no broadcast", "not reduced",
-)  # fmt: skip
+NOTHING, COPIES, SLICES = "nothing wrong", "copies counted", "slices left out"
+WHOLE, SUM, TWICE = "whole logits", "sum for mean", "mean twice"
+SAME, APART, MASKS, START, ALONE = "same samples", "samples apart", "same masks", "no broadcast", "not reduced"
 
 #: What is wrong, replicas, ranks of a replica, and whether there is dropout.
 KINDS = (
@@ -69,22 +66,18 @@ def evidence(rng: Rng, kind: str, d: int, t: int, dropout: bool) -> dict[str, An
         alike(masks)
         squares *= rng.uniform(1.01, 1.1)
     elif kind == APART:
-        samples[0, -1] += 1
+        samples[-1, t // 2] += 1
         squares *= rng.uniform(0.8, 0.95)
-    else:
-        apart = np.arange(d)[:, None] * int(rng.integers(1, 99))
-        if kind == START:
-            start[-1] += 1
-            after[-1] += 1
-            squares *= rng.uniform(1.05, 1.2)
-        elif kind == ALONE:
-            after = after + apart
-            squares = squares * rng.uniform(1.1, 2, d)[:, None]
+    elif kind == START:
+        start[d // 2, -1] += 1
+        after[d // 2, -1] += 1
+        squares *= rng.uniform(1.05, 1.2)
+    elif kind == ALONE:
+        after += np.arange(d)[:, None] * int(rng.integers(1, 99))
+        squares *= rng.uniform(1.1, 2, d)[:, None]
     noise = 1 + rng.uniform(-1e-5, 1e-5, d)[:, None]
-    rows = {
-        "samples": samples, "masks": masks, "start": start, "after": after, "losses": own * noise,
-        "norms": np.sqrt(squares) * noise,
-    }  # fmt: skip
+    rows = {"samples": samples, "masks": masks, "start": start, "after": after}
+    rows |= {"losses": own * noise, "norms": np.sqrt(squares) * noise}
     told: dict[str, Any] = {name: [float(f"{x:.6g}") if name in ("losses", "norms") else int(x) for x in each.ravel()]
             for name, each in rows.items()}  # fmt: skip
     if not dropout:

@@ -9,17 +9,16 @@ from dtlib.grading.exercises.inputs import Case, Rng, call, in_any_order, in_wor
 from dtlib.grading.exercises.kinds import on_paper, values
 
 NOTHING, SAMPLES, GRADIENTS, NORMS, WEIGHTS, SLICES = "nothing", "samples", "gradients", "norms", "weights", "slices"
-NAMES, WIDTH = ("scale", "matrix", "bias"), 2
+NAMES, WIDTH, PARTED = ("scale", "matrix", "bias"), 2, {"matrix": "matrix", "matrix, slices too": "bias"}
 
 #: The rule that is broken, how, replicas, and ranks of a replica.
 KINDS = (
-    (NOTHING, "", 2, 2), (NOTHING, "", 1, 1), (NOTHING, "", 3, 1), (NOTHING, "", 1, 4), (NOTHING, "", 2, 3),
+    (NOTHING, "", 2, 2), (NOTHING, "", 1, 1), (NOTHING, "", 3, 1), (NOTHING, "plain", 1, 4), (NOTHING, "", 2, 3),
     (NOTHING, "frozen", 2, 2), (NOTHING, "frozen", 1, 3),
     (SAMPLES, "same", 2, 1), (SAMPLES, "same", 4, 2), (SAMPLES, "same, norms too", 3, 2),
     (SAMPLES, "apart", 1, 2), (SAMPLES, "apart", 2, 3),
     (GRADIENTS, "sum", 2, 1), (GRADIENTS, "sum", 3, 2), (GRADIENTS, "sum, scale", 2, 2),
-    (GRADIENTS, "sum, scale", 4, 1),
-    (GRADIENTS, "alone", 2, 2), (GRADIENTS, "alone", 3, 1),
+    (GRADIENTS, "sum, scale", 4, 1), (GRADIENTS, "alone", 2, 2), (GRADIENTS, "alone", 3, 1),
     (GRADIENTS, "parts", 1, 2), (GRADIENTS, "parts", 2, 3), (GRADIENTS, "parts", 1, 4), (GRADIENTS, "mean", 2, 2),
     (NORMS, "copies", 2, 2), (NORMS, "copies", 1, 4), (NORMS, "own", 2, 2), (NORMS, "own", 1, 3), (NORMS, "last", 3, 2),
     (NORMS, "last, weights too", 2, 1), (NORMS, "bias left out", 2, 2), (NORMS, "bias left out", 1, 3),
@@ -40,7 +39,7 @@ def evidence(rng: Rng, rule: str, how: str, d: int, t: int) -> dict[str, Any]:
     if how.startswith("same"):  # the last has those of the one before it, of four those of the one two before it
         samples[-1] = samples[-2 - (d == 4)]
     elif how == "apart":
-        samples[-1, -1] += 1
+        samples[-1, t // 2] += 1
     parameters = {name: parameter(rng, name, rule, how, d, t) for name in NAMES}
     squares = np.zeros((d, t))
     for name, each in parameters.items():
@@ -63,11 +62,11 @@ def evidence(rng: Rng, rule: str, how: str, d: int, t: int) -> dict[str, Any]:
 
 def parameter(rng: Rng, name: str, rule: str, how: str, d: int, t: int) -> dict[str, Any]:
     """What ranks hold of a parameter, [replicas, ranks, entries]: a scale that all have, whose gradient may be small,
-    slices of a matrix, and slices of a bias that is 0 everywhere."""
+    slices of a matrix, and of a bias that is mostly one number."""
     cut, size = name != "scale", 1 if name == "bias" else WIDTH
     own = rng.uniform(1, 3, (d, t, size)) * rng.choice([-1, 1])
-    if not cut and how in ("", "sum, scale"):
-        own *= 0.01
+    if how in ("", "sum, scale"):
+        own *= [1e-4, 1][:size] if cut else 1e-5
     own *= np.linspace(0.7, 1.3, d * t).reshape(d, t, 1) if d * t > 1 else 1
     if how == "frozen" and not cut:
         own[:] = 0
@@ -81,23 +80,24 @@ def parameter(rng: Rng, name: str, rule: str, how: str, d: int, t: int) -> dict[
         held = np.repeat(own.mean(0)[None], d, axis=0)
     elif how == "mean" and not cut:
         held = held / t
-    weights = rng.uniform(-1, 1, (t if cut else 1, size)) if name != "bias" else np.zeros((t, size))
+    if how in ("alone", "parts") and d * t % 3 == 0:  # on the last rank alone
+        held = np.where(np.arange(d * t).reshape(d, t, 1) < d * t - 1, due, held)
+    weights = rng.uniform(-1, 1, (t if cut else 1, size))
+    if name == "bias" and (how != "two" or d > 1):
+        weights[:] = how == "frozen"
     if cut and (how in ("first", "matrix, slices too")):
         weights[:] = weights[0]
-    elif cut and how == "two":
+    elif cut and how == "two" and (d > 1 or name == "bias"):
         weights[-1] = weights[0]
     weights = np.broadcast_to(weights, (d, t, size)).copy()
     if how == "alone" or (how == "parts" and not cut):
         weights -= 0.01 * (held - held[0, 0])
-    elif name == "scale" and (how in ("scale", "last, weights too")):
-        weights[-1] *= 1.00002
-    elif name == "scale" and how == "within":
-        weights[-1, -1] *= 1.00002
-    elif name == "matrix" and how.startswith("matrix"):
-        weights[-1] *= 1.00002
-    held = held * (1 + rng.uniform(-1e-6, 1e-6, held.shape))
+    elif (rule == WEIGHTS or how == "last, weights too") and name == PARTED.get(how, "scale"):
+        parted = weights[d // 2, t // 2 if how == "within" else slice(None)]
+        parted[:] = parted * 1.000003 + 1e-9 * (name == "bias")
+    held = held + abs(due).max() * rng.uniform(-1e-6, 1e-6, held.shape)
     shown = {"own": own, "gradients": held, "weights": weights}
-    return {"cut": cut, **{key: each.reshape(d * t, size).round(9) for key, each in shown.items()}, "due": due}
+    return {"cut": cut, **{key: each.reshape(d * t, size).round(12) for key, each in shown.items()}, "due": due}
 
 
 def right(case: Case) -> str:
