@@ -101,8 +101,8 @@ def is_so(loads: Array, tokens: int, kind: str, n: int, looks: str) -> bool:
 
 def tells_apart(kind: str, n: int, experts: Array, num_experts: int) -> bool:
     """Whether rows tell what is gathered from copies, and both from a right run. In one case each go wrong who looks at
-    rank 0 alone, counts what a rank has for itself, deals out in turn, takes the rank that sends least for all or too
-    much to be a fifth; in one these go right, and not other wrong ones.
+    rank 0 alone, counts what a rank has for itself, deals out in turn, takes the rank that sends least for all, too
+    much to be a fifth or a fifth more to be equal; in one these go right, and not other wrong ones.
     """
     visits, copies, every = rows_sent(experts, n, num_experts)
     total, in_turns = visits.sum(), in_turn(experts, n, num_experts)
@@ -113,6 +113,8 @@ def tells_apart(kind: str, n: int, experts: Array, num_experts: int) -> bool:
     if kind == COPIES:
         with_own = sum(len(set(each)) for each in (experts // (num_experts // n)).tolist())
         is_little = n * copies.min() <= total and copies.sum() < 1.18 * total
+        if n == 2 and copies.sum() > 1.18 * every.sum():
+            return False
         return bool(copies.sum() > 1.1 * (with_own if n == 3 else total) and (n < 4 or is_little))
     if kind != NOTHING:
         return True

@@ -11,11 +11,11 @@ from dtlib.grading.exercises.kinds import on_paper, values
 
 from . import _routing
 
-#: Tokens, choices, experts, factor: room that comes out whole and that is rounded up, far from the next number and
-#: near it; more room than any expert needs, and less than half.
+#: Tokens, choices, experts, factor: room that comes out whole, also where the factor times the tokens does not, and
+#: that is rounded up, far from the next number and near it; more room than any expert needs, and less than half.
 KINDS = (
     (6, 2, 4, 1.0), (9, 1, 4, 1.0), (9, 2, 4, 1.0), (10, 3, 8, 1.25), (12, 2, 8, 0.375), (11, 2, 5, 0.5),
-    (8, 2, 6, 2.5), (13, 4, 8, 0.75), (14, 1, 6, 1.5), (15, 2, 8, 1.125),
+    (8, 2, 6, 2.5), (13, 4, 8, 0.75), (14, 1, 6, 1.5), (15, 2, 8, 1.125), (7, 2, 7, 1.5),
 )  # fmt: skip
 TRIPLE = "stays, dropped, padded"
 

@@ -44,11 +44,11 @@ def one_share(shares: list[float]) -> float:
 
 WRONG: tuple[dict[str, Any], ...] = (
     {"check": lambda *_: 1.0}, {"chain": one_share}, {"chain": mean_share}, {"paid": lambda k, _: 0},
-    {"paid": lambda k, _: k + 1}, {"paid": lambda k, c: k * c}, {"chain": lambda shares: 1 + sum(shares)}, {"most": 3},
+    {"paid": lambda k, _: k + 1}, {"paid": lambda k, c: k * c}, {"chain": lambda shares: 1 + sum(shares)}, {"most": 5},
     {"check": lambda k, batch, ridge: 1.0 if batch * (k + 1) <= ridge else 99.0},
 )  # fmt: skip
 """Mistakes that a job must tell apart: a check that costs one pass, the first share or the mean for all, guesses that
-cost nothing, are one more or cost a check each, shares that are added, three guesses at most, none beyond the ridge."""
+cost nothing, are one more or cost a check each, shares that are added, five guesses at most, none beyond the ridge."""
 
 
 def best(plans: Plans) -> tuple[str, int] | None:

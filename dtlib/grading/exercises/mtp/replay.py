@@ -16,7 +16,7 @@ def draw(rng: Rng) -> Cases:
     cases = [case("the example", 10, EXAMPLE)]
     for name, most, right_ones in (
         ("one guess a pass", 1, (1, 0, 1, 1, 0)), ("all right", 3, (3, 3, 3)), ("none right", 3, (0, 0, 0, 0)),
-        ("some right", 4, (2, 4, 0, 1, 2, 3)), ("a run", 5, tuple(int(each) for each in rng.integers(0, 6, 12))),
+        ("some right", 4, (2, 4, 0, 1, 2, 3)), ("a run", 5, (5, *(int(each) for each in rng.integers(0, 6, 12)))),
     ):  # fmt: skip
         passes: list[Any] = [[[], [int(rng.integers(100))]]]
         for number, right in enumerate(right_ones):
