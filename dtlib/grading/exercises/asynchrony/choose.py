@@ -76,7 +76,7 @@ def in_step(job: Job, _: int, *, slowest: bool = True, ring: Callable[[Job], flo
     return float((times.max() if slowest else times.mean()) + ring(job)) / len(times)
 
 
-def free(job: Job, servers: int, *, both_ways: bool = True, limit: bool = True, travel: bool = True) -> float:
+def free(job: Job, servers: float, *, both_ways: bool = True, limit: bool = True, travel: bool = True) -> float:
     once = job["full_bytes"] / job["link"]
     rate = sum(1 / (t + travel * (1 + both_ways) * once) for t in job["times"])
     return float(1 / min(rate, servers / once if limit else math.inf))
@@ -158,12 +158,14 @@ WRONG: tuple[Callable[[Job], dict[Plan, float]], ...] = (
     partial(possible, in_step=partial(in_step, ring=once_around), alone=partial(alone, ring=once_around)),
     lambda job: possible({**job, "optima": [0.0] * len(job["times"])}),
     partial(possible, free=lambda job, servers: free(job, 1)),
+    partial(possible, free=lambda job, servers: free(job, servers / 2)),
+    partial(possible, near=lambda job, steps: all(is_near(job, h) for h in job["local_steps"] if h <= steps)),
     lambda job: {plan: cost for plan, cost in possible(job).items() if plan[1] != max(job["local_steps"])},
 )
 """Any rate, that of no delay, of one update, an N-th, that of the mean curvature, none; any end, none, the same for all
 steps, with a factor of |1 − ηλ| or e^(−ηλ) a step; servers without a limit, one way, no way at all, the mean time;
 a ring after each step, all of it there and back; the mean time in step; nothing sent, half a ring; one optimum; one
-server's link; few steps alone."""
+server's link, half of all; no steps after some that end too far; few steps alone."""
 
 EXERCISE = on_paper(
     "asynchrony.6", "choose_way", "In step, without waiting, or alone?", draw,

@@ -11,10 +11,8 @@ import numpy as np
 from dtlib.grading.exercises.inputs import Case, Rng, call, in_any_order, in_words
 from dtlib.grading.exercises.kinds import on_paper, values
 
-NOTHING, TORN, EARLY, LOST, TWICE, PUSH, RATE, BOUND = (
-    "nothing wrong", "torn weights", "answered before the update", "gradient lost", "gradient used twice",
-    "age from the push", "rate not lowered", "bound not kept",
-)  # fmt: skip
+NOTHING, TORN, EARLY, LOST = "nothing wrong", "torn weights", "answered before the update", "gradient lost"
+TWICE, PUSH, RATE, BOUND = "gradient used twice", "age from the push", "rate not lowered", "bound not kept"
 PARTS = 3
 
 #: What is wrong, workers, the bound (None: none), and whether one worker is slow: then its gradients are very old.
@@ -41,7 +39,8 @@ def case(rng: Rng, number: int, kind: str, n: int, bound: int | None, slow: bool
 
 def logged(rng: Rng, kind: str, n: int, bound: int | None, slow: bool) -> dict[str, Any]:
     """A run of a few updates: who computes how long is drawn, and at one update, or at all, it goes wrong."""
-    wrong_at, kept = int(rng.integers(n, n + 4)), None if kind == BOUND else bound
+    first, kept = n * ((kind, n) != (LOST, 3)), None if kind == BOUND else bound  # of three, a worker's first one
+    wrong_at = first + int(rng.integers(min(n + first, 4)))
     updates, rate = int(rng.integers(9, 13)) + 2 * n, float(f"{rng.uniform(0.05, 0.4):.2g}")
     updates += 10 * (slow and n == 4 and kept is None)  # until who is slow comes a second time
     slowest = {4: 0, 5: 4}.get(n * (kind == BOUND), int(rng.integers(n)))
@@ -94,7 +93,7 @@ def shows(log: dict[str, Any], kind: str, slow: bool) -> bool:
     behind, of five the last, and not behind the mean."""
     worker, clock, n = log["worker"], log["clock"], log["workers"]
     own = [[c for w, c in zip(worker, clock, strict=True) if w == each] for each in range(n)]
-    if min(map(len, own)) < 2 or any(each[0] for each in own):
+    if min(map(len, own)) < 2 or any(each[0] for each in own) != ((kind, n) == (LOST, 3)):
         return False
     off = [place for place, each in enumerate(own) if each != list(range(len(each)))]
     if kind in (LOST, TWICE) and off != [0 if n == 2 else n - 1]:

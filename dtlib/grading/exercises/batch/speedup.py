@@ -16,9 +16,13 @@ KINDS = (
 )  # fmt: skip
 
 
+WORDS = "gap {}, L = {}, σ² = {}, b = {}, N = {}, T = {}, goal {}"
+EXACT = [2.0, 8.0, 32.0, 4, 8, 1001, 3.0]  # sure of the goal after 16 steps, to the bit
+
+
 def draw(rng: Rng) -> Cases:
     """Each kind."""
-    return [drawn(rng, *kind) for kind in KINDS]
+    return [*(drawn(rng, *kind) for kind in KINDS), call(WORDS.format(*EXACT), EXACT)]
 
 
 def drawn(rng: Rng, n: int, times: float, goal: float) -> dict[str, Any]:
@@ -35,8 +39,7 @@ def drawn(rng: Rng, n: int, times: float, goal: float) -> dict[str, Any]:
             is_short = wanted < 2 * noise
             parts.append(2 * gap * smoothness * (4 * noise / wanted**2 if is_short else 1 / (wanted - noise)))
         if all(0.02 < part % 1 < 0.98 for part in parts):
-            words = "gap {}, L = {}, σ² = {}, b = {}, N = {}, T = {}, goal {}"
-            return call(words.format(*numbers), numbers)
+            return call(WORDS.format(*numbers), numbers)
 
 
 def rounded(number: float) -> float:

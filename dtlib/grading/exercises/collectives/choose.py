@@ -29,7 +29,8 @@ KINDS: tuple[tuple[Shapes, tuple[str, ...]], ...] = (
 WRONG: dict[str, dict[str, Any]] = {
     "no latency": {"latency": False}, "slow link everywhere": {"doublings": (1, 1)},
     "fast link everywhere": {"doublings": (0, 0)}, "quarters far away": {"half_far": False},
-    "any number of ranks": {"all_powers": True},
+    "any number of ranks": {"power_of": (0, 0)}, "a power of nodes": {"power_of": (1, 0)},
+    "a power of places": {"power_of": (0, 1)},
 }  # fmt: skip
 
 
@@ -44,7 +45,7 @@ def draw(rng: Rng) -> Cases:
                 one = job(rng, shapes)
             cases.append(case(wanted, one))
     for kind, theory in WRONG.items():
-        for shapes in (FLAT, OTHERS) if "all_powers" in theory else (POWERS, POWERS):
+        for shapes in (FLAT, OTHERS) if "power_of" in theory else (POWERS, POWERS):
             told = choice.told_apart(rng, partial(job, shapes=shapes), possible, partial(possible, **theory))
             cases.append(case(kind, told))
     return cases
@@ -60,13 +61,15 @@ def job(rng: Rng, shapes: Shapes) -> Job:
 
 
 def possible(
-    job: Job, latency: bool = True, doublings: tuple[int, int] = (0, 1), half_far: bool = True, all_powers: bool = False
-) -> choice.Possible:
+    job: Job, latency: bool = True, doublings: tuple[int, int] = (0, 1), half_far: bool = True,
+    power_of: tuple[int, int] = (1, 1),
+) -> choice.Possible:  # fmt: skip
     """(Seconds, algorithm, 0) of all that are possible; by the keywords, as others see it."""
     size, nodes, node, *links = job
     found = []
     for name in NAMES:
-        is_power = all_powers or nodes * node & (nodes * node - 1) == 0
+        n = nodes ** power_of[0] * node ** power_of[1]
+        is_power = n & (n - 1) == 0
         if (name in (DOUBLING, HALVING) and not is_power) or (name == TWO_LEVEL and 1 in (nodes, node)):
             continue
         inside, across = (links[each] for each in (doublings if name in (DOUBLING, HALVING) else (0, 1)))
