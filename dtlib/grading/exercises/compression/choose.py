@@ -145,6 +145,7 @@ FALSE: tuple[dict[str, Any], ...] = (
 )  # fmt: skip
 WRONG: tuple[Callable[[Job], dict[Plan, float]], ...] = (
     *(partial(possible, seconds=partial(seconds, **each)) for each in FALSE),
+    partial(possible, seconds=lambda job, *plan: seconds({**job, "rank": job["rank"] / job["layers"]}, *plan)),
     partial(possible, fits=lambda job, name, across: True),
     partial(possible, fits=partial(fits, cut=False)),
     partial(possible, fits=partial(fits, always=True)),
@@ -157,8 +158,8 @@ WRONG: tuple[Callable[[Job], dict[Plan, float]], ...] = (
 )
 """Top-k added up on a ring, or without its indices; every card compresses all of it; nothing overlapped, no time for
 compressing, no latency at all, of gathering or of rings, or compressing behind backward too; a card tells all of it;
-anything fits; residuals are not cut, all is kept, there is room; one place for all; top-k keeps all; free work of one
-scheme."""
+factors of one layer; anything fits; residuals are not cut, all is kept, there is room; one place for all; top-k keeps
+all; free work of one scheme."""
 
 EXERCISE = on_paper(
     "compression.7", "choose_scheme", "Which scheme, and where?", draw,

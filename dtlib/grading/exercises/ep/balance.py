@@ -12,7 +12,7 @@ from dtlib.grading.exercises.kinds import on_paper, values
 #: Steps, tokens, experts, experts a token, and whether the bias is zero at first: a mean load that is a whole number,
 #: and one that no load can have.
 KINDS = (
-    (1, 8, 4, 1, True), (1, 9, 6, 2, False), (3, 8, 4, 2, False), (4, 10, 5, 1, True), (3, 7, 4, 3, False),
+    (1, 8, 4, 1, True), (1, 7, 4, 2, False), (3, 8, 4, 2, False), (4, 10, 5, 1, True), (3, 7, 4, 3, False),
     (3, 8, 8, 2, True), (4, 9, 3, 1, False),
 )  # fmt: skip
 
