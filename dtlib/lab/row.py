@@ -127,16 +127,13 @@ class Row:
 
 
 def format_ratio(ratio: float) -> str:
-    """`ratio` with four digits, or as many as it takes to tell it from 1."""
+    """`ratio` with four digits, or what it takes to tell it from 1."""
     if ratio == 1.0:
         return "1"
-    if _is_rounding(ratio):
+    if abs(ratio - 1) < 1e-6:
         return f"1 {'+' if ratio > 1 else '−'} {abs(ratio - 1):.0e}"
-    for digits in (4, 7, 10, 17):
-        text = f"{ratio:.{digits}g}"
-        if float(text) != 1.0:
-            return text
-    return repr(ratio)
+    text = f"{ratio:.4g}"
+    return text if float(text) != 1.0 else f"{ratio:.7g}"
 
 
 def _is_rounding(ratio: float) -> bool:
