@@ -78,10 +78,11 @@ def parameters(job: Job) -> tuple[float, float]:
     return 4.0 * job["layers"] * job["hidden"] ** 2, float(job["layers"] * job["num_experts"] * expert)
 
 
-def needed(job: Job, dp: int, tp: int, ep: int, *, over: int = 0, cut: int = 0) -> float:
-    """Bytes of a rank; the optimizer of an expert is cut `over` so many ranks, experts `cut` so many times."""
+def needed(job: Job, dp: int, tp: int, ep: int, *, over: int = 0, cut: int = 0, dense_over: int = 0) -> float:
+    """Bytes of a rank; the optimizer of an expert is cut `over` so many ranks, that of attention over `dense_over`,
+    experts `cut` so many times."""
     dense, experts = parameters(job)
-    states = dense / tp * (6 + 12 / dp) + experts / (cut or ep) / tp * (6 + 12 / (over or dp // ep))
+    states = dense / tp * (6 + 12 / (dense_over or dp)) + experts / (cut or ep) / tp * (6 + 12 / (over or dp // ep))
     return states + kept(job, tp)
 
 
@@ -91,10 +92,11 @@ def kept(job: Job, tp: int) -> float:
 
 
 def seconds(
-    job: Job, dp: int, tp: int, ep: int, *, copies: bool = False, near: int = 0, group: int = 0, is_own: bool = False
-) -> float:
+    job: Job, dp: int, tp: int, ep: int, *, copies: bool = False, near: int = 0, group: int = 0, is_own: bool = False,
+    twice: bool = False,
+) -> float:  # fmt: skip
     """Seconds of a step; with a copy an expert, with ep on links of `near` ranks, experts summed over a `group`, by the
-    links that so few ranks side by side have."""
+    links that so few ranks side by side have, of a router that may draw an expert `twice`."""
     dense, experts = parameters(job)
     tokens, k, num_experts = job["seq"] * job["sequences"] // dp, job["top_k"], job["num_experts"]
 
@@ -102,7 +104,8 @@ def seconds(
         alpha, rate = job["inside" if span <= job["node"] else "across"]
         return 2 * (n - 1) * (alpha + full_bytes / n / rate)
 
-    visits = k if copies else ep * (1 - comb(num_experts - num_experts // ep, k) / comb(num_experts, k))
+    missed = (1 - 1 / ep) ** k if twice else comb(num_experts - num_experts // ep, k) / comb(num_experts, k)
+    visits = k if copies else ep * (1 - missed)
     alpha, rate = job["inside" if (near or tp * ep) <= job["node"] else "across"]
     exchange = (ep - 1) * (alpha + 2 * tokens / tp * job["hidden"] * visits / ep / rate)
     cards, few = tp * dp, group or dp // ep
@@ -138,11 +141,14 @@ WRONG: tuple[Callable[[Job], dict[Plan, float]], ...] = (
     lambda job: possible(job, share=False),
     lambda job: possible(job, needed=lambda job, dp, tp, ep: needed(job, dp, tp, ep) - kept(job, tp) / 6),
     lambda job: possible(job, seconds=lambda job, dp, tp, ep: seconds(job, dp, tp, ep, is_own=True)),
+    lambda job: possible(job, seconds=lambda job, dp, tp, ep: seconds(job, dp, tp, ep, twice=True)),
+    lambda job: possible(job, needed=lambda job, dp, tp, ep: needed(job, dp, tp, ep, dense_over=dp * tp)),
     lambda job: {plan: cost for plan, cost in possible(job).items() if plan[2].bit_count() == 1},
 )
 """An expert's optimizer over all of dp, or not cut; experts not cut; a copy an expert; links of ep always fast, or by
 ep alone; gradients of experts summed over all of dp; groups in parts of nodes; ranks without sequences; a
-margin of the states alone; gradients over links of dp ranks side by side; powers of two for ep."""
+margin of the states alone; gradients over links of dp ranks side by side; experts drawn twice; attention's optimizer
+cut by tp twice; powers of two for ep."""
 
 EXERCISE = on_paper(
     "ep.7", "choose_layout", "Where to put the experts?", draw,
