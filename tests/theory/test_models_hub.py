@@ -103,6 +103,10 @@ def test_norms_behind_attention_and_mlp_keep_their_inputs():
         ({"model_type": "mamba"}, r"model_type must be one of llama, .* not 'mamba'"),
         ({"num_experts": 8}, r"num_experts must be absent, .* not 8"),
         ({"hidden_size": None}, r"config must have hidden_size or n_embd"),
+        (
+            {"architectures": ["LlamaForSequenceClassification"]},
+            r"architectures must be those of words, .* not \['LlamaForSeq",
+        ),
         ({"attention_bias": "false"}, r"attention_bias must be true or false, not 'false'"),
         ({"hidden_size": "4096"}, r"hidden_size must be a whole number of at least 1, not '4096'"),
         ({"hidden_size": 1e30}, r"hidden_size must be a whole number of at least 1, not 1e\+30"),
