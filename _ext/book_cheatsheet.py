@@ -20,7 +20,7 @@ from sphinx.util.docutils import SphinxDirective
 
 from dtlib import course, theory
 
-TABLE = [":::::{list-table}", ":class: cheatsheet", ":widths: 40 60", ""]
+TABLE = [":::::{list-table}", ":class: cheatsheet", ":widths: 45 55", ""]
 Letters = list[tuple[str, str]]
 _ROW = re.compile(r"^\* - (.+?)(?=^\* - |^```|\Z)", re.MULTILINE | re.DOTALL)
 
