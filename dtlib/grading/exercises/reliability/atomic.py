@@ -68,11 +68,12 @@ def wrong_rows(each: Observed, how: str) -> list[Row]:
 def find_torn(how: str) -> Callable[[Observed], Finding | None]:
     def find(each: Observed) -> Finding | None:
         for _, stop, is_done, step, _, damaged, error in wrong_rows(each, how):
-            told = f"load raised {error}" if error else f"step {step}" if step is not None else "no checkpoint"
+            told = error or (f"step {step}" if step is not None else "no checkpoint")
             told += f", files called damaged: {damaged[:3]}" * bool(damaged)
             if step in each.case["steps"][-2:] and not damaged:
                 told = f"step {step}, not as it was saved" if not is_done else f"step {step}, which is the older one"
-            where = "after the save" if is_done else f"stopped at operation {stop + 1} of the last save"
+            where = "after the save" if is_done is True else f"stopped at operation {stop + 1} of the last save"
+            where += ", which is then done once more" * (is_done == "again")
             due = (
                 f"step {each.case['steps'][-1]}" if is_done else "step {} or {}, whole".format(*each.case["steps"][-2:])
             )
@@ -89,7 +90,7 @@ def find_damage(each: Observed) -> Finding | None:
     for name, step, checksum, damaged, error in each.said[0]["damaged"]:
         whole = holds(each.case, step, checksum) and step in kept
         if error or (step is not None and not whole) or (damaged not in ([], [name])):
-            told = f"load raised {error}" if error else f"step {step}, files called damaged: {damaged[:3]}"
+            told = error or f"step {step}, files called damaged: {damaged[:3]}"
             return Finding(f"{told}, when `{name}` was", f"a whole checkpoint, and ['{name}']", each.words)
         if (step != steps[-1] and damaged != [name]) or (step is None and keep > 1):
             return Finding(f"step {step} and {damaged}, when `{name}` was damaged", f"it named: ['{name}']", each.words)
@@ -117,7 +118,8 @@ def is_torn(case: Case, row: Row) -> bool:
 
 
 TORN: Wrong = {
-    "load raises": rows("kill", lambda case, row: bool(row[6])),
+    "the next save fails": every(lambda each: all(row[2] == "again" for row in wrong_rows(each, "kill"))),
+    "load raises": rows("kill", lambda case, row: row[6].startswith("load")),
     "a torn checkpoint is read": rows("kill", is_torn),
     "a stop is called damage": rows("kill", lambda case, row: bool(row[5])),
     "nothing is left": rows("kill", lambda case, row: row[3] is None),

@@ -48,8 +48,8 @@ class Dropout(torch.nn.Module):
     """Zeroes a quarter of what comes in, by torch's global generator."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The others are 4/3 times as large."""
-        return x * (torch.rand(x.shape) >= 0.25) / 0.75
+        """The others are 4/3 times as large; all are as they were where nothing is trained."""
+        return x if not self.training else x * (torch.rand(x.shape) >= 0.25) / 0.75
 
 
 def resumed(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
@@ -218,8 +218,8 @@ _MOST_CALLS = 300
 def atomic(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
     """``save, load = function(disk, keep)``: some saves, and the last of them stopped before each of its operations.
 
-    A row says how it was stopped, before which operation, whether the save had returned, and what ``load`` made of
-    it. Then each file is damaged in turn.
+    A row says how it was stopped, before which operation, whether the save had returned ("again": only when it was
+    done once more), and what ``load`` made of it. Each file is damaged in turn: a bit, or two bytes change places.
     """
     given = desk.next()
     steps, keep, disk = given["steps"], given["keep"], Disk()
@@ -232,9 +232,12 @@ def atomic(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
     for name in sorted(files):
         size = len(files[name])
         for place in {*range(min(size, 16)), size // 2, size - 1} if size else ():  # of what stands in front all
-            bad = bytearray(files[name])
-            bad[place] ^= 4
-            damaged.append([name, *_loaded(function, Disk(files | {name: bytes(bad)}), keep)])
+            flipped = bytearray(files[name])
+            swapped = flipped.copy()
+            flipped[place] ^= 4
+            swapped[place - 1 : place + 1] = reversed(swapped[place - 1 : place + 1])
+            others = (bytes(each) for each in (flipped, swapped) if each != files[name])
+            damaged += [[name, *_loaded(function, Disk(files | {name: each}), keep)] for each in others]
     for power in (False, True):
         for stop in range(_MOST_CALLS):
             one, done = Disk(files, stop), True
@@ -248,6 +251,8 @@ def atomic(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
             rows.append(["power" if power else "kill", stop, done, *_loaded(function, Disk(after), keep)])
             if done:
                 break
+            if not power:
+                rows.append(["kill", stop, "again", *_saved_again(function, Disk(after), keep, steps[-1], blobs)])
     return {"sizes": sizes, "rows": rows, "damaged": damaged}
 
 
@@ -257,7 +262,18 @@ def _loaded(function: Callable[..., Any], disk: Disk, keep: int) -> list[Any]:
         step, blobs, damaged = _pair(function(disk, keep))[1]()
         return [step, checksum(blobs), sorted(map(str, damaged)), ""]
     except Exception as error:
-        return [None, 0, [], f"{type(error).__name__}: {error}"[:200]]
+        return [None, 0, [], f"load raised {type(error).__name__}: {error}"[:200]]
+
+
+def _saved_again(
+    function: Callable[..., Any], disk: Disk, keep: int, step: int, blobs: dict[int, dict[str, bytes]]
+) -> list[Any]:
+    """What is loaded when the save that was stopped is done once more, in a process of its own."""
+    try:
+        _pair(function(disk, keep))[0](step, dict(blobs[step]))
+    except Exception as error:
+        return [None, 0, [], f"save raised {type(error).__name__}: {error}"[:200]]
+    return _loaded(function, disk, keep)
 
 
 def checksum(blobs: Any) -> int:
