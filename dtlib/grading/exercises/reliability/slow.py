@@ -15,15 +15,16 @@ Span = list[Any]  # what, step, begin and end in seconds
 
 #: Who is slow, ranks, and what else is to be seen: of another rank (or of one, where nobody is slow) a step that took
 #: long, or two ("hiccup" of the card, "stutter" of link or input), input that is slow and ready in time ("hidden"), a
-#: first step that took long ("cold"), steps that are longer on all ranks ("uneven"), or another slow rank that costs
-#: less ("card", "link"). Of two ranks, times are short, and who costs something costs a seventh of a step; where nobody
-#: is slow, a fifteenth.
+#: first step that took long ("cold"), steps that are longer on all ranks ("uneven"), a card that is faster than the
+#: others ("apart"), or another slow rank that costs less ("card", "link"). Of two ranks, times are short, and who costs
+#: something costs a seventh of a step; where nobody is slow, a fifteenth.
 KINDS = (
     (CARD, 2, ""), (CARD, 3, "hiccup"), (CARD, 4, "hidden"), (CARD, 5, "card"), (CARD, 4, "uneven"), (CARD, 4, "link"),
     (CARD, 6, "cold"), (INPUT, 2, ""), (INPUT, 3, "hiccup"), (INPUT, 4, "hidden"), (INPUT, 5, "uneven"),
     (INPUT, 4, "link"), (INPUT, 6, "cold"), (LINK, 2, ""), (LINK, 3, "stutter"), (LINK, 4, "card"), (LINK, 5, "hidden"),
     (LINK, 6, "uneven"), (LINK, 4, "hiccup"), (NOBODY, 2, ""), (NOBODY, 3, "hiccup"), (NOBODY, 4, "hiccup"),
     (NOBODY, 4, "stutter"), (NOBODY, 5, "hidden"), (NOBODY, 4, "uneven"), (NOBODY, 6, "cold"), (NOBODY, 3, "hidden"),
+    (NOBODY, 4, "apart"),
 )  # fmt: skip
 
 
@@ -38,6 +39,8 @@ def case(rng: Rng, number: int, cause: str, n: int, looks: str) -> dict[str, Any
     if looks in (CARD, LINK):
         other = (rank - 1) % n  # whose message waits for `rank`
         seconds[looks][:, other] += 0.2 * step
+    if looks == "apart":
+        seconds[CARD] += step * rng.permutation([0, 0.3, 0.3, 0.38])
     if looks == "hidden":
         seconds[INPUT][:, other] = 0.8 * step
     if looks == "cold":
