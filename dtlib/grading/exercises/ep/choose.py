@@ -79,8 +79,7 @@ def parameters(job: Job) -> tuple[float, float]:
 
 
 def needed(job: Job, dp: int, tp: int, ep: int, *, over: int = 0, cut: int = 0, dense_over: int = 0) -> float:
-    """Bytes of a rank; the optimizer of an expert is cut `over` so many ranks, that of attention over `dense_over`,
-    experts `cut` so many times."""
+    """Bytes of a rank; an expert's optimizer is cut `over` ways, attention's `dense_over` ways, experts `cut` ways."""
     dense, experts = parameters(job)
     states = dense / tp * (6 + 12 / (dense_over or dp)) + experts / (cut or ep) / tp * (6 + 12 / (over or dp // ep))
     return states + kept(job, tp)
@@ -91,10 +90,8 @@ def kept(job: Job, tp: int) -> float:
     return float(34 * job["seq"] * job["hidden"] * job["layers"] / tp)
 
 
-def seconds(
-    job: Job, dp: int, tp: int, ep: int, *, copies: bool = False, near: int = 0, group: int = 0, is_own: bool = False,
-    twice: bool = False,
-) -> float:  # fmt: skip
+def seconds(job: Job, dp: int, tp: int, ep: int, *, copies: bool = False, near: int = 0, group: int = 0,
+            is_own: bool = False, twice: bool = False) -> float:  # fmt: skip
     """Seconds of a step; with a copy an expert, with ep on links of `near` ranks, experts summed over a `group`, by the
     links that so few ranks side by side have, of a router that may draw an expert `twice`."""
     dense, experts = parameters(job)

@@ -113,9 +113,8 @@ def tells_apart(kind: str, n: int, experts: Array, num_experts: int) -> bool:
     if kind == COPIES:
         with_own = sum(len(set(each)) for each in (experts // (num_experts // n)).tolist())
         is_little = n * copies.min() <= total and copies.sum() < 1.18 * total
-        if n == 2 and copies.sum() > 1.18 * every.sum():
-            return False
-        return bool(copies.sum() > 1.1 * (with_own if n == 3 else total) and (n < 4 or is_little))
+        is_near = copies.sum() < 1.18 * every.sum()
+        return bool(copies.sum() > 1.1 * (with_own if n == 3 else total) and {2: is_near, 4: is_little}.get(n, True))
     if kind != NOTHING:
         return True
     if n == 2:

@@ -34,16 +34,9 @@ def times(
     }  # fmt: skip
 
 
-def mean_share(shares: list[float]) -> float:
-    return mtp.accepted_tokens(float(np.mean(shares)), len(shares))
-
-
-def one_share(shares: list[float]) -> float:
-    return mtp.accepted_tokens(shares[0], len(shares))
-
-
 WRONG: tuple[dict[str, Any], ...] = (
-    {"check": lambda *_: 1.0}, {"chain": one_share}, {"chain": mean_share}, {"paid": lambda k, _: 0},
+    {"check": lambda *_: 1.0}, {"chain": lambda shares: mtp.accepted_tokens(shares[0], len(shares))},
+    {"chain": lambda shares: mtp.accepted_tokens(float(np.mean(shares)), len(shares))}, {"paid": lambda k, _: 0},
     {"paid": lambda k, _: k + 1}, {"paid": lambda k, c: k * c}, {"chain": lambda shares: 1 + sum(shares)}, {"most": 5},
     {"check": lambda k, batch, ridge: 1.0 if batch * (k + 1) <= ridge else 99.0},
 )  # fmt: skip
