@@ -37,7 +37,7 @@ def in_any_order(kinds: Sequence[tuple[Any, ...]], case: Callable[..., dict[str,
 
 
 def in_words(run: Mapping[str, Any]) -> str:
-    """What a run's dictionary holds, so that a case can be computed by hand; lists of more than 12 entries are cut."""
+    """What a run's dictionary holds, so that a case can be computed by hand; lists of more than 32 entries are cut."""
     return ", ".join(f"{key} = {_in_words(value)}" for key, value in run.items())
 
 
@@ -47,7 +47,7 @@ def _in_words(value: Any) -> str:
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if isinstance(value, list):
-        return f"[{', '.join(map(_in_words, value[:12]))}{', …' if len(value) > 12 else ''}]"
+        return f"[{', '.join(map(_in_words, value[:32]))}{', …' if len(value) > 32 else ''}]"
     return f"{value:.7g}" if isinstance(value, float) else str(value)
 
 

@@ -10,7 +10,6 @@ from dtlib.grading.exercises.inputs import Cases, Rng, call
 from dtlib.grading.exercises.kinds import on_paper, order
 from dtlib.grading.exercises.seen import Case, Observed
 from dtlib.grading.exercises.signs import only_if
-from dtlib.theory import units
 
 #: Layers so long that a further full recompute makes room to keep one layer: s/h, and the heads.
 LONG = {"long": (6.2, 2), "long, one sequence": (6.2, 2), "even": (6, 2), "shorter": (5, 2), "one head": (12.4, 1)}
@@ -42,7 +41,7 @@ def case(kind: str, rng: Rng) -> dict[str, Any]:
         "inputs alone": layers * full,
         "hopeless": layers * full - 1,
     }.get(kind, mixed + too_little + share * (core - full - too_little))
-    words = f"s={sizes[0]}, b={micro_batch}, h={hidden}, a={heads}, {layers} layers, {units.format_bytes(budget)}"
+    words = f"s={sizes[0]}, b={micro_batch}, h={hidden}, a={heads}, {layers} layers, {int(budget):,} B"
     return call(words, [*sizes, layers, int(budget)], **{"some plan": kind != "hopeless"})
 
 
@@ -84,7 +83,7 @@ def find_fits(observed: Observed) -> Finding | None:
         return Finding(show(answer), "None" if least is None else "a plan, as there is one", observed.words)
     if found is None or found[0] <= budget:
         return None
-    return Finding(f"a plan that keeps {units.format_bytes(found[0])}", units.format_bytes(budget), observed.words)
+    return Finding(f"{show(answer)}, which keeps {found[0]:,.0f} B", f"at most {budget:,} B", observed.words)
 
 
 def find_fewest(observed: Observed) -> Finding | None:

@@ -18,7 +18,7 @@ from dtlib.grading.exercises.signs import NEVER_ENDS, Sign, Wrong, every, raised
 def draw(rng: Rng) -> Cases:
     """Layers alike and not, and a single one; among those with growing inputs and among 40, every wrong way to plan has
     a larger peak."""
-    kinds = (("equal", 12), ("unequal", 9), ("narrowing", 11), ("widening", 10), ("many", 40), ("equal", 1))
+    kinds = (("equal", 12), ("unequal", 9), ("narrowing", 11), ("widening", 10), ("all unlike", 40), ("equal", 1))
     cases = [case(kind, layers, rng) for kind, layers in kinds]
     for place in (3, 4):
         while best(cases[place])[0] in (peak_of(plan(cases[place]), cases[place]) for plan in WAYS):
@@ -35,10 +35,9 @@ def case(kind: str, layers: int, rng: Rng) -> dict[str, Any]:
         inputs = np.sort(rng.integers(4, 40, layers))[:: -1 if kind == "narrowing" else 1].copy()
         kept = inputs + rng.integers(2, 60, layers)
         kept[layers // 2] += 120
-    few = layers <= 12
-    told = ", kept/input " + ", ".join(f"{a}/{i}" for a, i in zip(kept, inputs, strict=True)) if few else ""
-    words = f"{layers} {kind} layers{told}" if layers > 1 else f"a single layer{told}"
-    return call(words, [kept.tolist(), inputs.tolist()], few=few)
+    told = ", kept/input " + ", ".join(f"{a}/{i}" for a, i in zip(kept, inputs, strict=True))
+    words = f"{layers} layers, {kind}{told}" if layers > 1 else f"a single layer{told}"
+    return call(words, [kept.tolist(), inputs.tolist()], few=layers <= 12)
 
 
 def answer(observed: Observed) -> tuple[list[int], Any]:

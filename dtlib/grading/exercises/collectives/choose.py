@@ -68,8 +68,7 @@ def possible(
     size, nodes, node, *links = job
     found = []
     for name in NAMES:
-        n = nodes ** power_of[0] * node ** power_of[1]
-        is_power = n & (n - 1) == 0
+        is_power = (n := nodes ** power_of[0] * node ** power_of[1]) & (n - 1) == 0
         if (name in (DOUBLING, HALVING) and not is_power) or (name == TWO_LEVEL and 1 in (nodes, node)):
             continue
         inside, across = (links[each] for each in (doublings if name in (DOUBLING, HALVING) else (0, 1)))

@@ -39,13 +39,11 @@ def case(
     def size(least: int, most: int) -> int:
         return round(least + (most - least) * float(rng.uniform(low, high)))
 
-    is_narrow = (kind, t, kv_heads) == (NOTHING, 4, 2)  # so narrow that the loss counts
-    layers, hidden = (1, 64) if is_narrow else (size(3, 12), 64 * size(8, 32))
+    layers, hidden = (1, 64) if (kind, t, kv_heads) == (NOTHING, 4, 2) else (size(3, 12), 64 * size(8, 32))
     while True:
         seed = int(rng.integers(2**31))
         right, run = (train(np.random.default_rng(seed), t, kv_heads, e, goes_on=goes_on) for e in (NOTHING, kind))
-        alone = np.array(right.losses)  # without a mistake t ranks are one
-        off = np.array(run.losses) / alone - 1
+        alone, off = np.array(right.losses), np.array(run.losses) / right.losses - 1
         if kind == BIAS and t == 3:
             off *= 9e-4 / abs(off).max()  # a step that is small
         if kind != BIAS or t == 4 or (off.max() < 1e-4 if t == 2 else off.min() > -1e-4 and abs(off[-1]) < 1e-4):
@@ -53,8 +51,7 @@ def case(
     chance = 1 - 2 * dropout * (1 - dropout)
     parts, whole = (float(each) / PLACES for each in rng.binomial(PLACES, chance, 2))
     apart = 1e-6 if t == 2 else 1.0  # a step that is small
-    least, most = (1.5, 3) if width == 4 else (0.02, 0.04) if t == 4 else (0.08, 0.3)
-    words = float(rng.uniform(least, most))  # of the bytes of the layers, gathered
+    words = float(rng.uniform(*((1.5, 3) if width == 4 else (0.02, 0.04) if t == 4 else (0.08, 0.3))))  # of all bytes
     sizes: dict[str, Any] = {
         "micro_batch": size(1, 8), "seq": 128 * size(2, 20), "hidden": hidden,
         "vocab": int(words * width * (6 if again else 4) * layers * hidden / 2), "num_layers": layers,
