@@ -92,8 +92,7 @@ def kept(job: Job, tp: int) -> float:
 
 def seconds(job: Job, dp: int, tp: int, ep: int, *, copies: bool = False, near: int = 0, group: int = 0,
             is_own: bool = False, twice: bool = False) -> float:  # fmt: skip
-    """Seconds of a step; with a copy an expert, with ep on links of `near` ranks, experts summed over a `group`, by the
-    links that so few ranks side by side have, of a router that may draw an expert `twice`."""
+    """Seconds of a step; a copy an expert, links, groups and experts drawn `twice` are as `WRONG` says."""
     dense, experts = parameters(job)
     tokens, k, num_experts = job["seq"] * job["sequences"] // dp, job["top_k"], job["num_experts"]
 
@@ -142,10 +141,7 @@ WRONG: tuple[Callable[[Job], dict[Plan, float]], ...] = (
     lambda job: possible(job, needed=lambda job, dp, tp, ep: needed(job, dp, tp, ep, dense_over=dp * tp)),
     lambda job: {plan: cost for plan, cost in possible(job).items() if plan[2].bit_count() == 1},
 )
-"""An expert's optimizer over all of dp, or not cut; experts not cut; a copy an expert; links of ep always fast, or by
-ep alone; gradients of experts summed over all of dp; groups in parts of nodes; ranks without sequences; a
-margin of the states alone; gradients over links of dp ranks side by side; experts drawn twice; attention's optimizer
-cut by tp twice; powers of two for ep."""
+"""Optimizers, experts, copies, links, gradients, groups, sequences and margins that are not those of the task."""
 
 EXERCISE = on_paper(
     "ep.7", "choose_layout", "Where to put the experts?", draw,

@@ -25,7 +25,6 @@ KINDS = (
 
 
 def case(rng: Rng, number: int, kind: str, n: int, width: int, wrong_guesses: int) -> dict[str, Any]:
-    # Two runs have the most words and the fewest, so that none stands for all.
     words = {(NOTHING, 2): (120_000, 130_000), (GRAPH, 2): (5_000, 6_000)}.get((kind, n), (5_000, 130_000))
     tokens, vocab = 128 * int(rng.integers(8, 80)), int(rng.integers(*words))
     losses = [float(rng.uniform(1.5, 3))]
@@ -33,8 +32,7 @@ def case(rng: Rng, number: int, kind: str, n: int, width: int, wrong_guesses: in
         losses.append(losses[-1] * float(rng.uniform(1.075, 1.085 if kind == NOTHING and n in (2, 8) else 1.3)))
     if kind == LATE:  # each predicts what the one before it does
         losses = [losses[0], *losses[:-1]]
-    low, high = ([0.995, 1.003], [0.996, 1.004]) if (kind, n) == (LATE, 2) else ([0.995] * n, [1.005] * n)
-    noise = rng.uniform(low, high)
+    noise = rng.uniform(*([0.995, 1.003], [0.996, 1.004]) if (kind, n) == (LATE, 2) else ([0.995] * n, [1.005] * n))
     noise[:2].sort()  # the second of a late run is not the better one; in one it is nearly a hundredth worse
     losses = [each * float(off) for each, off in zip(losses, noise, strict=True)]
     # Of the trunk's gradient, which point alike here: the first, least; in one run by far.
