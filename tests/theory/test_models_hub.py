@@ -107,6 +107,7 @@ def test_norms_behind_attention_and_mlp_keep_their_inputs():
             {"architectures": ["LlamaForSequenceClassification"]},
             r"architectures must be those of words, .* not \['LlamaForSeq",
         ),
+        ({"architectures": ["GPT2DoubleHeadsModel"]}, r"architectures must be those of words"),
         ({"attention_bias": "false"}, r"attention_bias must be true or false, not 'false'"),
         ({"hidden_size": "4096"}, r"hidden_size must be a whole number of at least 1, not '4096'"),
         ({"hidden_size": 1e30}, r"hidden_size must be a whole number of at least 1, not 1e\+30"),

@@ -30,7 +30,9 @@ def from_config(config: Mapping[str, Any], name: str = "") -> Architecture:
     if not isinstance(config, Mapping):
         raise ValueError(f"config must be an object of hyperparameters, not {config!r}")
     heads = str(config.get("architectures"))
-    if "Classification" in heads or "QuestionAnswering" in heads:
+    if any(
+        each in heads for each in ("Classification", "QuestionAnswering", "MultipleChoice", "DoubleHeads", "Reward")
+    ):
         raise ValueError(f"architectures must be those of words, since no other head is counted, not {heads}")
     config = _inner(config)
     called = str(config.get("model_type"))

@@ -99,8 +99,12 @@ def test_bad_arguments_are_refused(tmp_path):
 
 
 def dies_when_others_wait(folder, culprit):
-    """Ends this rank as soon as all but `culprit` have written down that they entered the fifth collective."""
-    while not all(calls and calls[-1].number == 5 for rank, calls in read(folder).items() if rank != culprit):
+    """Ends this rank once all have written down that they entered the fifth collective, `culprit` that it left the
+    fourth."""
+    while not all(
+        calls and calls[-1].number == 5 - (rank == culprit) and (rank != culprit or calls[-1].finished)
+        for rank, calls in read(folder).items()
+    ):
         time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGKILL)
 

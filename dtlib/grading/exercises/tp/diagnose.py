@@ -39,7 +39,8 @@ def case(
     def size(least: int, most: int) -> int:
         return round(least + (most - least) * float(rng.uniform(low, high)))
 
-    layers, hidden = (1, 64) if (kind, t, kv_heads) == (NOTHING, 4, 2) else (size(3, 12), 64 * size(8, 32))
+    is_narrow = (kind, t, kv_heads) == (NOTHING, 4, 2)
+    layers, hidden = (1, 64) if is_narrow else (size(3, 12), 64 * size(8, 32))
     while True:
         seed = int(rng.integers(2**31))
         right, run = (train(np.random.default_rng(seed), t, kv_heads, e, goes_on=goes_on) for e in (NOTHING, kind))
@@ -51,7 +52,8 @@ def case(
     chance = 1 - 2 * dropout * (1 - dropout)
     parts, whole = (float(each) / PLACES for each in rng.binomial(PLACES, chance, 2))
     apart = 1e-6 if t == 2 else 1.0  # a step that is small
-    words = float(rng.uniform(*((1.5, 3) if width == 4 else (0.02, 0.04) if t == 4 else (0.08, 0.3))))  # of all bytes
+    share = (1.5, 3) if width == 4 else (0.3, 0.6) if is_narrow else (0.02, 0.04) if t == 4 else (0.08, 0.3)
+    words = float(rng.uniform(*share))  # of all bytes
     sizes: dict[str, Any] = {
         "micro_batch": size(1, 8), "seq": 128 * size(2, 20), "hidden": hidden,
         "vocab": int(words * width * (6 if again else 4) * layers * hidden / 2), "num_layers": layers,
