@@ -77,7 +77,7 @@ def open_sandbox(**limits: Any) -> Sandbox:
 
 
 @cache
-def _drawn(exercise: str, seed: int) -> list[Case]:
+def drawn(exercise: str, seed: int) -> list[Case]:
     """The cases of a seed, the same ones for every program: theories remember cases that they know."""
     return all_exercises()[exercise].cases(seed)
 
@@ -95,8 +95,8 @@ class Tried:
 
     def __post_init__(self) -> None:
         self.answer = answer(self.exercise.id, self.program.source)
-        drawn = _drawn(self.exercise.id, self.seed)
-        self.cases: list[Case] = [case for case in drawn if self.weighs or not case.get("weighed")]
+        cases = drawn(self.exercise.id, self.seed)
+        self.cases: list[Case] = [case for case in cases if self.weighs or not case.get("weighed")]
 
     @property
     def left(self) -> Iterable[int]:
@@ -215,5 +215,5 @@ def tried_on(exercise: str, seed: int = SEED) -> list[Tried]:
 
 def is_of_memory(exercise: Exercise, program: Program) -> bool:
     """Whether a program is refused for what it holds, in cases that are weighed."""
-    is_weighed = any(case.get("weighed") for case in _drawn(exercise.id, SEED))
+    is_weighed = any(case.get("weighed") for case in drawn(exercise.id, SEED))
     return is_weighed and any(check.name == program.check and check.kind == "memory" for check in exercise.checks)

@@ -23,7 +23,7 @@ import pytest
 from dtlib.grading.exercises import bank, plain
 from dtlib.grading.exercises.catalogue import all_exercises
 from dtlib.grading.exercises.compare import close
-from dtlib.grading.exercises.exercise import Exercise
+from dtlib.grading.exercises.exercise import Check, Exercise
 from dtlib.grading.exercises.seen import Case, Observed, Trouble
 from dtlib.lab import RankError
 
@@ -130,7 +130,12 @@ def unrefused(name: str, seeds: range) -> dict[Place, str]:
         if isinstance(constants[-1], int | float):
             constants.append(not constants[-1] if isinstance(constants[-1], bool) else 0)
         for constant in constants:
-            passed = [seed for seed, cases in drawn.items() if not is_refused(exercise, cases, place, constant)]
+
+            def told(*arguments: Any, constant: Any = constant, place: Place = place) -> Any:
+                changed = replaced(list(arguments), place, constant) if has(list(arguments), place) else arguments
+                return reference(name)(*changed)
+
+            passed = [seed for seed, cases in drawn.items() if not is_refused(exercise, told, cases)]
             if passed:
                 holes[place] = f"{constant!r} for {name}'s argument {place} passes with seeds {passed}"
     return holes
@@ -145,15 +150,14 @@ def has(arguments: list[Any], place: Place) -> bool:
     return True
 
 
-def is_refused(exercise: Exercise, cases: Iterable[Case], place: Place, value: Any) -> bool:
-    """Whether some check finds a case in which the reference, told `value` there, is wrong."""
-    function = reference(exercise.id)
+def is_refused(exercise: Exercise, function: Callable[..., Any], cases: Iterable[Case], *checks: Check) -> bool:
+    """Whether one of `checks`, or of all, finds a case in which the function is wrong."""
     for case in cases:
-        arguments = handed(list(case["arguments"]))
-        changed = replaced(arguments, place, value) if has(arguments, place) else arguments
-        seen = answered(exercise, case, lambda changed=changed: function(*changed))
-        if any(check.applies(case) and check.judge([seen]).verdict == "fail" for check in exercise.checks):
-            return True
+        if looking := [check for check in checks or exercise.checks if check.applies(case)]:
+            arguments = handed(list(case["arguments"]))
+            seen = answered(exercise, case, lambda arguments=arguments: function(*arguments))
+            if any(check.judge([seen]).verdict == "fail" for check in looking):
+                return True
     return False
 
 

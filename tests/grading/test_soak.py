@@ -20,12 +20,23 @@ from dtlib.grading.exercises import bank
 from dtlib.grading.exercises.bank import Program
 from dtlib.grading.exercises.catalogue import STEMS, all_exercises
 from dtlib.grading.exercises.exercise import Exercise
-from dtlib.grading.exercises.seen import Case
 from dtlib.grading.sandbox.runner import Outcome, Sandbox
 
 from . import forgers
-from .answers import ROOT, SEED, Tried, answer, is_of_memory, namespace, open_sandbox, programs, run_jobs, try_all
-from .test_arguments import answered, handed
+from .answers import (
+    ROOT,
+    SEED,
+    Tried,
+    answer,
+    drawn,
+    is_of_memory,
+    namespace,
+    open_sandbox,
+    programs,
+    run_jobs,
+    try_all,
+)
+from .test_arguments import is_refused
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 
@@ -66,7 +77,9 @@ def test_every_wrong_program_is_refused_for_every_seed(name: str, sandbox: Sandb
     exercise = all_exercises()[name]
     wrong = [program for program in programs(name) if program.check]
     called = [program for program in wrong if bank.is_on_paper(exercise) and program.check != "own work"]
-    accepted = [(program, seed) for program in called for seed in SEEDS if not is_refused(exercise, program, seed)]
+    checks = {check.name: check for check in exercise.checks}
+    accepted = [(each, seed) for each in called for seed in SEEDS
+                if not is_refused(exercise, function(name, each), drawn(name, seed), checks[each.check])]  # fmt: skip
     started = [program for program in wrong if program not in called]
     places = {}  # of the case that refused a program: for other seeds it comes first
     accepted += refused_by(sandbox, exercise, [(program, SEEDS[0]) for program in started], places)
@@ -84,23 +97,6 @@ def function(exercise: str, program: Program) -> Callable[..., Any]:
     sources = [text for _, text in answer(exercise, program.source).cells]
     found: Callable[..., Any] = namespace(*sources)[all_exercises()[exercise].function]
     return found
-
-
-@cache
-def drawn(exercise: str, seed: int) -> list[Case]:
-    return all_exercises()[exercise].cases(seed)
-
-
-def is_refused(exercise: Exercise, program: Program, seed: int) -> bool:
-    """Whether the check that should refuses an answer on paper with this seed."""
-    check = next(each for each in exercise.checks if each.name == program.check)
-    call = function(exercise.id, program)
-    for case in filter(check.applies, drawn(exercise.id, seed)):
-        arguments = handed(list(case["arguments"]))
-        seen = answered(exercise, case, lambda arguments=arguments: call(*arguments))  # type: ignore[misc]
-        if check.judge([seen]).verdict == "fail":
-            return True
-    return False
 
 
 def refused_by(sandbox: Sandbox, exercise: Exercise, tries: Sequence[Try], places: dict[Program, int]) -> list[Try]:
