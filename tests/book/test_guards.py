@@ -19,7 +19,10 @@ def test_a_broken_page_is_noticed(visit, tmp_path, mistake):
     page = tmp_path / "page.html"
     page.write_text(f"<!doctype html><meta charset=utf-8><title>x</title>{body}")
     with visit() as tab:
-        tab.open(page).wait_for_timeout(200)
+        tab.open(page)
+        for _ in range(50):  # on a busy machine it is told late
+            if not getattr(tab, where):
+                tab.page.wait_for_timeout(200)
         assert getattr(tab, where), f"{mistake} went unnoticed"
 
 
