@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -81,6 +82,20 @@ def values(
     if sums is not None:
         mistakes += of_sums(taken, right, sums)
     return Check(name, kind, points, description, inspect, tuple(mistakes), applies=_where(where), agrees=agrees)
+
+
+def by(key: str, right: Theory, **more: Any) -> Callable[..., Callable[..., Check]]:
+    """`values` of some cases: ``by("wrong", right)(A, B)(3, "name", "description")`` looks at those whose "wrong", or
+    the first entry of it, is A or B. The options in `more` are those of `values`."""
+
+    def of(*named: str) -> Callable[..., Check]:
+        def applies(case: Case) -> bool:
+            found = case[key]
+            return (found if isinstance(found, str) else found[0]) in named
+
+        return partial(values, right=right, where=applies, **more)
+
+    return of
 
 
 def sends(

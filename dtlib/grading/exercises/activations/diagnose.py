@@ -1,11 +1,10 @@
 """activations.1: which tensor a layer keeps that it should not, by what it keeps at several lengths; on paper."""
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from dtlib.grading.exercises.inputs import Case, Rng, call, in_any_order, in_words
-from dtlib.grading.exercises.kinds import on_paper, values
+from dtlib.grading.exercises.kinds import by, on_paper
 from dtlib.theory import activations, models
 
 NOTHING, FLASH, SCORES, MASKS, INPUT, GELU, NORMS = (
@@ -68,9 +67,7 @@ def right(case: Case) -> str:
     return str(case["wrong"])
 
 
-def of(*kinds: str) -> Any:
-    return partial(values, right=right, kind="memory", where=lambda case: case["wrong"] in kinds)
-
+of = by("wrong", right, kind="memory")
 
 EXERCISE = on_paper(
     "activations.1", "diagnose_layer", "What does this layer keep too much?", in_any_order(KINDS, case),

@@ -12,11 +12,12 @@ from dtlib.grading.exercises.kinds import on_paper, values
 
 #: The delay, and η λ as a part of what lies between two limits: of the fastest rate, of the largest that is stable, or
 #: of 2. No delay and one, real roots and complex ones, what grows, and what grows without a delay too. Between
-#: 1 and π/3: what one update of delay bears, and what it would if a small angle were its sine.
+#: 1 and π/3: what one update of delay bears, and what it would if a small angle were its sine. At last a rate that
+#: more than a hundred updates of delay allow.
 KINDS = (
     (0, "fastest", 0.4), (0, "stable", 0.8), (1, "fastest", 0.7), (1, "stable", 0.6), (2, "stable", 0.9),
     (3, "stable", 1.4), (5, "fastest", 0.5), (4, "two", 1.2), (12, "stable", 0.75), (30, "stable", 0.5),
-    (1, "small angle", 1),
+    (1, "small angle", 1), (0, "stable", 0.006),
 )  # fmt: skip
 
 

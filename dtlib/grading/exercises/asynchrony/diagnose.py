@@ -2,14 +2,13 @@
 
 import heapq
 from collections.abc import Iterable
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from dtlib.grading.exercises.inputs import Case, Rng, call, in_any_order, in_words
-from dtlib.grading.exercises.kinds import on_paper, values
+from dtlib.grading.exercises.kinds import by, on_paper
 
 NOTHING, TORN, EARLY, LOST = "nothing wrong", "torn weights", "answered before the update", "gradient lost"
 TWICE, PUSH, RATE, BOUND = "gradient used twice", "age from the push", "rate not lowered", "bound not kept"
@@ -123,9 +122,7 @@ def right(case: Case) -> str:
     return str(case["wrong"])
 
 
-def of(*kinds: str) -> Any:
-    return partial(values, right=right, where=lambda case: case["wrong"] in kinds)
-
+of = by("wrong", right)
 
 EXERCISE = on_paper(
     "asynchrony.5", "diagnose_server", "What is wrong with this server?", in_any_order(KINDS, case),

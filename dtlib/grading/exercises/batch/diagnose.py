@@ -1,12 +1,11 @@
 """batch.6: what is wrong with a run whose batch grew: by products of gradients, rates and a noise scale; on paper."""
 
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from dtlib.grading.exercises.inputs import Array, Case, Rng, call, in_any_order, in_words
-from dtlib.grading.exercises.kinds import on_paper, values
+from dtlib.grading.exercises.kinds import by, on_paper
 
 NOTHING, SAME, OWN, SUM, PLAIN, RATE, COLD, RATIOS = (
     "nothing wrong", "same samples", "not exchanged", "sum for mean", "unweighted", "not scaled", "no warm-up",
@@ -91,9 +90,7 @@ def right(case: Case) -> str:
     return str(case["wrong"])
 
 
-def of(*kinds: str) -> Any:
-    return partial(values, right=right, where=lambda case: case["wrong"] in kinds)
-
+of = by("wrong", right)
 
 EXERCISE = on_paper(
     "batch.6", "diagnose_batch", "What is wrong with this batch?", in_any_order(KINDS, case),

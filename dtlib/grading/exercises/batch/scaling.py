@@ -9,19 +9,19 @@ from dtlib.grading.exercises.inputs import Case, Cases, Rng, call, in_words
 from dtlib.grading.exercises.kinds import on_paper, values
 
 RULE, NOISE, WARM, HELD = "rule of thumb", "noise scale", "warm-up", "highest"
-#: What it is about, the optimizer, 𝓑 in units of the tuned batch (0: not known), the batches in the same units with how
-#: many steps each has, warm-up steps, the first rate and the highest one in units of the tuned rate.
+#: What it is about, the optimizer, 𝓑 in units of the tuned batch (None: not known), the batches in the same units with
+#: how many steps each has, warm-up steps, the first rate and the highest one in units of the tuned rate.
 KINDS = (
-    (RULE, "sgd", 0, ((4, 3),), 0, 0, 99), (RULE, "adam", 0, ((4, 3),), 0, 0, 99),
-    (RULE, "adam", 0, ((0.25, 2), (8, 2)), 0, 1, 99), (RULE, "sgd", 0, ((1, 2), (0.5, 2), (16, 1)), 0, 1, 99),
+    (RULE, "sgd", None, ((4, 3),), 0, 0, 99), (RULE, "adam", None, ((4, 3),), 0, 0, 99),
+    (RULE, "adam", None, ((0.25, 2), (8, 2)), 0, 1, 99), (RULE, "sgd", None, ((1, 2), (0.5, 2), (16, 1)), 0, 1, 99),
     (NOISE, "sgd", 8, ((4, 3),), 0, 0, 99), (NOISE, "adam", 8, ((4, 3),), 0, 1, 99),
     (NOISE, "adam", 0.1, ((0.5, 2), (64, 2)), 0, 0, 99), (NOISE, "sgd", 0.5, ((8, 2), (0.125, 2)), 0, 1, 99),
-    (NOISE, "sgd", 300, ((2, 2), (32, 2)), 0, 0, 99),
-    (WARM, "sgd", 0, ((8, 8),), 5, 1, 99), (WARM, "adam", 20, ((8, 7),), 3, 0, 99),
-    (WARM, "adam", 0, ((2, 3), (4, 4)), 6, 0.5, 99), (WARM, "sgd", 4, ((0.25, 6),), 4, 1, 99),
-    (WARM, "sgd", 2, ((4, 3),), 5, 0, 99), (WARM, "adam", 0, ((2, 3),), 1, 0.1, 99),
-    (HELD, "sgd", 0, ((16, 3), (2, 3)), 4, 1, 3), (HELD, "adam", 0, ((16, 5),), 3, 0, 2.5),
-    (HELD, "adam", 50, ((2, 2), (30, 2)), 0, 0, 3.5),
+    (NOISE, "sgd", 300, ((2, 2), (32, 2)), 0, 0, 99), (NOISE, "sgd", 0, ((4, 3),), 0, 0, 99),
+    (WARM, "sgd", None, ((8, 8),), 5, 1, 99), (WARM, "adam", 20, ((8, 7),), 3, 0, 99),
+    (WARM, "adam", None, ((2, 3), (4, 4)), 6, 0.5, 99), (WARM, "sgd", 4, ((0.25, 6),), 4, 1, 99),
+    (WARM, "sgd", 2, ((4, 3),), 5, 0, 99), (WARM, "adam", None, ((2, 3),), 1, 0.1, 99),
+    (HELD, "sgd", None, ((16, 3), (2, 3)), 4, 1, 3), (HELD, "adam", None, ((16, 5),), 3, 0, 2.5),
+    (HELD, "adam", 50, ((2, 2), (30, 2)), 0, 0, 3.5), (HELD, "sgd", None, ((1, 2), (0.5, 2)), 2, 0.2, 0.7),
 )  # fmt: skip
 
 
@@ -31,7 +31,7 @@ def draw(rng: Rng) -> Cases:
 
 
 def drawn(
-    rng: Rng, about: str, optimizer: str, noise: float, stages: tuple[tuple[float, int], ...], warmup: int,
+    rng: Rng, about: str, optimizer: str, noise: float | None, stages: tuple[tuple[float, int], ...], warmup: int,
     start: float, highest: float,
 ) -> dict[str, Any]:  # fmt: skip
     batch, rate = 8 * int(rng.integers(10, 90)), float(f"{np.exp(rng.uniform(-8, -1)):.3g}")
@@ -40,7 +40,7 @@ def drawn(
                for _ in range(steps)]  # fmt: skip
     job = {
         "optimizer": optimizer, "rate": rate, "batch": batch,
-        "noise_scale": float(f"{noise * batch * near[1]:.4g}") if noise else None, "batches": batches,
+        "noise_scale": float(f"{noise * batch * near[1]:.4g}") if noise is not None else None, "batches": batches,
         "highest": float(f"{highest * rate * near[2]:.4g}"), "warmup": warmup,
         "start": float(f"{start * rate * (near[1] if 0 < start < 1 else 1):.4g}"),
     }  # fmt: skip

@@ -1,13 +1,12 @@
 """casebook.1: what is wrong with a run, by losses, norms and checksums of its ranks; on paper."""
 
-from functools import partial
 from math import log
 from typing import Any
 
 import numpy as np
 
 from dtlib.grading.exercises.inputs import Array, Case, Rng, call, in_any_order, in_words
-from dtlib.grading.exercises.kinds import on_paper, values
+from dtlib.grading.exercises.kinds import by, on_paper
 
 NOTHING, COPIES, SLICES = "nothing wrong", "copies counted", "slices left out"
 WHOLE, SUM, TWICE = "whole logits", "sum for mean", "mean twice"
@@ -90,9 +89,7 @@ def right(case: Case) -> str:
     return str(case["wrong"])
 
 
-def of(*kinds: str) -> Any:
-    return partial(values, right=right, where=lambda case: case["wrong"] in kinds)
-
+of = by("wrong", right)
 
 EXERCISE = on_paper(
     "casebook.1", "name_the_mistake", "Why does this run differ?", in_any_order(KINDS, case),

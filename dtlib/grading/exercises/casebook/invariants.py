@@ -1,12 +1,11 @@
 """casebook.2: a check of a step that needs no other run to compare with; on paper."""
 
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from dtlib.grading.exercises.inputs import Case, Rng, call, in_any_order, in_words
-from dtlib.grading.exercises.kinds import on_paper, values
+from dtlib.grading.exercises.kinds import by, on_paper
 
 NOTHING, SAMPLES, GRADIENTS, NORMS, WEIGHTS, SLICES = "nothing", "samples", "gradients", "norms", "weights", "slices"
 NAMES, WIDTH, PARTED = ("scale", "matrix", "bias"), 2, {"matrix": "matrix", "matrix, slices too": "bias"}
@@ -104,9 +103,7 @@ def right(case: Case) -> str:
     return str(case["rule"])
 
 
-def of(rule: str) -> Any:
-    return partial(values, right=right, where=lambda case: case["rule"] == rule)
-
+of = by("rule", right)
 
 EXERCISE = on_paper(
     "casebook.2", "check_step", "Which rule is broken?", in_any_order(KINDS, case),

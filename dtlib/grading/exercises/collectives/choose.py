@@ -22,7 +22,8 @@ KINDS: tuple[tuple[Shapes, tuple[str, ...]], ...] = (
     (((1, 4), (1, 8), (1, 16), (4, 1), (16, 1)), (DOUBLING, HALVING)),
     (FLAT, (RING,)),
     (POWERS, (DOUBLING, HALVING, TWO_LEVEL)),
-    (OTHERS, (TWO_LEVEL,)),
+    (((2, 6), (4, 6), (8, 3)), (TWO_LEVEL,)),
+    (((3, 2), (6, 4), (5, 8)), (TWO_LEVEL,)),
 )
 
 #: Wrong theories, told from the right one by two jobs each: keywords of `possible`.

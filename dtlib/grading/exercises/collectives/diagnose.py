@@ -1,12 +1,11 @@
 """collectives.7: what went wrong in an all-reduce, and on which rank, by what ranks held and sent; on paper."""
 
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from dtlib.grading.exercises.inputs import Case, Cases, Rng, call, in_any_order
-from dtlib.grading.exercises.kinds import on_paper, values
+from dtlib.grading.exercises.kinds import by, on_paper
 
 MISSING, TWICE, GROUPS, MEAN, OWN, LAST, HALF, GATHERED, ROOT, NOTHING = (
     "not added", "added twice", "two groups", "mean", "own row kept", "last chunk not written", "one journey",
@@ -71,9 +70,7 @@ def right(case: Case) -> Any:
     return case["wrong"]
 
 
-def of(*kinds: str) -> Any:
-    return partial(values, right=right, kind="schedule", where=lambda case: case["wrong"][0] in kinds)
-
+of = by("wrong", right, kind="schedule")
 
 EXERCISE = on_paper(
     "collectives.7", "diagnose_all_reduce", "What went wrong in this all-reduce?", draw,

@@ -1,12 +1,11 @@
 """compression.6: what is wrong with a run, by its bytes and by what was meant, sent and left; on paper."""
 
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from dtlib.grading.exercises.inputs import Array, Case, Rng, call, in_any_order, in_words
-from dtlib.grading.exercises.kinds import on_paper, values
+from dtlib.grading.exercises.kinds import by, on_paper
 
 NOTHING, DENSE, GATHERED, FORGOTTEN, DOUBLED, RATES, OTHERS, SUM = (
     "nothing wrong", "everything sent", "gathered", "feedback forgotten", "feedback doubled", "not rescaled",
@@ -89,9 +88,7 @@ def right(case: Case) -> str:
     return str(case["wrong"])
 
 
-def of(*kinds: str) -> Any:
-    return partial(values, right=right, where=lambda case: case["wrong"] in kinds)
-
+of = by("wrong", right)
 
 EXERCISE = on_paper(
     "compression.6", "diagnose_compression", "What is wrong with this compression?", in_any_order(KINDS, case),

@@ -1,12 +1,11 @@
 """cp.5: what is wrong with attention whose tokens are split, by what was observed of it; on paper."""
 
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from dtlib.grading.exercises.inputs import Case, Rng, call, in_any_order, in_words
-from dtlib.grading.exercises.kinds import on_paper, values
+from dtlib.grading.exercises.kinds import by, on_paper
 from dtlib.theory import cp
 
 MASK, AVERAGED, CONTIGUOUS, HIDDEN = "mask from 0", "averaged", "contiguous order", "hidden scores computed"
@@ -88,9 +87,7 @@ def right(case: Case) -> str:
     return str(case["wrong"])
 
 
-def of(*kinds: str) -> Any:
-    return partial(values, right=right, kind="schedule", where=lambda case: case["wrong"] in kinds)
-
+of = by("wrong", right, kind="schedule")
 
 EXERCISE = on_paper(
     "cp.5", "find_flaw", "What is wrong with this attention?", in_any_order(KINDS, case),

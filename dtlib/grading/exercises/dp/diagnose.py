@@ -1,12 +1,11 @@
 """dp.1: what is wrong with a run, by the timeline of its backward passes and all-reduces; on paper."""
 
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from dtlib.grading.exercises.inputs import Case, Rng, call, in_any_order
-from dtlib.grading.exercises.kinds import on_paper, values
+from dtlib.grading.exercises.kinds import by, on_paper
 
 NOTHING, AFTER, ONE, WAITS, EACH, LATE, SLOW = (
     "nothing wrong", "nothing overlapped", "one bucket", "waits for each", "each micro-batch", "late", "slow",
@@ -101,9 +100,7 @@ def right(case: Case) -> str:
     return str(case["told"])
 
 
-def of(*kinds: str) -> Any:
-    return partial(values, right=right, kind="overlap", where=lambda case: case["wrong"] in kinds)
-
+of = by("wrong", right, kind="overlap")
 
 EXERCISE = on_paper(
     "dp.1", "diagnose_backward", "Why does this backward pass take so long?", in_any_order(KINDS, case),

@@ -1,12 +1,11 @@
 """ep.6: what is wrong with a run whose experts lie on ranks, by loads, bytes, rows and norms; on paper."""
 
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from dtlib.grading.exercises.inputs import Array, Case, Rng, call, in_any_order, in_words
-from dtlib.grading.exercises.kinds import on_paper, values
+from dtlib.grading.exercises.kinds import by, on_paper
 
 from . import _routing
 
@@ -145,9 +144,7 @@ def right(case: Case) -> str:
     return str(case["wrong"])
 
 
-def of(*kinds: str) -> Any:
-    return partial(values, right=right, where=lambda case: case["wrong"] in kinds)
-
+of = by("wrong", right)
 
 EXERCISE = on_paper(
     "ep.6", "diagnose_experts", "What is wrong with these experts?", in_any_order(KINDS, case),

@@ -1,12 +1,11 @@
 """memory.7: what a rank holds that it should not, or lacks, by what it held at ten moments; on paper."""
 
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from dtlib.grading.exercises.inputs import Case, Rng, call, in_any_order, in_words
-from dtlib.grading.exercises.kinds import on_paper, values
+from dtlib.grading.exercises.kinds import by, on_paper, values
 from dtlib.theory import memory
 
 NOTHING, NO_MASTER, NARROW, WIDE, UNFROZEN, KEPT, GRAPH, OUTPUTS = (
@@ -81,13 +80,8 @@ def right(case: Case) -> list[Any]:
     return list(case["right"])
 
 
-def of(*kinds: str) -> Any:
-    return partial(
-        values, right=right, part=0, parts=PARTS, kind="memory", where=lambda case: case["right"][0] in kinds
-    )
-
-
 PARTS = "what, how many bytes"
+of = by("right", right, part=0, parts=PARTS, kind="memory")
 EXERCISE = on_paper(
     "memory.7", "diagnose_held", "What does this rank hold?", in_any_order(KINDS, case),
     of(NO_MASTER, NARROW, WIDE, UNFROZEN)(3, "states", "states that are missing, or too wide, or too many"),

@@ -1,12 +1,11 @@
 """mtp.4: what is wrong with heads, by what was observed of them, on paper."""
 
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from dtlib.grading.exercises.inputs import Case, Rng, call, in_any_order, in_words
-from dtlib.grading.exercises.kinds import on_paper, values
+from dtlib.grading.exercises.kinds import by, on_paper
 from dtlib.theory import mtp
 
 LATE, AGAIN, AVERAGED = "one head too few", "trunk again", "trunk averaged"
@@ -54,9 +53,7 @@ def right(case: Case) -> str:
     return str(case["wrong"])
 
 
-def of(*kinds: str) -> Any:
-    return partial(values, right=right, kind="schedule", where=lambda case: case["wrong"] in kinds)
-
+of = by("wrong", right, kind="schedule")
 
 EXERCISE = on_paper(
     "mtp.4", "find_fault_of_heads", "What is wrong with these heads?", in_any_order(KINDS, case),

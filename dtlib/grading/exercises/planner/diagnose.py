@@ -1,12 +1,11 @@
 """planner.4: what is wrong with a slow run, by its bytes, its timeline and its plan; on paper."""
 
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from dtlib.grading.exercises.inputs import Array, Case, Cases, Rng, call
-from dtlib.grading.exercises.kinds import on_paper, values
+from dtlib.grading.exercises.kinds import by, on_paper
 
 PARTS = "what, rank"
 FAULTS = NOTHING, SLOW, ACROSS, EACH, AGAIN, FEW = (
@@ -96,15 +95,11 @@ def right(case: Case) -> list[Any]:
     return [case["wrong"], case["rank"]]
 
 
-def of(*kinds: str, part: int = 0) -> Any:
-    return partial(
-        values, right=right, parts=PARTS, part=part, kind="overlap", where=lambda case: case["wrong"] in kinds
-    )
-
+of = by("wrong", right, parts=PARTS, kind="overlap")
 
 EXERCISE = on_paper(
     "planner.4", "diagnose_run", "What slows this run?", draw,
-    of(SLOW, NOTHING)(3, "slow", "a rank that computes for longer, and runs with nothing wrong"),
-    of(SLOW, part=1)(1, "rank", "which rank it is"),
-    of(ACROSS, EACH, AGAIN, FEW)(4, "all", "what slows all ranks"),
+    of(SLOW, NOTHING)(3, "slow", "a rank that computes for longer, and runs with nothing wrong", part=0),
+    of(SLOW)(1, "rank", "which rank it is", part=1),
+    of(ACROSS, EACH, AGAIN, FEW)(4, "all", "what slows all ranks", part=0),
 )  # fmt: skip

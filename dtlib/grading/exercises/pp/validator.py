@@ -1,11 +1,10 @@
 """pp.3: what is wrong with a schedule: something is missing, or twice, or ranks wait for ever; on paper."""
 
 from collections import Counter
-from functools import partial
 from typing import Any
 
 from dtlib.grading.exercises.inputs import Case, Cases, Rng, call
-from dtlib.grading.exercises.kinds import on_paper, values
+from dtlib.grading.exercises.kinds import by, on_paper
 from dtlib.theory import pp
 
 Actions = list[list[tuple[str, int]]]
@@ -113,9 +112,7 @@ def right(case: Case) -> list[Any]:
     return list(case["fault"])
 
 
-def of(*names: str) -> Any:
-    return partial(values, right=right, kind="schedule", where=lambda case: case["fault"][0] in names)
-
+of = by("fault", right, kind="schedule")
 
 EXERCISE = on_paper(
     "pp.3", "check_schedule", "What is wrong with this schedule?", draw,

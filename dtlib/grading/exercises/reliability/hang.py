@@ -1,13 +1,12 @@
 """reliability.5: why a job hangs, by the last collectives of each rank; on paper."""
 
 from collections import Counter
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from dtlib.grading.exercises.inputs import Case, Rng, call, in_any_order
-from dtlib.grading.exercises.kinds import on_paper, values
+from dtlib.grading.exercises.kinds import by, on_paper, values
 from dtlib.grading.exercises.oracle import remembered
 
 KIND, SHAPE, BEHIND, ORDER, INSIDE, TOGETHER = (
@@ -30,6 +29,7 @@ KINDS = (
     (ORDER, "round again", 4, 2),
     (INSIDE, "all", 4, 4), (INSIDE, "some", 4, 2), (INSIDE, "some", 6, 3),
     (TOGETHER, "", 4, 2), (TOGETHER, "", 3, 3), (TOGETHER, "ahead", 4, 2), (TOGETHER, "ahead", 6, 3),
+    (TOGETHER, "under way", 4, 2),
 )  # fmt: skip
 
 
@@ -69,8 +69,12 @@ def case(rng: Rng, number: int, wrong: str, how: str, n: int, tp: int) -> dict[s
     elif wrong == INSIDE:
         group = own[at][0]
         stuck = (group, sum(op[0] == group for op in own[: at + 1]), [bad] if how == "some" else groups[group])
-    for rank in range(n if how == "ahead" else 0):
-        del programs[rank][at + 1 + (rank < tp) :]
+    elif how == "under way":  # a bucket, in some group, for which nobody waits
+        at += 3
+        group = own[at][0]
+        stuck = (group, sum(op[0] == group for op in own[: at + 1]), groups[group])
+    for rank in range(n if wrong == TOGETHER and how else 0):
+        del programs[rank][at + 1 + (how == "ahead" and rank < tp) :]
     records = played(rng, groups, programs, how in ("skipped", "skipped twice", "died later"), stuck)
     words = f"run {number}: {n} ranks" + "".join(f"; rank {rank}: {said(each)}" for rank, each in enumerate(records))
     return call(words, [groups, records]) | {"wrong": wrong}
@@ -165,10 +169,7 @@ def right(case: Case) -> dict[str, Any]:
     return {"wrong": case["wrong"], "calls": [list(key) for key in sorted(keys)], "ranks": sorted(ranks), "held": held}
 
 
-def of(*kinds: str) -> Any:
-    parts = ("wrong", "calls", "ranks")
-    return partial(values, right=right, part=parts, kind="schedule", where=lambda case: case["wrong"] in kinds)
-
+of = by("wrong", right, part=("wrong", "calls", "ranks"), kind="schedule")
 
 EXERCISE = on_paper(
     "reliability.5", "diagnose_hang", "Why does this job hang?", in_any_order(KINDS, case),

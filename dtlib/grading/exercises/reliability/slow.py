@@ -1,13 +1,12 @@
 """reliability.6: whose card, link or input holds the others up, by the timelines of all ranks; on paper."""
 
-from functools import partial
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
 from dtlib.grading.exercises.inputs import Array, Rng, call, in_any_order
-from dtlib.grading.exercises.kinds import on_paper, values
+from dtlib.grading.exercises.kinds import by, on_paper
 
 CARD, INPUT, LINK, NOBODY = "card", "input", "link", "nobody"
 STEPS = 7
@@ -15,16 +14,17 @@ Span = list[Any]  # what, step, begin and end in seconds
 
 #: Who is slow, ranks, and what else is to be seen: of another rank (or of one, where nobody is slow) a step that took
 #: long, or two ("hiccup" of the card, "stutter" of link or input), input that is slow and ready in time ("hidden"), a
-#: first step that took long ("cold"), steps that are longer on all ranks ("uneven"), a card that is faster than the
-#: others ("apart"), or another slow rank that costs less ("card", "link"). Of two ranks, times are short, and who costs
-#: something costs a seventh of a step; where nobody is slow, a fifteenth, and of a cold run one step comes after it.
+#: first step that took long ("cold"), steps that are longer on all ranks ("uneven"), on each in its turn ("turns"), a
+#: card that is faster than the others ("apart"), or another slow rank that costs less ("card", "link"). Of two ranks,
+#: times are short, and who costs something costs a seventh of a step; where nobody is slow, a fifteenth of one whose
+#: half is a message, and of a cold run one step comes after it.
 KINDS = (
     (CARD, 2, ""), (CARD, 3, "hiccup"), (CARD, 4, "hidden"), (CARD, 5, "card"), (CARD, 4, "uneven"), (CARD, 4, "link"),
-    (CARD, 6, "cold"), (INPUT, 2, ""), (INPUT, 3, "hiccup"), (INPUT, 4, "hidden"), (INPUT, 5, "uneven"),
-    (INPUT, 4, "link"), (INPUT, 6, "cold"), (LINK, 2, ""), (LINK, 3, "stutter"), (LINK, 4, "card"), (LINK, 5, "hidden"),
-    (LINK, 6, "uneven"), (LINK, 4, "hiccup"), (NOBODY, 2, ""), (NOBODY, 3, "hiccup"), (NOBODY, 4, "hiccup"),
-    (NOBODY, 4, "stutter"), (NOBODY, 5, "hidden"), (NOBODY, 4, "uneven"), (NOBODY, 6, "cold"), (NOBODY, 3, "hidden"),
-    (NOBODY, 4, "apart"),
+    (CARD, 6, "cold"), (CARD, 3, "turns"), (INPUT, 2, ""), (INPUT, 3, "hiccup"), (INPUT, 4, "hidden"),
+    (INPUT, 5, "uneven"), (INPUT, 4, "link"), (INPUT, 6, "cold"), (LINK, 2, ""), (LINK, 3, "stutter"),
+    (LINK, 4, "card"), (LINK, 5, "hidden"), (LINK, 6, "uneven"), (LINK, 4, "hiccup"), (NOBODY, 2, ""),
+    (NOBODY, 3, "hiccup"), (NOBODY, 4, "hiccup"), (NOBODY, 4, "stutter"), (NOBODY, 5, "hidden"), (NOBODY, 4, "uneven"),
+    (NOBODY, 6, "cold"), (NOBODY, 3, "hidden"), (NOBODY, 4, "apart"),
 )  # fmt: skip
 
 
@@ -32,10 +32,14 @@ def case(rng: Rng, number: int, cause: str, n: int, looks: str) -> dict[str, Any
     rank, other = (int(each) for each in rng.permutation(n)[:2])
     ranges, of = ((0.2, 0.4), (0.03, 0.08), (0.05, 0.1)), 0.1 if n == 2 else 1.0
     compute, transfer, load = (of * float(rng.uniform(*each)) for each in ranges)
+    transfer *= 5 if (cause, n) == (NOBODY, 2) else 1
     step = compute + transfer
     seconds = {name: np.full((STEPS, n), each) for name, each in ((CARD, compute), (LINK, transfer), (INPUT, load))}
     if looks == "uneven":
         seconds[CARD] *= rng.permutation(np.linspace(0.7, 1.7, STEPS))[:, None]
+    if looks == "turns":  # longer in two steps of three, and as long in the median
+        seconds[CARD] *= 1 + 0.4 * (np.arange(STEPS)[:, None] % 3)
+        seconds[CARD][1:, rank] = np.roll(seconds[CARD][1:, rank], -1)
     if looks in (CARD, LINK):
         other = (rank - 1) % n  # whose message waits for `rank`
         seconds[looks][:, other] += 0.2 * step
@@ -50,7 +54,7 @@ def case(rng: Rng, number: int, cause: str, n: int, looks: str) -> dict[str, Any
         first, second = rng.permutation(np.arange(1, STEPS))[:2]
         seconds[CARD if looks == "hiccup" else LINK][first, other] += 6 * step
         seconds[CARD if looks == "hiccup" else INPUT][second, other] += 4 * step
-    if cause in (CARD, LINK):
+    if cause in (CARD, LINK) and looks != "turns":
         seconds[cause][:, rank] += rng.uniform(*((0.16, 0.18) if n == 2 else (0.4, 0.6))) * step
     seconds[CARD][:, rank] += 0.075 * step * (cause == NOBODY and n == 2)
     if cause == INPUT:
@@ -93,9 +97,7 @@ def in_short(span: Span) -> str:
     return f"{what} {step} from {begin:.3f} to {end:.3f}"
 
 
-def of(cause: str) -> Any:
-    return partial(values, right=itemgetter("right"), parts="rank, cause", where=lambda case: case["cause"] == cause)
-
+of = by("cause", itemgetter("right"), parts="rank, cause")
 
 EXERCISE = on_paper(
     "reliability.6", "find_slow", "Who is slow, and why?", in_any_order(KINDS, case),

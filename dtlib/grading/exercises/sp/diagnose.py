@@ -1,12 +1,11 @@
 """sp.3: what is wrong with a run whose tokens are split, and in which half of a layer; on paper."""
 
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from dtlib.grading.exercises.inputs import Case, Rng, call, in_any_order, in_words
-from dtlib.grading.exercises.kinds import on_paper, values
+from dtlib.grading.exercises.kinds import by, on_paper
 from dtlib.theory import sp
 
 NORM, ORDER, INPUT, WHOLE = "norm not summed", "another order", "input kept", "tokens not split"
@@ -87,9 +86,7 @@ def right(case: Case) -> Any:
     return case["wrong"]
 
 
-def of(*kinds: str) -> Any:
-    return partial(values, right=right, kind="schedule", where=lambda case: case["wrong"][0] in kinds)
-
+of = by("wrong", right, kind="schedule")
 
 EXERCISE = on_paper(
     "sp.3", "find_fault", "What is wrong with this layer?", in_any_order(KINDS, case),

@@ -1,13 +1,12 @@
 """threed.4: what is wrong with a run on a mesh, by what each rank has sent to each other; on paper."""
 
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from dtlib.grading.exercises.inputs import Array, Case, Cases, Rng, call, in_any_order
-from dtlib.grading.exercises.kinds import on_paper, values
+from dtlib.grading.exercises.kinds import by, on_paper
 
 from .groups import place
 
@@ -99,9 +98,7 @@ def right(case: Case) -> str:
     return str(case["wrong"])
 
 
-def of(*kinds: str) -> Any:
-    return partial(values, right=right, kind="traffic", where=lambda case: case["wrong"] in kinds)
-
+of = by("wrong", right, kind="traffic")
 
 EXERCISE = on_paper(
     "threed.4", "diagnose_mesh", "What is wrong with this mesh?", draw,

@@ -1,11 +1,9 @@
 """threed.2: along which axes a gradient is summed; on paper."""
 
-from functools import partial
 from itertools import product
-from typing import Any
 
 from dtlib.grading.exercises.inputs import Case, Cases, Rng, call
-from dtlib.grading.exercises.kinds import on_paper, values
+from dtlib.grading.exercises.kinds import by, on_paper
 
 MATRIX, KEYS, EMBEDDING, POSITIONS, NORM, BIAS = WEIGHTS = (
     "matrix", "key heads", "embedding", "positions", "norm", "bias behind a sum",
@@ -48,9 +46,7 @@ def right(case: Case) -> list[str]:
     return [name for name, size in axes.items() if size > 1 and sums[name]]
 
 
-def of(*weights: str) -> Any:
-    return partial(values, right=right, kind="gradient", where=lambda case: case["arguments"][0] in weights)
-
+of = by("arguments", right, kind="gradient")
 
 EXERCISE = on_paper(
     "threed.2", "summed_along", "Along which axes is this gradient summed?", draw,

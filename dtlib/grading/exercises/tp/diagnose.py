@@ -1,12 +1,11 @@
 """tp.4: what is wrong with a run, by what was observed of it; on paper."""
 
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from dtlib.grading.exercises.inputs import Case, Rng, call, in_any_order, in_words
-from dtlib.grading.exercises.kinds import on_paper, values
+from dtlib.grading.exercises.kinds import by, on_paper
 from dtlib.theory import collectives, tp
 
 from ._drift import BACKWARD, BIAS, KEYS, train
@@ -91,9 +90,7 @@ def right(case: Case) -> str:
     return str(case["wrong"])
 
 
-def of(*kinds: str) -> Any:
-    return partial(values, right=right, kind="schedule", where=lambda case: case["wrong"] in kinds)
-
+of = by("wrong", right, kind="schedule")
 
 EXERCISE = on_paper(
     "tp.4", "find_mistake", "What is wrong with this run?", in_any_order(KINDS, case),

@@ -1,10 +1,9 @@
 """zero.1: what is wrong with a run of a stage, by what its ranks hold and send; on paper."""
 
-from functools import partial
 from typing import Any
 
 from dtlib.grading.exercises.inputs import Case, Rng, call, in_any_order, in_words
-from dtlib.grading.exercises.kinds import on_paper, values
+from dtlib.grading.exercises.kinds import by, on_paper
 from dtlib.theory import collectives, zero
 
 NOTHING, OPTIMIZER, GRADIENTS, WEIGHTS, ALL_REDUCED, EACH, OFTEN = (
@@ -84,9 +83,7 @@ def right(case: Case) -> str:
     return str(case["wrong"])
 
 
-def of(*kinds: str) -> Any:
-    return partial(values, right=right, kind="schedule", where=lambda case: case["wrong"] in kinds)
-
+of = by("wrong", right, kind="schedule")
 
 EXERCISE = on_paper(
     "zero.1", "diagnose_stage", "Which part is not shared out?", in_any_order(KINDS, case),
