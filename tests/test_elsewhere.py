@@ -1,4 +1,4 @@
-"""The files that set the course up on other people's machines: what they call exists, and they may do little."""
+"""What sets the course up on other people's machines, and what they are told to type: it exists, and may do little."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import json
 import re
 import shlex
 import subprocess
+import tomllib
 from pathlib import Path
 
 import click
 import pytest
 import yaml
+from click.testing import CliRunner
 
 from dtlib.cli import main
 
@@ -39,13 +41,16 @@ def refused(line: str) -> str:
         return "" if {word for word in words[1:] if "=" not in word} <= targets() else "no such target"
     if program == "dtlib":
         try:
-            main.commands[words[1]].make_context(words[1], words[2:])
+            command = main.commands[words[1]]
+            if words[2:]:  # a name alone is spoken of, not called
+                command.make_context(words[1], words[2:])
         except (KeyError, click.ClickException) as error:
             return str(error)
-    if "_ext/" in line:
-        (script,) = [word for word in words if word.startswith("_ext/")]
-        return "" if (ROOT / script).is_file() else "no such script"
-    return ""
+    if program == "python" and words[1] == "-m" and words[2] in ("benchmarks", "grading.record_costs"):
+        script = f"benchmarks/{words[3]}.py" if words[2] == "benchmarks" else "tests/grading/record_costs.py"
+        return "" if (ROOT / script).is_file() else f"no such module: {script}"
+    gone = [word for word in words[1:] if re.match(r"_ext/|tests\b", word) and not (ROOT / word).exists()]
+    return "no such file" if gone else ""
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -56,10 +61,74 @@ def test_what_a_workflow_calls_is_there(name):
 
 
 @pytest.mark.parametrize(
-    "line", ["make dust", "dtlib memory llama3-70b --zeros 3", "dtlib memry x", "python _ext/d.py"]
-)
+    "line",
+    [
+        "make dust", "dtlib memory llama3-70b --zeros 3", "dtlib memry", "python _ext/d.py", "pytest tests/gold",
+        "python -m benchmarks gold",
+    ],
+)  # fmt: skip
 def test_a_command_that_is_not_there_is_refused(line):
     assert refused(line)
+
+
+PAGES = {name: (ROOT / name).read_text("utf-8") for name in ("README.md", "CONTRIBUTING.md")}
+
+
+def typed(page: str) -> list[str]:
+    """Each command of ours in a page's blocks of shell and in its prose, without what a comment says of it."""
+    lines = [line for block in re.findall(r"^```sh\n(.*?)^```$", page, re.M | re.S) for line in block.splitlines()]
+    lines += re.findall(r"`([^`\n]+ [^`\n]+)`", re.sub(r"^```.*?^```$", "", page, flags=re.M | re.S))
+    found = [command for line in lines for command in line.partition(" #")[0].strip().split(" && ")]
+    return [each for each in found if each and Path(each.split()[0]).name in ("make", "dtlib", "python", "pytest")]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_what_a_reader_is_told_to_type_is_there(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("check.py").touch()  # for `dtlib parity`, which tests/lab/test_parity.py runs
+    lines = typed(PAGES[name])
+    assert len(lines) > 10
+    assert {line: why for line in lines if (why := refused(line.partition(" >")[0]))} == {}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_files_and_extras_that_a_page_names_are_there(name):
+    text = re.sub(r"^```.*?^```$", "", PAGES[name], flags=re.M | re.S)
+    files = re.findall(r"\]\(([^)]+)\)", text) + re.findall(r"`([\w.-]+/[\w.*/-]*)`", text)
+    made = ("results/", "submissions/", "_build/")
+    assert [file for file in files if not file.startswith(made) and not list(ROOT.glob(file))] == []
+    assert len(files) > 5
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    assert {*re.findall(r"'\.\[(\w+)\]'", text)} <= {*extras}
+
+
+ASKED = [line for line in typed(PAGES["README.md"]) if re.match(r"dtlib (?:memory|plan|explain) .", line)]
+
+
+def test_the_commands_of_the_readme_answer(tmp_path, monkeypatch):
+    """With a model's configuration, and runs of a cluster, of a reader's own."""
+    monkeypatch.chdir(tmp_path)
+    config = {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "vocab_size": 128256}
+    config |= {"num_hidden_layers": 32, "num_attention_heads": 32, "max_position_embeddings": 8192}
+    Path("config.json").write_text(json.dumps(config))
+    runs = [f"{gpus},{tp},1,1,{steps},4096,1,9000\n" for gpus in (8, 16) for tp in (1, 2) for steps in (4, 8)]
+    Path("runs.csv").write_text("gpus,tp,pp,mbs,grad_acc,seq,zero,tok_s_gpu\n" + "".join(runs))
+    assert len(ASKED) == 10
+    for line in ASKED:
+        words, _, into = line.partition(" > ")
+        done = CliRunner().invoke(main, shlex.split(words)[1:])
+        assert done.exit_code == 0, (line, done.output)
+        if into:
+            Path(into).write_text(done.stdout)
+
+
+def test_the_line_in_which_the_rooms_meet_runs(tmp_path, monkeypatch):
+    codes = re.findall(r"^```python\n(.*?)^```$", PAGES["README.md"], re.M | re.S)
+    (code,) = [each for each in codes if "lab.wire" in each]
+    monkeypatch.setenv("DTLIB_LEDGER", str(tmp_path / "ledger.jsonl"))
+    exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
+    (line,) = [json.loads(each) for each in (tmp_path / "ledger.jsonl").read_text().splitlines()]
+    assert (line["formula"], line["by"], line["passed"]) == ("collectives.ring_all_reduce_bytes", "wire", True)
 
 
 @pytest.mark.parametrize("name", OURS)

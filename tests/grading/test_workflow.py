@@ -6,15 +6,19 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 
 import click
 import pytest
 import yaml
 
 from dtlib.cli import main
+from dtlib.grading.classroom.gradebook import read_roster
 
 from .answers import ROOT
+from .classroom import hand_in, load, reference
 
+DTLIB = f"{sys.executable} -m dtlib.cli"
 FILE = ROOT / ".github" / "workflows" / "grade.yml"
 TEXT = FILE.read_text(encoding="utf-8")
 WORKFLOW = yaml.safe_load(TEXT)
@@ -156,3 +160,55 @@ codes=({codes}); exit "${{codes[$n]}}"
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SEED": "1", "SHARD": "1/1"}
     done = subprocess.run(["bash", "-e", "-c", script], env=environment)
     assert (done.returncode, int((tmp_path / "n").read_text())) == (ended, tries)
+
+
+PAGE = (ROOT / "chapters" / "grading.md").read_text("utf-8")
+GH = """#!/bin/bash
+case "$2" in
+  repos/school/week1-[ab]*/tarball) cat "$HANDED_IN/${2//[^a-z0-9]/}.tgz" ;;
+  repos/school/week1-[ab]*) echo 2001-11-26T10:00:00Z ;;
+  *) exit 1 ;;
+esac
+"""
+
+
+def test_the_collectors_lines_bring_what_each_handed_in_and_when(tmp_path):
+    """Of three names: one has a repository, one's list was saved on Windows, and one has none."""
+    (script,) = [each for each in re.findall(r"^```bash\n(.*?)^```$", PAGE, re.M | re.S) if "learners.txt" in each]
+    for name in ("ada", "bob"):
+        root = tmp_path / "in" / f"school-week1-{name}-1234567"
+        root.mkdir(parents=True)
+        (root / "dp.ipynb").write_text(name)
+        tarball = tmp_path / "in" / f"reposschoolweek1{name}tarball.tgz"
+        subprocess.run(["tar", "-czf", tarball, "-C", root.parent, root.name], check=True)
+    programs, desk = tmp_path / "bin", tmp_path / "desk"
+    for folder in (programs, desk / "submissions" / "ada"):
+        folder.mkdir(parents=True)
+    for name, text in (("gh", GH), ("git", '#!/bin/bash\necho "$*" >> git.log\n')):
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    (desk / "submissions" / "ada" / "old.ipynb").write_text("taken back since")
+    (desk / "learners.txt").write_bytes(b"ada\nbob\r\n\nzoe")
+    environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "ORG": "school"}
+    environment["HANDED_IN"] = str(tmp_path / "in")
+    subprocess.run(["bash", "-c", script], cwd=desk, env=environment, check=True, stderr=subprocess.DEVNULL)
+    brought = {path.relative_to(desk / "submissions").as_posix(): path.read_text() for path in desk.rglob("*.ipynb")}
+    assert brought == {"ada/dp.ipynb": "ada", "bob/dp.ipynb": "bob"}
+    assert not (desk / "submissions" / "zoe").exists()
+    times = {name: row["handed_in"] for name, row in read_roster(desk / "roster.csv").items()}
+    assert times == {"ada": "2001-11-26T10:00:00Z", "bob": "2001-11-26T10:00:00Z", "zoe": ""}
+    assert (desk / "git.log").read_text().splitlines()[-1] == "push"
+
+
+def test_gradescopes_lines_leave_its_results(tmp_path):
+    """The page's `run_autograder`, in folders of this test: a learner's exercise on paper."""
+    (script,) = [each for each in re.findall(r"^```bash\n(.*?)^```$", PAGE, re.M | re.S) if "autograder" in each]
+    hand_in(tmp_path / "autograder", "submission", reference("collectives.2"))
+    (tmp_path / "autograder" / "results").mkdir()
+    script = script.replace("/autograder/", f"{tmp_path}/autograder/").replace("/tmp/results", f"{tmp_path}/graded")
+    script = script.replace("--chapter collectives", "--exercise collectives.2").replace(
+        "dtlib grade", f"{DTLIB} grade"
+    )
+    subprocess.run(["bash", "-ec", script], env={**os.environ, "XDG_DATA_HOME": str(tmp_path / "data")}, check=True)
+    told = load(tmp_path / "autograder" / "results" / "results.json")
+    assert (told["score"], told["max_score"]) == (5, 5)
