@@ -19,6 +19,7 @@ from bs4 import BeautifulSoup
 from nbformat import v4
 
 from dtlib import theory
+from dtlib.grading.exercises.launch import places
 
 ROOT = Path(__file__).parents[2]
 
@@ -271,7 +272,7 @@ CAPTION = {"caption": "Two *pictures*, and no table.", "label": "fig-two"}
 def lesson(tmp_path_factory):
     """The page of a small book with a lesson and its exercises, as HTML."""
     book = tmp_path_factory.mktemp("lesson")
-    (book / "_config.yml").write_text(config("book_site", "book_lessons") + PROOFS)
+    (book / "_config.yml").write_text(config("book_site", "book_lessons", "book_buttons") + PROOFS)
     (book / "_toc.yml").write_text("format: jb-book\nroot: chapters/page\n")
     (book / "references.bib").touch()
     drawn = v4.new_code_cell(CODE, metadata={"mystnb": {"figure": CAPTION}})
@@ -282,7 +283,11 @@ def lesson(tmp_path_factory):
     for folder, cells in pages.items():
         (book / folder).mkdir()
         nbformat.write(v4.new_notebook(cells=cells), book / folder / "page.ipynb")
-    done = build(book, DTLIB_SITE_URL="https://example.org/course")
+    published = {
+        "DTLIB_SITE_URL": "https://example.org/course",
+        "DTLIB_REPOSITORY_URL": "https://github.com/owner/course",
+    }
+    done = build(book, **published)
     assert done.returncode == 0, done.stderr
     return (book / "_build" / "html" / "chapters" / "page.html").read_text()
 
@@ -324,6 +329,16 @@ def test_a_published_page_says_what_it_is_and_where(lesson):
     assert head["og:image"].endswith(".png")
     assert head["og:site_name"] == "small"
     assert f"Version {importlib.metadata.version('dtlib-course')}" in lesson
+
+
+def test_a_published_page_opens_its_exercises_elsewhere(lesson):
+    buttons = BeautifulSoup(lesson, "html.parser").select(".dropdown-launch-buttons a")
+    names = [" ".join(each.text.split()) for each in buttons]
+    assert names == [
+        "JupyterLab on this computer",
+        *(f"Exercises in {each}" for each in ("Colab", "Binder", "Codespaces")),
+    ]
+    assert [each["href"] for each in buttons[1:]] == [*places("https://github.com/owner/course", "page").values()]
 
 
 def test_a_book_that_nobody_publishes_names_no_address(small_book):
