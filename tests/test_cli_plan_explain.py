@@ -133,6 +133,8 @@ def test_a_file_that_is_not_an_answer_is_refused_with_what_is_wrong(written, tmp
     assert "machine is damaged: gpus must be at least 1, not 0" in refused(
         said | {"machine": said["machine"] | {"gpus": 0}}
     )
+    deep = said | {"model": said["model"] | {"num_layers": 10**9}}
+    assert "model.num_layers must be at most 1,000 here" in refused(deep)
     fewer = {name: value for name, value in said["model"].items() if name != "hidden"}
     assert "model is damaged" in refused(said | {"model": fewer})
     for kind, term in (("seconds", "matmuls"), ("bytes", "states"), ("seconds", "total")):

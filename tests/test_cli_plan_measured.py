@@ -146,6 +146,9 @@ def test_help_names_the_columns():
         ({"sequence_parallel": "1"}, "row 1: name '1' of sequence_parallel is unknown; there are none, again, keep"),
         ({"model": "lama3"}, "row 1: name 'lama3' of model is unknown; did you mean"),
         ({"zero": "4"}, "row 1: zero must be"),
+        ({"tok_s_gpu": None}, "column 'tok_s_gpu' is missing: tokens a second of one card, as measured"),
+        ({"gpus": "8" + 20 * "0"}, "row 1: gpus must have at most 9 digits, not 21"),
+        ({"model": 200_000 * "x"}, "cannot be read: field larger than field limit (131072)"),
     ],
 )
 def test_what_is_no_run_is_told_with_its_row(tmp_path, change, message):
@@ -153,7 +156,7 @@ def test_what_is_no_run_is_told_with_its_row(tmp_path, change, message):
     file = written(tmp_path / "runs.csv", [{name: value for name, value in row.items() if value is not None}])
     result = run("--measured", file)
     assert result.exit_code == 2, result.output
-    assert f"--measured {file}: {message}" in result.output
+    assert f"--measured {file}: {message}".replace(": cannot", " cannot") in result.output
 
 
 def test_a_file_without_runs_is_told(tmp_path):

@@ -23,6 +23,16 @@ from dtlib.cli import main
         (["--host-memory", "10"], "--offload must be given where --host-memory is"),
         (["--recompute", "33"], "--recompute must be below the 32 layers, all of which are full"),
         (["--recompute", "none,selective"], "flash attention leaves selective nothing to save"),
+        (["--sequence-parallel", "keep", "--tp", "1"], "--sequence-parallel must name none with --tp=1, not keep"),
+        (["--schedule", "ZB-H1", "--pp", "1"], "--schedule must name 1F1B with --pp=1, not ZB-H1"),
+        (["--tp-overlap", "--tp", "1"], "--tp-overlap must be absent with --tp=1: a rank alone sends nothing"),
+        (["--imbalance", "2"], "--imbalance must be 1 for a model without experts, not 2"),
+        (["--batch", "9" * 30], "--batch must be at most 1,000,000,000, not 9999"),
+        (["--seq", "9" * 30], "--seq must be at most 1,000,000,000, not 9999"),
+        (["--gpus", "8" + "0" * 30], "--gpus must be at most 10,000,000, not 8000"),
+        (["--heads", "0"], "--heads must be at least 1, not 0"),
+        (["--hidden", "-1"], "--hidden must be at least 1, not -1"),
+        (["--kv-heads", "3"], "--kv-heads must divide --heads=32; 3 does not"),
         (["--lora", "8", "--lora-modules", "gate"], "--lora-modules 'gate' is unknown; there are qkv, out, up, down"),
     ],
 )
@@ -88,3 +98,12 @@ def test_what_is_not_possible_is_refused_with_what_is(arguments, message):
     result = CliRunner().invoke(main, ["plan", *map(str, arguments)], env={"COLUMNS": "80"})
     assert result.exit_code == 2, result.output
     assert message in result.output
+
+
+@pytest.mark.parametrize("command", [["plan", "--gpus", "8"], ["memory"], ["explain"]])
+def test_a_file_nested_too_deep_is_refused(command, tmp_path):
+    file = tmp_path / "deep.json"
+    file.write_text("[" * 200_000)
+    result = CliRunner().invoke(main, [*command, str(file)])
+    assert result.exit_code == 2
+    assert "cannot be read as JSON" in result.output

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 import click
 
+from .options import MOST_LAYERS
+
 if TYPE_CHECKING:
     from dtlib.theory.models import Architecture
     from dtlib.theory.planner import Plan
@@ -54,10 +56,11 @@ def _read(file: Path, which: int) -> tuple[Architecture, Plan, dict[str, list[Te
     """Model, plan and terms of an answer's plan; ``ValueError`` that says what is wrong with the file."""
     from dtlib.theory.models import Architecture
     from dtlib.theory.planner import Constants, Machine, Plan, laws, plan_memory, step_time
+    from dtlib.theory.valid import at_most
 
     try:
         said = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"it cannot be read as JSON: {error}") from error
     wanted = ("model", "machine", "constants", "plans")
     lacks = [name for name in wanted if not isinstance(said, dict) or name not in said]
@@ -70,6 +73,7 @@ def _read(file: Path, which: int) -> tuple[Architecture, Plan, dict[str, list[Te
     if not 1 <= which <= len(said["plans"]):
         raise ValueError(f"--plan must be from 1 to {len(said['plans'])}, the plans of the file, not {which}")
     model, machine = _made(Architecture, said["model"], "model"), _made(Machine, said["machine"], "machine")
+    at_most("model.num_layers", model.num_layers, MOST_LAYERS)
     constants, found = _made(Constants, said["constants"], "constants"), said["plans"][which - 1]
     if not isinstance(found, dict) or not {"plan", "seconds", "bytes"} <= set(found):
         raise ValueError(f"plan {which} must have its plan, seconds and bytes")

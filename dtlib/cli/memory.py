@@ -131,6 +131,8 @@ def memory(name: str | None, model: str | None, pipeline_stage: int | None, as_j
         for one, other, words in ((name, model, "MODEL or --model"), (card, gpu, "--card or --gpu")):
             if one is not None and other is not None and one != other:
                 raise ValueError(f"{words} must be given, not both: {one!r} and {other!r}")
+        if given["keep_gathered"] and not given["sequence_parallel"]:
+            raise ValueError("sequence_parallel must be given where --keep-gathered is")
         architecture = chosen_model(str(name or model), given)
         plan = _plan(given)
         device = _device(gpu if card is None else card, given)

@@ -51,7 +51,7 @@ _SIZES = {
 """The flags that change a model, what `Architecture` calls these sizes, and what help does."""
 
 
-_MOST_LAYERS, _MOST = 1000, 10**9
+MOST_LAYERS, _MOST = 1000, 10**9
 
 
 def size_options(command: Any) -> Any:
@@ -115,13 +115,13 @@ card_memory_option = click.option(
 def chosen_model(name: str, given: Mapping[str, Any]) -> Architecture:
     """The model by its name or its file, with the sizes that flags change; ``ValueError`` where there is none."""
     from dtlib.theory import models
-    from dtlib.theory.valid import at_most
+    from dtlib.theory.valid import at_most, whole
 
     path = Path(name)
     if path.suffix == ".json":
         try:
             config = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ValueError(f"MODEL {name} cannot be read as JSON: {error}") from error
         try:
             found = models.from_config(config, path.stem)
@@ -134,15 +134,16 @@ def chosen_model(name: str, given: Mapping[str, Any]) -> Architecture:
         raise ValueError(f"ffn must be absent, since all layers of {found.name} have experts in place of it")
     if given.get("mtp") is not None:
         changes["mtp_modules"] = given["mtp"]
-    at_most("layers", changes.get("num_layers", found.num_layers), _MOST_LAYERS)
+    at_most("layers", changes.get("num_layers", found.num_layers), MOST_LAYERS)
     if not changes:
         return found
-    heads, hidden = changes.get("num_heads", found.num_heads), changes.get("hidden", found.hidden)
+    heads = whole("heads", changes.get("num_heads", found.num_heads), 1)
+    hidden = whole("hidden", changes.get("hidden", found.hidden), 1)
     if "num_heads" in changes and found.num_kv_heads == found.num_heads:
         changes.setdefault("num_kv_heads", heads)
     follows = found.head_dim * found.num_heads == found.hidden  # else heads have a width of their own, and keep it
     if {"num_heads", "hidden"} & set(changes) and follows and "head_dim" not in changes:
-        if heads < 1 or hidden % heads:
+        if hidden % heads:
             raise ValueError(f"hidden must be a multiple of heads={heads}, not {hidden}")
         changes["head_dim"] = hidden // heads
     if "hidden" in changes and not found.gated and found.ffn_hidden == 4 * found.hidden:
@@ -226,6 +227,7 @@ def with_flags(message: str, command: click.Command, *, card: str = "card", mode
     message = re.sub(r"^sequences\b", "batch", message)
     message = re.sub(r"^price_per_card_hour\b", "price", message)
     message = re.sub(r"^mtp_modules\b", "mtp", message)
+    message = re.sub(r"^num_kv_heads must divide num_heads\b", "kv_heads must divide heads", message)
     for size, (ours, _) in _SIZES.items():
         message = re.sub(rf"^{ours}\b", size, message)
     options = {name for each in command.params for name in [each.name] if name and f"--{_dashed(name)}" in each.opts}

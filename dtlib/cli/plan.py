@@ -96,7 +96,7 @@ _HEADINGS = {
     show_default=True,
     help="Tokens that the busiest rank of experts gets, over the mean.",
 )
-@click.option("--mtp", type=int, help="Modules that predict further tokens.  [default: the model's]")
+@click.option("--mtp", type=int, help="Modules that predict further tokens.  [default: none]")
 @click.option("--tp-overlap", is_flag=True, help="Messages of tp travel behind its products, in eight pieces.")
 @click.option("--attention", default="flash", show_default=True, help="flash, or matrix: kept as a matrix.")
 @click.option(
@@ -262,6 +262,11 @@ def _space(given: dict[str, Any]) -> Space:
         except ValueError as error:
             number = ", or a number above 0" if name in SIZED and "there are" in str(error) else ""
             raise ValueError(f"{error}{number}") from error
+    for axis, name, alone in (("tp", "sequence_parallel", "none"), ("pp", "schedule", "1F1B")):
+        if given[axis] == 1 and alone not in chosen.get(name, (alone,)):
+            raise ValueError(f"{name} must name {alone} with {axis}=1, not {given[name]}")
+    if given["tp"] == 1 and given["tp_overlap"]:
+        raise ValueError("tp_overlap must be absent with tp=1: a rank alone sends nothing")
     return Space(**chosen)
 
 
@@ -278,7 +283,7 @@ def _refit(file: Path, model: Architecture, machine: Machine, given: dict[str, A
     try:
         with file.open(encoding="utf-8-sig", newline="") as lines:
             rows = list(csv.DictReader(lines))
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"measured {file} cannot be read: {error}") from error
     try:
         runs = measured.read(rows, model, machine, given["recipe"], node=given["node"], as_plan=like)

@@ -30,7 +30,7 @@ COLUMNS: Mapping[str, str] = MappingProxyType(
         "gpus": "cards of the run",
         "mbs": "sequences of a micro-batch",
         "grad_acc": "micro-batches of a rank in a step",
-        "tok_s_gpu": "tokens a second and card, as measured",
+        "tok_s_gpu": "tokens a second of one card, as measured",
         "model": "a published model [the one that is planned]",
         "seq": "tokens of a sequence [the model's]",
         "tp": "[1]",
@@ -101,6 +101,8 @@ def _run(row: Row, like: tuple[Machine, int, Plan], model: Architecture) -> Run:
             return default
         if not text.isdecimal():
             raise ValueError(f"{name} must be a whole number, not {text!r}")
+        if len(text) > 9:
+            raise ValueError(f"{name} must have at most 9 digits, not {len(text)}")
         return int(text)
 
     if row.get("model"):

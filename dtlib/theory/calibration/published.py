@@ -267,7 +267,7 @@ KEPT_BACK: Mapping[str, Callable[[Row], list[Run]]] = MappingProxyType(
         "megatron_bridge_half": _megatron_bridge,
     }
 )
-"""Tables that no constant was fitted on: of their rows those that ran, in 16 bits."""
+"""Tables that none of Megatron's constants was fitted on: of their rows those that ran, in 16 bits."""
 
 TABLES: Mapping[str, Callable[[Row], list[Run]]] = MappingProxyType(
     {

@@ -36,7 +36,7 @@ class Adapters:
     def check(self, model: Architecture) -> None:
         """``ValueError`` for a model with experts, latent attention or modules for further tokens, or with an adapted
         matrix of which a side is below the rank."""
-        if self.rank > (least := min(map(min, self.matrices(checked_dense(model, "the law of adapters"))))):
+        if self.rank > (least := min(map(min, self.matrices(checked_dense(model, "the law of adapters (LoRA)"))))):
             raise ValueError(f"rank must be at most {least}, the shortest side of an adapted matrix, not {self.rank}")
 
     def matrices(self, model: Architecture, tp: int = 1) -> list[tuple[int, int]]:

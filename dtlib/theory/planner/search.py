@@ -22,6 +22,9 @@ from .memory import PlanMemory, fit, margin_of, plan_memory
 from .partial import Timed, fewest, partly_again
 from .refusal import impossible, nothing_fits
 
+_MOST = {"gpus": 10**7, "seq": 10**9, "sequences": 10**9}
+"""The most that is looked at: all that divides them is."""
+
 
 def default_sequences(gpus: int, seq: int) -> int:
     """Sequences of a step where nobody says: four million tokens, or 1024 a card if that is more.
@@ -64,6 +67,11 @@ def search(
     seq = model.seq if seq is None else whole("seq", seq, 1)
     number = default_sequences(machine.gpus, seq)
     sequences = number if sequences is None else whole("sequences", sequences, 1)
+    for name, asked in (("gpus", machine.gpus), ("seq", seq), ("sequences", sequences)):
+        if asked > _MOST[name]:
+            raise ValueError(f"{name} must be at most {_MOST[name]:,}, not {asked}")
+    if model.experts is None and imbalance > 1:
+        raise ValueError(f"imbalance must be 1 for a model without experts, not {imbalance}")
     keep = whole("keep", keep, 1)
     usable = machine.accelerator.memory_bytes / (1 + constants.margin)
     timed = every_plan(
