@@ -67,9 +67,9 @@ def search(
     seq = model.seq if seq is None else whole("seq", seq, 1)
     number = default_sequences(machine.gpus, seq)
     sequences = number if sequences is None else whole("sequences", sequences, 1)
-    for name, asked in (("gpus", machine.gpus), ("seq", seq), ("sequences", sequences)):
-        if asked > _MOST[name]:
-            raise ValueError(f"{name} must be at most {_MOST[name]:,}, not {asked}")
+    for name, size in (("gpus", machine.gpus), ("seq", seq), ("sequences", sequences)):
+        if size > _MOST[name]:
+            raise ValueError(f"{name} must be at most {_MOST[name]:,}, not {size}")
     if model.experts is None and imbalance > 1:
         raise ValueError(f"imbalance must be 1 for a model without experts, not {imbalance}")
     keep = whole("keep", keep, 1)
