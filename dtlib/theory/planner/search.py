@@ -70,7 +70,7 @@ def search(
     for name, size in (("gpus", machine.gpus), ("seq", seq), ("sequences", sequences)):
         if size > _MOST[name]:
             raise ValueError(f"{name} must be at most {_MOST[name]:,}, not {size}")
-    if model.experts is None and imbalance > 1:
+    if model.experts is None and amount("imbalance", imbalance) > 1:
         raise ValueError(f"imbalance must be 1 for a model without experts, not {imbalance}")
     keep = whole("keep", keep, 1)
     usable = machine.accelerator.memory_bytes / (1 + constants.margin)
