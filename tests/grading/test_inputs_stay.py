@@ -94,6 +94,19 @@ def test_who_changes_an_argument_on_paper_is_told_so(name: str):
     assert (verdicts[1].mistakes == (CHANGED,)) == has_any, str(verdicts[1])
 
 
+@pytest.mark.parametrize("name", ON_PAPER)
+def test_who_changes_an_argument_in_cases_of_other_checks_is_told_so(name: str):
+    exercise = all_exercises()[name]
+    first = next(check for check in exercise.checks if check.inputs_stay)
+    cases, harness, seen = exercise.cases(1), resolve(exercise.harness), []
+    for case in cases:
+        function = reference(name) if first.applies(case) else spoiling(reference(name))
+        told = handed(harness(function, OneCase(case["arguments"])))  # type: ignore[arg-type]
+        seen.append(Observed(case, (told,)))
+    verdict = exercise.judge(seen)
+    assert verdict.mistakes == (() if all(map(first.applies, cases)) else (CHANGED,)), str(verdict)
+
+
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[Sandbox]:
     with open_sandbox() as one:

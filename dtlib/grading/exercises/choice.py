@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from . import plain
 from .compare import show
 from .exercise import Check, Finding, FormError
 from .inputs import Rng
@@ -115,9 +116,10 @@ def checks(possible: Callable[[Case], Possible], names: Sequence[str], none: str
         answer = observed.said[0]["answer"]
         if answer is None:
             return None
-        if isinstance(answer, list) and len(answer) == 2 and answer[0] in names and isinstance(answer[1], int):
+        is_pair = isinstance(answer, list) and len(answer) == 2 and answer[0] in names and plain.is_number(answer[1])
+        if is_pair and answer[1] == int(answer[1]):
             return str(answer[0]), int(answer[1])
-        raise FormError(show(answer), f"a pair of a name ({', '.join(names)}) and a number of ranks, or None")
+        raise FormError(show(answer), f"a pair of a name ({', '.join(names)}) and a whole number, or None")
 
     def find_impossible(observed: Observed) -> Finding | None:
         answer, known = chosen(observed), [each[1:] for each in possible(observed.case)]

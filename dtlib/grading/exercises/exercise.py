@@ -71,7 +71,7 @@ class Check:
 
     `applies` selects the cases that the check looks at. A check that is not `visible` is judged by the grader alone.
     Where a `gate` finds something wrong, no other check of the exercise earns points; it may be worth none itself.
-    Where `inputs_stay`, a call that changed what it was given fails it too.
+    Where `inputs_stay`, a call that changed what it was given fails it too, in whatever case.
     `is_told` says that it rests on what the submission's own processes tell. `agrees(observed, theory)` is whether what
     was observed is what a theory gives for the case: `inspect` asks it of the right one, mistakes of wrong ones.
     """
@@ -105,6 +105,8 @@ class Check:
         unknown = [each.trouble for each in looked_at if _is_unknown(each)]
         found = [(each, self._look(each)) for each in looked_at if not _is_unknown(each)]
         failing = [(each, finding) for each, finding in found if finding is not None]
+        others = [each for each in cases if self.inputs_stay and each.has_come and not self.applies(each.case)]
+        failing += [(each, finding) for each in others if (finding := _changed(each))]
         passing = [each for each, finding in found if finding is None]
         if not failing and unknown:
             return self.result("not known", message=str(Finding(f"no result: {unknown[0]}", "")))

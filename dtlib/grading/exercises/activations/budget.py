@@ -18,8 +18,8 @@ LONG = {"long": (6.2, 2), "long, one sequence": (6.2, 2), "even": (6, 2), "short
 def draw(rng: Rng) -> Cases:
     """Budgets for which one way to save is enough, or two, or none; some that a plan fills to the last byte, one that
     none holds; and long sequences (see `LONG`), where the price of each product decides: from s = 6h on it pays."""
-    kinds = ("tight", "narrow", "left over", "roomy", "to the last byte", "inputs alone", "hopeless", *LONG)
-    return [case(kind, rng) for kind in kinds]
+    kinds = ("tight", "narrow", "left over", "roomy", "a byte short", "to the last byte", "inputs alone", "hopeless")
+    return [case(kind, rng) for kind in (*kinds, *LONG)]
 
 
 def case(kind: str, rng: Rng) -> dict[str, Any]:
@@ -27,6 +27,7 @@ def case(kind: str, rng: Rng) -> dict[str, Any]:
     head, layers = int(rng.choice([64, 128])), int(rng.integers(20, 60))
     hidden, micro_batch = head * heads, 1 if kind == "long, one sequence" else int(rng.choice([3, 5]))
     seq = head * int(rng.choice([2, 3])) if kind == "left over" else int(rng.choice([1024, 2048, 4096]))
+    seq += kind == "a byte short"  # the matrix then has no whole number of bytes for an entry
     sizes = (int(ratio * hidden) or seq, micro_batch, hidden, heads)
     none, core, full = map(int, layer_costs(*sizes)[0])
     again, share = int(rng.integers(3, layers // 2)), rng.uniform(0.2, 0.8)
@@ -37,6 +38,7 @@ def case(kind: str, rng: Rng) -> dict[str, Any]:
         "narrow": layers * full + share * layers * (core - full),
         "left over": 7 * full + none + (layers - 8) * core + 1000,
         "roomy": layers * none,
+        "a byte short": layers * none - 1,
         "to the last byte": mixed,
         "inputs alone": layers * full,
         "hopeless": layers * full - 1,

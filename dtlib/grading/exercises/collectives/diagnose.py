@@ -16,10 +16,11 @@ RANKS = (3, 4, 5, 6, 8)
 
 
 def draw(rng: Rng) -> Cases:
-    """Each fault on three numbers of ranks, of whom the first and the last are at fault once each; in any order."""
+    """Each fault on three numbers of ranks, three among them, of whom the first and the last are at fault once each; in
+    any order."""
     cases = []
     for kind in (MISSING, TWICE, GROUPS, MEAN, OWN, LAST, HALF, GATHERED, ROOT, NOTHING):
-        sizes = [int(n) for n in rng.choice(RANKS, 3, replace=False)]
+        sizes = [int(n) for n in rng.permutation([RANKS[0], *rng.choice(RANKS[1:], 2, replace=False)])]
         ranks = (int(kind == GROUPS), sizes[1] - 1, int(rng.integers(1, sizes[2])))
         cases += [(kind, n, rank) for n, rank in zip(sizes, ranks, strict=True)]
     return in_any_order(cases, case)(rng)

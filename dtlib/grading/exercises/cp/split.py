@@ -75,7 +75,7 @@ def same_heads(job: Job) -> Job:
     return job._replace(num_kv_heads=job.num_heads)
 
 
-def traded(job: Job, c: int, num_kv_heads: int, times: int = 2) -> float:
+def traded(job: Job, c: int, num_kv_heads: float, times: int = 2) -> float:
     """`exchanged` of so many heads of keys, whether they go round or not, and `times` those of queries."""
     return (c - 1) / c * job.seq / c * (times * job.num_heads + 2 * num_kv_heads) * job.head_width
 
@@ -116,13 +116,16 @@ WRONG = {
     "room forgotten": Theory(can=lambda job, way, c: can(job._replace(most_tokens=job.seq), way, c)),
     "room not used up": Theory(can=lambda job, way, c: can(job._replace(most_tokens=job.most_tokens - 1), way, c)),
     "first round whole": Theory(contiguous=lambda w, x, c: (c - 1) * max(2 * w, x) + 2 * w),
+    "chunks computed as a whole": Theory(zigzag=lambda w, x, c: zigzag(w, x, c) - max(w, x) + max(1.5 * w, x)),
+    "rounds not told apart": Theory(zigzag=lambda w, x, c: max(c * w, (c - 1) * x)),
+    "keys without values": Theory(exchanged=lambda job, c: traded(job, c, max(job.num_kv_heads, c) / 2)),
     "first round sent": Theory(contiguous=lambda w, x, c: x + (c - 2) * max(2 * w, x) + 2 * w),
     "own part exchanged": Theory(exchanged=lambda job, c: c / (c - 1) * exchanged(job, c)),
 }
 ALIKE = (
     ("not causal", "keys alone"), ("nothing hidden", "one product"), ("nothing hidden", "keys as wide as queries"),
     ("nothing hidden", "Ulysses hidden"), ("nothing hidden", "zig-zag no better"),
-    ("first round sent", "own part exchanged"),
+    ("first round sent", "own part exchanged"), ("heads of keys not sent twice", "keys without values"),
 )  # fmt: skip
 
 

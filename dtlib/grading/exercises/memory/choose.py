@@ -31,6 +31,7 @@ def draw(rng: Rng) -> Cases:
     cases = [case("the task", (2 * 10**9, 4 * 10**10, 3 * 10**9, 7, 0.4, 20, recipes, cards))]
     for kind, theory in WRONG.items():
         cases.append(case(kind, choice.told_apart(rng, job, possible, partial(possible, **theory))))
+    cases += [case("any job", choice.told_apart(rng, job, possible, theory)) for theory in (leanest, cheapest)]
     blind = partial(possible, activations=0), partial(possible, room_unit=float("inf"))
     cases.append(case("activations or all", choice.told_apart(rng, job, possible, *blind)))
     cases += in_time(rng, cards["A"])
@@ -49,7 +50,7 @@ def in_time(rng: Rng, card: list[Any]) -> Cases:
     number has the four answers."""
     cases, fewest, least = [], int(rng.integers(10, 20)) * 10**9, float(rng.uniform(0.2, 0.3))
     for tokens, share in ((fewest, least), (3 * fewest, least), (fewest, 1.6 * least)):
-        for kind, factor in (("just in time", 1.01), ("too late", 0.99)):
+        for kind, factor in (("just in time", 1.001), ("too late", 0.999)):
             days = 6 * 10**9 * tokens / (8 * share * card[1]["bf16"]) / DAY * factor
             one_kind = {"A": [*card[:3], 8]}
             cases.append(case(kind, (10**9, tokens, 10**9, days, share, 20, [[16, "bf16"]], one_kind)))
@@ -91,6 +92,17 @@ def possible(
                 seconds = 6 * num_params * num_tokens / (number * utilisation * max(fitting))
                 found += [(seconds, name, number)] * (seconds <= days * DAY)
     return [each for each in found if not most or each[2] == max(number for *_, number in found)]
+
+
+def leanest(job: Job) -> choice.Possible:
+    """With the recipe that keeps least."""
+    return possible((*job[:6], [min(job[6])], job[7]))
+
+
+def cheapest(job: Job) -> choice.Possible:
+    """What the run costs in place of its seconds, with as many cards of a kind as will do."""
+    most = {name: (seconds, number) for seconds, name, number in possible(job)}
+    return [(seconds * number * job[7][name][2], name, number) for name, (seconds, number) in most.items()]
 
 
 def case(kind: str, job: Job) -> dict[str, Any]:

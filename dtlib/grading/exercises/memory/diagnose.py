@@ -38,7 +38,7 @@ def case(rng: Rng, number: int, kind: str, widths: tuple[int, ...], share: float
     if share == 1 or kind == GRAPH:  # batches that grow, or shrink where something stays: with a graph both
         drawn = np.sort(drawn * (1, 2, 4))[:: -1 if share == 1 and kind in (GRAPH, OUTPUTS) else 1]
     activations = [int(each) for each in num_params * drawn]
-    outputs = [each // int(rng.integers(8, 20)) for each in activations]
+    outputs = [int(each * (rng.uniform(0.05, 0.12) if share == 1 else rng.uniform(0.6, 0.9))) for each in activations]
     held, meant = (moments(each, num_params, trained, widths, activations, outputs) for each in (kind, NOTHING))
     surplus = [total(one) - total(two) for one, two in zip(held, meant, strict=True)]
     named = dict(zip(("weight_bytes", "gradient_bytes", "master_bytes", "moment_bytes"), widths, strict=True))

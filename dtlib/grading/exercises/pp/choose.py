@@ -26,6 +26,8 @@ KINDS = {
     "no multiple": (24, 120, 30, 0.02, 0.05, 4 * GB, 0.4 * GB, 60 * GB, True),
     "layers that no card divides": (16, 128, 24, 0.03, 0.01, 5 * GB, 0.2 * GB, 26 * GB, True),
     "no even share": (6, 15, 30, 0.02, 0.02, 4 * GB, 0.3 * GB, 55 * GB, True),
+    "two layers a rank": (5, 20, 10, 0.03, 0.001, 1 * GB, 1 * GB, 17.8 * GB, True),
+    "more stages": (8, 64, 24, 0.03, 0.002, 2 * GB, 0.5 * GB, 38.9 * GB, False),
     "five layers a rank": (16, 16, 80, 0.03, 0.26, 4 * GB, 0.1 * GB, 31 * GB, True),
 }
 

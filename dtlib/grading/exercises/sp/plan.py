@@ -84,6 +84,7 @@ WRONG = {
     "one layer": Theory(kept=lambda job, t, plan: kept(job, t, plan) / job.num_layers),
     "GB for GiB": Theory(unit=units.GB),
     "tokens cut in pieces": Theory(is_cut=lambda job, t, plan: True),
+    "tokens cut in every plan": Theory(is_cut=lambda job, t, plan: job.seq % t == 0),
 }
 ALIKE = (
     ("forward alone", "an all-reduce for each phase"), ("share of a ring forgotten", "half of what is sent"),

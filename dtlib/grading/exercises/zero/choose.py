@@ -32,6 +32,9 @@ KINDS = {
     "one micro-batch": (8, 8, 1, (2, 2, 12), 20, 3, (1, 64), 0),
     "a node alone, wide gradients": (8, 1, 4, (2, 4, 8), 30, 9, (1, 2), 0),
     "wide weights": (8, 4, 8, (4, 2, 8), 30, 9, (1, 4), 0),
+    "everything fits, but across": (8, 4, 4, (4, 2, 8), 30, 9, (0, 1), 0),
+    "everything fits, wide gradients": (8, 4, 4, (2, 4, 8), 30, 9, (0, 1), 0),
+    "two nodes of six": (6, 2, 4, (4, 2, 8), 30, 1, (1, 4), 0),
     "wide states": (8, 8, 4, (2, 2, 24), 30, 7, (1, 64), 0),
     "hopeless": (8, 4, 4, (2, 2, 12), 40, 9, (3, 32), -1),
 }
