@@ -5,6 +5,7 @@ import os
 import runpy
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -108,3 +109,16 @@ def test_a_life_after_a_restart_does_not_meet_the_one_before(tmp_path):
     done = start([*TORCHRUN, "2", "--max-restarts", "1"], script)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("['1', '1']") == 2
+
+
+def test_dtlib_parity_says_the_same_under_torchrun(tmp_path):
+    """The README's script, by the README's command."""
+    text = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+    assert "`dtlib parity check.py`, alone or under `torchrun --no-python`" in text
+    (script,) = (part.split("```")[0] for part in text.split("```python\n")[1:] if "def reference" in part)
+    (tmp_path / "check.py").write_text(script)
+    command = [sys.executable, "-m", "dtlib.cli", "parity"]
+    alone, done = (start(each, tmp_path / "check.py") for each in (command, [*TORCHRUN, "2", "--no-python", *command]))
+    assert (alone.returncode, done.returncode) == (1, 1), done.stderr
+    assert "2 times too much, as by a sum over dp for a mean" in alone.stdout
+    assert set(done.stdout.splitlines()) == set(alone.stdout.splitlines())
