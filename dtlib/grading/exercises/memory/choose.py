@@ -31,7 +31,8 @@ def draw(rng: Rng) -> Cases:
     cases = [case("the task", (2 * 10**9, 4 * 10**10, 3 * 10**9, 7, 0.4, 20, recipes, cards))]
     for kind, theory in WRONG.items():
         cases.append(case(kind, choice.told_apart(rng, job, possible, partial(possible, **theory))))
-    cases += [case("any job", choice.told_apart(rng, job, possible, theory)) for theory in (leanest, cheapest)]
+    told = ((leanest,), (cheapest,), (leanest, partial(possible, rate_of="bf16")), (cheapest, strongest))
+    cases += [case("any job", choice.told_apart(rng, job, possible, *theories)) for theories in told]
     blind = partial(possible, activations=0), partial(possible, room_unit=float("inf"))
     cases.append(case("activations or all", choice.told_apart(rng, job, possible, *blind)))
     cases += in_time(rng, cards["A"])
@@ -103,6 +104,12 @@ def cheapest(job: Job) -> choice.Possible:
     """What the run costs in place of its seconds, with as many cards of a kind as will do."""
     most = {name: (seconds, number) for seconds, name, number in possible(job)}
     return [(seconds * number * job[7][name][2], name, number) for name, (seconds, number) in most.items()]
+
+
+def strongest(job: Job) -> choice.Possible:
+    """With as many as will do of the card that is the fastest alone."""
+    most = {name: (seconds, number) for seconds, name, number in possible(job)}
+    return [(seconds * number, name, number) for name, (seconds, number) in most.items()]
 
 
 def case(kind: str, job: Job) -> dict[str, Any]:
