@@ -120,6 +120,8 @@ WRONG = {
     "rounds not told apart": Theory(zigzag=lambda w, x, c: max(c * w, (c - 1) * x)),
     "keys without values": Theory(exchanged=lambda job, c: traded(job, c, max(job.num_kv_heads, c) / 2)),
     "first round sent": Theory(contiguous=lambda w, x, c: x + (c - 2) * max(2 * w, x) + 2 * w),
+    "last round sent": Theory(contiguous=lambda w, x, c: max(w, x) + (c - 1) * max(2 * w, x)),
+    "one head of keys a rank": Theory(exchanged=lambda job, c: traded(job, c, c)),
     "own part exchanged": Theory(exchanged=lambda job, c: c / (c - 1) * exchanged(job, c)),
 }
 ALIKE = (

@@ -75,6 +75,13 @@ WRONG = {
     "share of a ring forgotten": Theory(sent=lambda job, t, plan: 2 * sp.phases(plan) * elements(job)),
     "half of what is sent": Theory(sent=lambda job, t, plan: sent(job, t, plan) / 2),
     "an all-reduce for each phase": Theory(sent=lambda job, t, plan: 2 * sent(job, t, plan)),
+    "an all-reduce for each phase of none": Theory(
+        sent=lambda job, t, plan: (1 + (plan == "none")) * sent(job, t, plan)
+    ),
+    "gathered again in both passes": Theory(
+        sent=lambda job, t, plan: sent(job, t, plan) * (1.2 if plan == "again" else 1)
+    ),
+    "moved in each pass": Theory(moved=lambda job, t, plan: 2 * moved(job, t, plan)),
     "work between split in every plan": Theory(moved=lambda job, t, plan: moved(job, t, "keep")),
     "work between split by no plan": Theory(moved=lambda job, t, plan: moved(job, t, "none")),
     "most ranks": Theory(computed=lambda job, t: 1e30 * computed(job, t)),

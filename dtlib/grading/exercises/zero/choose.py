@@ -1,5 +1,6 @@
 """zero.8: the stage, and the ranks that share, that fit and send for the shortest time; on paper."""
 
+from collections.abc import Callable
 from typing import Any
 
 from dtlib.grading.exercises import choice
@@ -43,7 +44,7 @@ RATES = {"many micro-batches": 200e9, "one micro-batch": 5e9}  # across: no othe
 
 
 def draw(rng: Rng) -> Cases:
-    """The task's model, and each kind with a size and links of its own."""
+    """The task's model, each kind with a size and links of its own, and of each wrong theory a job that it errs in."""
     cases = [case("the task", 7 * 10**9, 2 * 10**8, 2, 2, 12, 8, 4, 450e9, 50e9, 8, 40 * 10**9)]
     for kind, (node, nodes, batches, widths, unit, faster, plan, spare) in KINDS.items():
         num_params = 1000 * node * nodes * int(rng.integers(30_000, 200_000))
@@ -51,7 +52,22 @@ def draw(rng: Rng) -> Cases:
         across = RATES.get(kind, float(f"{10 ** rng.uniform(9.3, 11.3):.3g}"))
         room = int(held_bytes(plan, *sizes)) + spare
         cases.append(case(kind, *sizes, node, nodes, faster * across, across, batches, room))
+    for wrong in WRONG:
+        job = choice.led_astray(rng, drawn, lambda job: possible(*job), wrong)
+        cases.append(case("drawn", *job))
     return cases
+
+
+def drawn(rng: Rng) -> tuple[Any, ...]:
+    """A job in which some plan has room, and perhaps a little more."""
+    node, nodes, batches = int(rng.choice([4, 6, 8])), int(rng.integers(1, 9)), int(rng.integers(1, 17))
+    num_params = 1000 * node * nodes * int(rng.integers(30_000, 200_000))
+    widths = [(2, 4, 8), (2, 4, 12), (4, 2, 8), (4, 2, 12)][rng.integers(4)]
+    sizes = (num_params, int(rng.integers(10, 60)) * num_params // 1000, *widths)
+    shared = (int(rng.integers(1, 4)), int(rng.choice([2, node, node * nodes])))
+    across = float(f"{10 ** rng.uniform(9.3, 11.3):.3g}")
+    inside = float(f"{across * 10 ** rng.uniform(0, 1.6):.3g}")
+    return (*sizes, node, nodes, inside, across, batches, int(held_bytes(shared, *sizes) * rng.uniform(1.01, 1.3)))
 
 
 def case(kind: str, *arguments: Any) -> dict[str, Any]:
@@ -73,20 +89,30 @@ def held_bytes(plan: Plan, num_params: int, unit_params: int, weight: int, gradi
 def possible(
     num_params: int, unit_params: int, weight: int, gradient: int, optimizer: int, node: int, nodes: int,
     inside: float, across: float, batches: int, room: int,
+    *, reduced: int | None = None, gathered: int | None = None,
 ) -> dict[Plan, float]:  # fmt: skip
-    """The seconds for which a rank sends in an update, of every plan (stage, ranks that share) that fits."""
+    """The seconds for which a rank sends in an update, of every plan (stage, ranks that share) that fits.
+
+    What is `reduced` and `gathered` has so many bytes an element, by default its own.
+    """
     n, found = node * nodes, {}
     groups = [s for s in range(2, n + 1) if node % s == 0 or (s % node == 0 and n % s == 0)]
     for stage, s in ((0, 1), *((stage, s) for stage in (1, 2, 3) for s in groups)):
         if held_bytes((stage, s), num_params, unit_params, weight, gradient, optimizer) > room * (1 + 1e-12):
             continue
-        times = (0, 1, batches, batches)[stage] * gradient + (0, 1, 1, 2 * batches)[stage] * weight
+        times = (0, 1, batches, batches)[stage] * (reduced or gradient)
+        times += (0, 1, 1, 2 * batches)[stage] * (gathered or weight)
         shared = times * collectives.ring_all_gather_bytes(num_params, s) / (inside if s <= node else across)
         replicas = collectives.ring_all_reduce_bytes(num_params * gradient / s, n // s)
         found[stage, s] = float(shared + replicas / (inside if nodes == 1 else across))
     return found
 
 
+#: Sums as wide as weights, or of elements and not bytes, and weights as wide as gradients.
+WRONG: tuple[Callable[[tuple[Any, ...]], dict[Plan, float]], ...] = (
+    lambda job: possible(*job, reduced=job[2]), lambda job: possible(*job, reduced=1),
+    lambda job: possible(*job, gathered=job[3]),
+)  # fmt: skip
 EXERCISE = on_paper(
     "zero.8", "fastest_stage", "Which stage for this cluster?", draw,
     *choice.plans(
