@@ -197,7 +197,7 @@ def expected(case, unit):
 def found(names, dtype):
     """What is said of these runs, from one start."""
     runs = {name: (in_dtype(each[0], dtype), *each[1:3]) for name, each in (RIGHT | WRONG).items() if name in names}
-    by_rank = lab.run(on_a_rank, N, args=(list(runs.values()),), timeout_s=300)
+    by_rank = lab.run(on_a_rank, N, args=(list(runs.values()),), timeout_s=900)
     said = {}
     for number, (name, (case, *_)) in enumerate(runs.items()):
         held = [each[number] for each in by_rank]
@@ -226,6 +226,7 @@ def test_a_right_step_is_not_accused_and_mistakes_are_named():
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1500)  # the first of a dtype plays all
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", RIGHT)
 def test_no_right_step_is_accused(name, dtype):

@@ -46,6 +46,7 @@ def main(page):
         for name in names:
             setattr(module, name, lambda *_, **__: None)
     space = sys.modules["__main__"].__dict__  # so that functions of cells travel to ranks by value
+    space["display"] = lambda *_: None  # which IPython has
     for number, cell in enumerate(cells):
         if cell["cell_type"] == "code":
             tree = WithoutAsserts().visit(ast.parse("".join(cell["source"])))
