@@ -51,6 +51,11 @@ def _in_words(value: Any) -> str:
     return f"{value:.7g}" if isinstance(value, float) else str(value)
 
 
+def rounded(number: float) -> float:
+    """With four digits, as a task tells it."""
+    return float(f"{number:.4g}")
+
+
 def arguments(case: Case, rank: int) -> Pieces:
     """What is handed out in an exercise on paper: the arguments of the function."""
     return [("arguments", list(case["arguments"]))]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dtlib.grading.exercises import choice
-from dtlib.grading.exercises.inputs import Cases, Rng, call, in_words
+from dtlib.grading.exercises.inputs import Cases, Rng, call, in_words, rounded
 from dtlib.grading.exercises.kinds import on_paper
 
 Job = dict[str, Any]
@@ -65,10 +65,6 @@ def is_clear(job: Job) -> bool:
     """Whether no plan costs nearly the budget."""
     prices = [costs(job, n, batch) for n in job["ranks"] for batch in job["batches"]]
     return all(abs(each / job["budget"] - 1) > 1e-3 for each in prices)
-
-
-def rounded(number: float) -> float:
-    return float(f"{number:.4g}")
 
 
 def case(kind: str, job: Job) -> Job:

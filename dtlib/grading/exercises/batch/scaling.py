@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from dtlib.grading.exercises.inputs import Case, Cases, Rng, call, in_words
-from dtlib.grading.exercises.kinds import on_paper, values
+from dtlib.grading.exercises.kinds import by, on_paper
 
 RULE, NOISE, WARM, HELD = "rule of thumb", "noise scale", "warm-up", "highest"
 #: What it is about, the optimizer, 𝓑 in units of the tuned batch (None: not known), the batches in the same units with
@@ -61,14 +61,11 @@ def right(case: Case) -> list[float]:
     return [float((1 - share) * job["start"] + share * each) for share, each in zip(shares, targets, strict=True)]
 
 
-def of(points: int, about: str, description: str) -> Any:
-    return values(points, about, description, right, where=lambda case: case["about"] == about, atol=1e-15)
-
-
+of = by("about", right, atol=1e-15)
 EXERCISE = on_paper(
     "batch.5", "rates", "Which rate for another batch?", draw,
-    of(2, RULE, "the rules of thumb"),
-    of(3, NOISE, "with the noise scale"),
-    of(2, WARM, "the warm-up"),
-    of(1, HELD, "no rate above the highest"),
+    of(RULE)(2, RULE, "the rules of thumb"),
+    of(NOISE)(3, NOISE, "with the noise scale"),
+    of(WARM)(2, WARM, "the warm-up"),
+    of(HELD)(1, HELD, "no rate above the highest"),
 )  # fmt: skip

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from dtlib.grading.exercises.inputs import Case, Cases, Rng, call
+from dtlib.grading.exercises.inputs import Case, Cases, Rng, call, rounded
 from dtlib.grading.exercises.kinds import on_paper, values
 
 #: Ranks; as many times as many ranks would be held up by 1/L (below 1: these are); the goal in units of the noise σ²/B,
@@ -40,10 +40,6 @@ def drawn(rng: Rng, n: int, times: float, goal: float) -> dict[str, Any]:
             parts.append(2 * gap * smoothness * (4 * noise / wanted**2 if is_short else 1 / (wanted - noise)))
         if all(0.02 < part % 1 < 0.98 for part in parts):
             return call(WORDS.format(*numbers), numbers)
-
-
-def rounded(number: float) -> float:
-    return float(f"{number:.4g}")
 
 
 def first(holds: Callable[[int], bool]) -> int:

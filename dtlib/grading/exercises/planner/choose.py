@@ -1,5 +1,6 @@
 """planner.3: the fastest degrees that fit, for three clusters; on paper."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -125,7 +126,12 @@ def seconds(job: Job, dp: int, tp: int, pp: int) -> float:
     return (here["micro_batches"] + pp - 1) * (here["micro_seconds"] + waits) + sum(seen(here)[1:])
 
 
-def possible(job: Job, needed: Cost = needed, seconds: Cost = seconds, *, fill_nodes: bool = True) -> Seconds:
+def spans(tp: int, dp: int) -> tuple[int, ...]:
+    """Over how many ranks in a row a group of tp lies, and one of dp."""
+    return tp, tp * dp
+
+
+def possible(job: Job, needed: Cost = needed, seconds: Cost = seconds, *, spans: Callable[..., Any] = spans) -> Seconds:
     """The seconds of every (dp, tp, pp) that is possible and fits with a margin of a fifth."""
     found: Seconds = {}
     for tp in (t for t in range(1, job["heads"] + 1) if job["heads"] % t == 0):
@@ -133,18 +139,21 @@ def possible(job: Job, needed: Cost = needed, seconds: Cost = seconds, *, fill_n
             dp = job["cards"] // (tp * pp)
             if dp * tp * pp != job["cards"] or job["sequences"] % dp:
                 continue
-            if fill_nodes and any(job["node"] % span and span % job["node"] for span in (tp, tp * dp)):
+            if any(job["node"] % span and span % job["node"] for span in spans(tp, dp)):
                 continue  # a group in one node, and another in two
             if 1.2 * needed(job, dp, tp, pp) <= job["room"]:
                 found[dp, tp, pp] = seconds(job, dp, tp, pp)
     return found
 
 
-def behind_all_of_it(job: Job, dp: int, tp: int, pp: int) -> float:
-    """Seconds with the gradients sent behind all of a micro-batch, and not behind its backward pass."""
+def behind(gradients: float, weights: float, least: float, job: Job, dp: int, tp: int, pp: int) -> float:
+    """Seconds with gradients and weights sent behind these parts of a micro-batch; `least` that each sticks out."""
     here = of_rank(job, dp, tp, pp)
-    gradients, c = phase(here, "dp", here["gradient_bytes"]), here["micro_seconds"]
-    return seconds(job, dp, tp, pp) - max(0.0, gradients - 2 * c / 3) + max(0.0, gradients - c)
+    sent = (phase(here, "dp", here["gradient_bytes"]), phase(here, "dp", here["weight_bytes"]))
+    both = zip(sent, (gradients, weights), strict=True)
+    return (
+        seconds(job, dp, tp, pp) - seen(here)[2] + sum(max(least, a - part * here["micro_seconds"]) for a, part in both)
+    )
 
 
 def bubble_without_tp(job: Job, dp: int, tp: int, pp: int) -> float:
@@ -156,8 +165,9 @@ def bubble_without_tp(job: Job, dp: int, tp: int, pp: int) -> float:
 #: As many micro-batches in flight as there are stages, groups in one node and in two, and other seconds.
 WRONG: tuple[Callable[[Job], Seconds], ...] = (
     partial(possible, needed=lambda job, dp, tp, pp: needed(job | {"sequences": dp * pp}, dp, tp, pp)),
-    partial(possible, fill_nodes=False),
-    *(partial(possible, seconds=wrong) for wrong in (behind_all_of_it, bubble_without_tp)),
+    *(partial(possible, spans=each) for each in (lambda tp, dp: (), lambda tp, dp: (tp,), lambda tp, dp: (tp * dp,))),
+    *(partial(possible, seconds=partial(behind, *each)) for each in ((1, 1 / 3, 0), (1 / 3, 2 / 3, 0))),
+    *(partial(possible, seconds=each) for each in (partial(behind, 2 / 3, 1 / 3, -math.inf), bubble_without_tp)),
 )
 EXERCISE = on_paper(
     "planner.3", "choose_degrees", "Which degrees for this cluster?", draw,

@@ -61,13 +61,10 @@ def right(case: Case) -> list[float]:
     return seen(case["arguments"][0])
 
 
-def of(points: int, name: str, description: str, part: int) -> Any:
-    return partial(values, right=right, parts=PARTS, kind="traffic")(points, name, description, part=part, atol=1e-12)
-
-
+of = partial(values, right=right, parts=PARTS, kind="traffic", atol=1e-12)
 EXERCISE = on_paper(
     "planner.2", "seen_seconds", "What does a step wait for?", draw,
-    of(3, "tp", "seconds that tensor parallelism is waited for", 0),
-    of(2, "pp", "seconds that messages between stages are waited for", 1),
-    of(3, "dp", "seconds of data parallelism that stick out", 2),
+    of(3, "tp", "seconds that tensor parallelism is waited for", part=0),
+    of(2, "pp", "seconds that messages between stages are waited for", part=1),
+    of(3, "dp", "seconds of data parallelism that stick out", part=2),
 )  # fmt: skip

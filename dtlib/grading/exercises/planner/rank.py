@@ -50,12 +50,10 @@ def right(case: Case) -> list[float]:
     return [own * per_param, kept, logits, 2 * 2 * job["layer_params"] / tp if zero == 3 else 0.0]
 
 
-def of(points: int, name: str, description: str, part: int, **more: Any) -> Any:
-    return partial(values, right=right, parts=PARTS, kind="memory")(points, name, description, part=part, **more)
-
-
+of = partial(values, right=right, parts=PARTS, kind="memory")
 EXERCISE = on_paper(
     "planner.1", "plan_bytes", "What does a plan keep on a rank?", draw,
-    of(3, "states", "bytes of the states", 0), of(2, "activations", "bytes of what layers keep", 1),
-    of(2, "logits", "bytes of the logits and their gradient", 2), of(1, "gathered", "bytes of gathered weights", 3),
+    of(3, "states", "bytes of the states", part=0), of(2, "activations", "bytes of what layers keep", part=1),
+    of(2, "logits", "bytes of the logits and their gradient", part=2),
+    of(1, "gathered", "bytes of gathered weights", part=3),
 )  # fmt: skip

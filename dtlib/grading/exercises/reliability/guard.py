@@ -2,13 +2,12 @@
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from functools import partial
 from typing import Any
 
 from dtlib.grading.exercises import oracle
 from dtlib.grading.exercises.compare import show_bytes
 from dtlib.grading.exercises.exercise import Exercise, Finding
-from dtlib.grading.exercises.kinds import heard, order, own_work, values
+from dtlib.grading.exercises.kinds import by, heard, order, own_work
 from dtlib.grading.exercises.seen import Case, Observed
 from dtlib.grading.exercises.signs import NOTHING_ELSE, Sign, Theory, Wrong, every
 
@@ -109,13 +108,11 @@ def find_busy(each: Observed) -> Finding | None:
     return Finding(f"rank {rank} sent {found} messages in {calls}", "nothing in the others", each.words)
 
 
-def of(about: str) -> Any:
-    def names(case: Case) -> list[str]:
-        return [f"after step {step}" for step in range(1, case["steps"] + 1)]
-
-    return partial(values, right=right, of="found", wrong=WRONG, names=names, where=lambda case: case["about"] == about)
+def names(case: Case) -> list[str]:
+    return [f"after step {step}" for step in range(1, case["steps"] + 1)]
 
 
+of = by("about", right, of="found", wrong=WRONG, names=names)
 EXERCISE = Exercise(
     id="reliability.7", function="guard", title="Replicas that drift", harness="replicas.guarded",
     draw=draw, handed_out=handed_out,
