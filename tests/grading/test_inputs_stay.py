@@ -107,6 +107,23 @@ def test_who_changes_an_argument_in_cases_of_other_checks_is_told_so(name: str):
     assert verdict.mistakes == (() if all(map(first.applies, cases)) else (CHANGED,)), str(verdict)
 
 
+@pytest.mark.parametrize("said", [{"answer": [], "changed": 5}, {"answer": [], "changed": {"a": 1}}, {}])
+def test_what_came_back_in_another_form_is_no_crash_of_the_judge(said: dict[str, Any]):
+    exercise = all_exercises()["batch.5"]
+    verdict = exercise.judge([Observed(case, (said,)) for case in exercise.cases(1)])
+    assert verdict.points == 0
+
+
+def test_what_is_wrong_with_a_checks_own_cases_comes_first():
+    exercise = all_exercises()["batch.5"]
+    cases = exercise.cases(1)
+    first = next(check for check in exercise.checks if check.inputs_stay)
+    said = [{"answer": [], "changed": [] if first.applies(case) else ["job"]} for case in cases]
+    judged = first.judge([Observed(case, (each,)) for case, each in zip(cases, said, strict=True)])
+    assert judged.verdict == "fail"
+    assert "changed by the call" not in judged.message
+
+
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[Sandbox]:
     with open_sandbox() as one:

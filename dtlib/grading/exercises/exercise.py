@@ -105,8 +105,9 @@ class Check:
         unknown = [each.trouble for each in looked_at if _is_unknown(each)]
         found = [(each, self._look(each)) for each in looked_at if not _is_unknown(each)]
         failing = [(each, finding) for each, finding in found if finding is not None]
-        others = [each for each in cases if self.inputs_stay and each.has_come and not self.applies(each.case)]
-        failing += [(each, finding) for each in others if (finding := _changed(each))]
+        if self.inputs_stay and not failing:
+            others = [each for each in cases if each.has_come and not self.applies(each.case)]
+            failing = [(each, finding) for each in others if (finding := _safely(_changed, each))]
         passing = [each for each, finding in found if finding is None]
         if not failing and unknown:
             return self.result("not known", message=str(Finding(f"no result: {unknown[0]}", "")))
@@ -127,13 +128,7 @@ class Check:
     def _look(self, observed: Observed) -> Finding | None:
         if observed.trouble is not None:
             return Finding(f"no result: {observed.trouble}", "", observed.words)
-        try:
-            return self.inspect(observed) or (_changed(observed) if self.inputs_stay else None)
-        except FormError as error:
-            return Finding(error.seen, error.expected, observed.words)
-        except Exception as error:  # data of an unexpected form came back: never the judge's crash
-            seen = f"a result of another form ({type(error).__name__}: {str(error)[:200]})"
-            return Finding(seen, "the form that the task asks for", observed.words)
+        return _safely(self.inspect, observed) or (_safely(_changed, observed) if self.inputs_stay else None)
 
     def result(self, verdict: Verdict, *, mistake: str = "", message: str = "") -> CheckResult:
         """A verdict on this check."""
@@ -224,6 +219,17 @@ def _guarding(check: Check) -> Check:
     names = {mistake.name for mistake in check.mistakes}
     own = () if CHANGED in names else (Mistake(CHANGED, lambda failing, passing: False),)
     return replace(check, inputs_stay=True, mistakes=(*check.mistakes, *own))
+
+
+def _safely(look: Callable[[Observed], Finding | None], observed: Observed) -> Finding | None:
+    """What `look` finds. Data of an unexpected form is a finding, and never the judge's crash."""
+    try:
+        return look(observed)
+    except FormError as error:
+        return Finding(error.seen, error.expected, observed.words)
+    except Exception as error:
+        seen = f"a result of another form ({type(error).__name__}: {str(error)[:200]})"
+        return Finding(seen, "the form that the task asks for", observed.words)
 
 
 def _changed(observed: Observed) -> Finding | None:
