@@ -114,7 +114,7 @@ card_memory_option = click.option(
 
 def chosen_model(name: str, given: Mapping[str, Any]) -> Architecture:
     """The model by its name or its file, with the sizes that flags change; ``ValueError`` where there is none."""
-    from dtlib.theory import models
+    from dtlib.theory import hub, models
     from dtlib.theory.valid import at_most, whole
 
     path = Path(name)
@@ -124,7 +124,7 @@ def chosen_model(name: str, given: Mapping[str, Any]) -> Architecture:
         except (OSError, ValueError, RecursionError) as error:
             raise ValueError(f"MODEL {name} cannot be read as JSON: {error}") from error
         try:
-            found = models.from_config(config, path.stem)
+            found = hub.from_config(config, path.stem)
         except ValueError as error:
             raise ValueError(f"MODEL {name}: {error}") from error
     else:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dtlib.theory import memory, models, planner, threed
+from dtlib.theory.hub import from_config
 from dtlib.theory.models import Experts
 
 from .hub_experts import EXPERTS, counted, shapes
@@ -22,7 +23,7 @@ def published():
 
 @pytest.mark.parametrize("name", EXPERTS)
 def test_a_configuration_with_experts_has_the_parameters_of_its_modules(name):
-    made = models.from_config(EXPERTS[name], name)
+    made = from_config(EXPERTS[name], name)
     total, active = counted(EXPERTS[name])
     parts, met = models.model_parameters(made), models.active_parameters(made)
     assert (parts.total, met.total) == (total, active)
@@ -34,7 +35,7 @@ def test_a_configuration_with_experts_has_the_parameters_of_its_modules(name):
 
 @pytest.mark.parametrize("name", published())
 def test_every_published_row_is_met_to_its_digit(name):
-    row, made = published()[name], models.from_config(EXPERTS[name], name)
+    row, made = published()[name], from_config(EXPERTS[name], name)
     total, active = models.model_parameters(made), models.active_parameters(made)
     assert round(total.total / 1e9, 3) == float(row["total_counted_B"])
     assert round(active.total / 1e9, 3) == float(row["active_counted_B"])
@@ -79,7 +80,7 @@ def test_every_published_row_is_met_to_its_digit(name):
 )
 def test_what_is_printed_in_model_cards(name, total, active):
     """Rounded or cut, in the convention that fits: with both embeddings, without the input's, or without both."""
-    made = models.from_config(EXPERTS[name], name)
+    made = from_config(EXPERTS[name], name)
     for found, (billions, convention) in (
         (models.model_parameters(made), total),
         (models.active_parameters(made), active),
@@ -96,7 +97,7 @@ del PRESETS["Qwen1.5-MoE-A2.7B"]
 @pytest.mark.parametrize(("name", "preset"), PRESETS.items())
 def test_a_preset_is_what_its_configuration_gives(name, preset):
     published = models.model(preset)
-    assert dataclasses.replace(models.from_config(EXPERTS[name], preset), source=published.source) == published
+    assert dataclasses.replace(from_config(EXPERTS[name], preset), source=published.source) == published
 
 
 def test_every_preset_with_experts_has_its_configuration_here():
@@ -105,7 +106,7 @@ def test_every_preset_with_experts_has_its_configuration_here():
 
 @pytest.mark.parametrize(("name", "printed"), [("DeepSeek-V3", 11.6), ("GLM-4.5", 4.0)])
 def test_a_module_of_further_tokens_is_a_layer_and_its_entrance(name, printed):
-    made = models.from_config(EXPERTS[name], name)
+    made = from_config(EXPERTS[name], name)
     one, two = (models.model_parameters(dataclasses.replace(made, mtp_modules=n)) for n in (1, 2))
     last = [key for key in shapes(EXPERTS[name]) if key.startswith(f"layers.{made.num_layers - 1}.")]
     layer = counted_of(name, last)
@@ -129,7 +130,7 @@ def counted_of(name, keys):
 
 
 def test_glms_355_billion_are_the_layers_and_its_module():
-    made = dataclasses.replace(models.from_config(EXPERTS["GLM-4.5"]), mtp_modules=1)
+    made = dataclasses.replace(from_config(EXPERTS["GLM-4.5"]), mtp_modules=1)
     assert models.model_parameters(made).without_embeddings / 1e9 == pytest.approx(355, abs=0.5)
 
 
@@ -185,12 +186,12 @@ def test_layers_with_experts_are_those_that_one_would_list(first, every):
 )
 def test_other_models_of_a_family_are_counted_as_well(name, changes):
     config = {**EXPERTS[name], **changes}
-    made = models.from_config(config)
+    made = from_config(config)
     assert (models.model_parameters(made).total, models.active_parameters(made).total) == counted(config)
 
 
 def test_a_layer_with_experts_and_one_without_are_told_apart():
-    made = models.from_config(V3)
+    made = from_config(V3)
     with pytest.raises(ValueError, match="with_experts must be given for deepseek_v3, of whose 61 layers 58 have exp"):
         models.layer_parameters(made)
     dense, sparse = (models.layer_parameters(made, with_experts=kind) for kind in (False, True))
@@ -201,7 +202,7 @@ def test_a_layer_with_experts_and_one_without_are_told_apart():
 
 @pytest.mark.parametrize(("tp", "ep"), [(1, 8), (2, 4), (4, 64)])
 def test_ranks_share_experts_and_repeat_router_and_latents(tp, ep):
-    made = models.from_config(V3)
+    made = from_config(V3)
     whole, mine = (
         models.layer_parameters(made, with_experts=True),
         models.layer_of_rank(made, tp, ep, with_experts=True),
@@ -242,7 +243,7 @@ def test_ranks_share_experts_and_repeat_router_and_latents(tp, ep):
 )
 def test_a_key_that_changes_the_count_is_named(name, changes, message):
     with pytest.raises(ValueError, match=message):
-        models.from_config({**EXPERTS[name], **changes})
+        from_config({**EXPERTS[name], **changes})
 
 
 @pytest.mark.parametrize("name", EXPERTS)
@@ -258,7 +259,7 @@ def test_who_does_not_say_how_many_experts_is_not_taken_for_dense(name):
     ]:
         changed = {k: v if k != key else value for k, v in said.items() if (k, value) != (key, "missing")}
         with pytest.raises(ValueError, match=f"{key}( must be .* not 0|[;,])"):
-            models.from_config({**config, inner: changed} if inner else changed)
+            from_config({**config, inner: changed} if inner else changed)
     assert len(numbers) == 1
 
 
@@ -268,17 +269,17 @@ def test_no_family_reads_a_key_that_nobody_has_heard_of(name):
     for key in ("expert_of_experts", "num_zero_experts", "moe_latent_dim"):
         inside = {"text_config": {**config["text_config"], key: 7}} if "text_config" in config else {key: 7}
         with pytest.raises(ValueError, match=f"{key}=7"):
-            models.from_config({**config, **inside})
+            from_config({**config, **inside})
 
 
 def test_chunks_of_attention_leave_the_pairs_that_share_one():
-    scout = models.from_config(EXPERTS["Llama-4-Scout (text)"])
+    scout = from_config(EXPERTS["Llama-4-Scout (text)"])
     assert (scout.window, scout.windowed_share, scout.window_chunks) == (8192, 0.75, True)
     for seq, size in ((1, 1), (7, 3), (9, 3), (7, 7), (8, 9)):
         made = dataclasses.replace(scout, window=size)
         pairs = sum(j // size == i // size for i in range(seq) for j in range(i + 1))
         assert made.score_share(seq) == pytest.approx(0.25 + 0.75 * pairs / (seq * (seq + 1) / 2))
-    oss = models.from_config(EXPERTS["gpt-oss-20b"])
+    oss = from_config(EXPERTS["gpt-oss-20b"])
     assert (oss.window, oss.windowed_share) == (128, 0.5)
 
 
@@ -309,12 +310,12 @@ def test_experts_out_of_range_are_refused(changes, message):
 )
 def test_architectures_that_do_not_fit_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        dataclasses.replace(models.from_config(V3), **changes)
+        dataclasses.replace(from_config(V3), **changes)
 
 
 def test_ep_divides_the_experts():
     with pytest.raises(ValueError, match="ep of deepseek_v3 must divide its 256 experts; 3 does not"):
-        models.checked_ep(models.from_config(V3), 3)
+        models.checked_ep(from_config(V3), 3)
     with pytest.raises(ValueError, match="ep of llama3-8b must be 1, since it has no experts, not 2"):
         models.checked_ep("llama3-8b", 2)
 
@@ -326,7 +327,7 @@ def test_ep_divides_the_experts():
 @pytest.mark.parametrize("modules", [0, 2])
 def test_a_token_is_multiplied_by_the_matrices_that_it_meets(name, modules):
     """Two operations for each weight of a matrix that is active: no norm, no bias, no embedding."""
-    made = dataclasses.replace(models.from_config(EXPERTS[name], name), mtp_modules=modules)
+    made = dataclasses.replace(from_config(EXPERTS[name], name), mtp_modules=modules)
     found = memory.forward_flops_per_token(made, seq=1000)
     met = models.active_parameters(made).total - made.vocab * made.hidden
     vectors = [shape[0] for shape in shapes(EXPERTS[name]).values() if len(shape) == 1]
@@ -343,7 +344,7 @@ def test_a_token_is_multiplied_by_the_matrices_that_it_meets(name, modules):
 @pytest.mark.parametrize(("name", "gigaflop"), [("DeepSeek-V3", 250), ("DeepSeek-V2", 155)])
 def test_operations_of_training_are_those_of_what_is_active(name, gigaflop):
     """DeepSeek's own account at 4096 tokens (arXiv 2505.09343, Table 2). 6Ψ counts the embedding, too: 3 % more."""
-    made = models.from_config(EXPERTS[name])
+    made = from_config(EXPERTS[name])
     each = 3 * memory.forward_flops_per_token(made, seq=4096, causal=True).total
     assert each / 1e9 == pytest.approx(gigaflop, rel=0.01)
     width = (made.query_width + made.output_width) // 2
@@ -355,7 +356,7 @@ def test_operations_of_training_are_those_of_what_is_active(name, gigaflop):
 
 @pytest.mark.parametrize("change", ["experts", "latent", "mtp_modules"])
 def test_what_counts_dense_models_alone_says_so(change):
-    made, plan = models.from_config(EXPERTS["DeepSeek-V3"]), planner.Plan(dp=2)
+    made, plan = from_config(EXPERTS["DeepSeek-V3"]), planner.Plan(dp=2)
     if change != "experts":
         made = dataclasses.replace(made, experts=None, mtp_modules=int(change == "mtp_modules"))
     if change == "mtp_modules":

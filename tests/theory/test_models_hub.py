@@ -6,6 +6,7 @@ import pytest
 
 from dtlib.theory import memory, models
 from dtlib.theory.activations import layer_activations
+from dtlib.theory.hub import from_config
 
 from . import hub_configurations as hub
 
@@ -31,13 +32,13 @@ QWEN2_CONFIG = {
 )
 def test_a_hubs_hyperparameters_give_the_published_model(config, name):
     published = models.model(name)
-    assert dataclasses.replace(models.from_config(config, name), source=published.source) == published
+    assert dataclasses.replace(from_config(config, name), source=published.source) == published
 
 
 @pytest.mark.parametrize("name", hub.PUBLISHED)
 def test_a_hubs_configuration_has_the_parameters_of_the_weights(name):
     config, num_params = hub.PUBLISHED[name]
-    made = models.from_config(config)
+    made = from_config(config)
     assert models.model_parameters(made).total == num_params
     window, share = hub.WINDOWS.get(name, (None, 1))
     assert (made.window, made.windowed_share) == (window, pytest.approx(share))
@@ -47,7 +48,7 @@ def test_a_hubs_configuration_has_the_parameters_of_the_weights(name):
 def test_a_configuration_that_is_not_counted_says_why(name):
     config, message = hub.REFUSED[name]
     with pytest.raises(ValueError, match=message):
-        models.from_config(config)
+        from_config(config)
 
 
 @pytest.mark.parametrize("name", [*hub.PUBLISHED])
@@ -56,11 +57,11 @@ def test_a_key_that_is_not_understood_is_refused_by_name(name):
     config, num_params = hub.PUBLISHED[name]
     for key, value in (("use_mla", False), ("kv_lora_rank", 512), ("lm_head_bias", True), ("n_shared_experts", 1)):
         with pytest.raises(ValueError, match=key):
-            models.from_config({**config, key: value})
-    assert models.model_parameters(models.from_config({**config, "use_mla": None})).total == num_params
+            from_config({**config, key: value})
+    assert models.model_parameters(from_config({**config, "use_mla": None})).total == num_params
     for key in ("attention_bias", "mlp_bias", "tie_word_embeddings", "sliding_window", "qk_layernorm", "head_dim"):
         with pytest.raises(ValueError, match=key):
-            models.from_config({**config, key: "false"})
+            from_config({**config, key: "false"})
 
 
 @pytest.mark.parametrize(
@@ -71,7 +72,7 @@ def test_a_key_that_is_not_understood_is_refused_by_name(name):
     ],
 )
 def test_biases_are_counted(key, more):
-    plain, biased = (models.from_config({**LLAMA_CONFIG, key: value}) for value in (False, True))
+    plain, biased = (from_config({**LLAMA_CONFIG, key: value}) for value in (False, True))
     assert models.layer_parameters(biased).total - models.layer_parameters(plain).total == more
 
 
@@ -81,7 +82,7 @@ def test_a_window_leaves_the_scores_that_pairs_of_tokens_have():
         seen = sum(1 for i in range(seq) for j in range(seq) if i - window < j <= i)
         whole = seq * (seq + 1) / 2
         assert m.score_share(seq) == pytest.approx(0.75 + 0.25 * seen / whole)
-    mistral = models.from_config(hub.PUBLISHED["Mistral 7B v0.1"][0])
+    mistral = from_config(hub.PUBLISHED["Mistral 7B v0.1"][0])
     assert 1 / mistral.score_share(32768) == pytest.approx(4.27, abs=0.01)
     assert mistral.score_share(4096) == 1
     with_window, without = (
@@ -125,4 +126,4 @@ def test_norms_behind_attention_and_mlp_keep_their_inputs():
 )
 def test_a_hubs_hyperparameters_are_refused_where_they_cannot_be_counted(changes, message):
     with pytest.raises(ValueError, match=message):
-        models.from_config({**LLAMA_CONFIG, **changes})
+        from_config({**LLAMA_CONFIG, **changes})

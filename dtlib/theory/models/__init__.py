@@ -9,7 +9,6 @@ Arguments out of range raise ``ValueError``, which names the argument, its value
 from .adapters import MODULES, Adapters
 from .architecture import Architecture, Norm, gpt, llama
 from .experts import Experts, LatentAttention
-from .hub import from_config
 from .parameters import (
     LayerParameters,
     ModelParameters,
@@ -43,7 +42,6 @@ __all__ = [
     "checked_ep",
     "checked_model",
     "checked_tp",
-    "from_config",
     "gpt",
     "gpt_num_params",
     "has_experts",

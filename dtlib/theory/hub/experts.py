@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from dtlib.theory.models import Experts, LatentAttention
 from dtlib.theory.valid import whole
 
-from .experts import Experts, LatentAttention
-
 if TYPE_CHECKING:
-    from .hub import Keys
+    from .config import Keys
 
 
 @dataclass(frozen=True, kw_only=True)

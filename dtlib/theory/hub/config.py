@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from dtlib.theory.models import Architecture, gpt, llama
 from dtlib.theory.valid import whole
 
-from .architecture import Architecture, gpt, llama
-from .hub_experts import experts_of, latent_of
-from .hub_keys import EXPERTS, FAMILIES, GROUPS, HARMLESS, REFUSED, SAME_EVERYWHERE, SIZES, USUAL_SEQ, Family
+from .experts import experts_of, latent_of
+from .keys import EXPERTS, FAMILIES, GROUPS, HARMLESS, REFUSED, SAME_EVERYWHERE, SIZES, USUAL_SEQ, Family
 
 _SOURCE = "its config.json"
 _NONE = 0
