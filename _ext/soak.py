@@ -33,7 +33,9 @@ def run(room: str) -> int:
     (SOAK / room).mkdir(parents=True)
     start = time.monotonic()
     report = f"--junitxml={SOAK / room / 'junit.xml'}"
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-msoak", report, *ROOMS[room]], cwd=ROOT)
+    vouched = {**os.environ, "DTLIB_NOTHING_LACKING": "1"}  # what is skipped for want of a browser has not run
+    command = [sys.executable, "-m", "pytest", "-q", "-msoak", report, *ROOMS[room]]
+    done = subprocess.run(command, cwd=ROOT, env=vouched)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     facts = {"seconds": time.monotonic() - start, "load": os.getloadavg()[2], "commit": commit.stdout.strip()}
     (SOAK / room / "facts.json").write_text(json.dumps(facts))
