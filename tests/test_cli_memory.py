@@ -108,10 +108,14 @@ def test_a_gpu_says_whether_it_fits():
     assert "device" not in told(*SPLIT)
 
 
-def test_both_commands_have_one_recipe_and_one_verdict():
-    asked = ["plan", "llama2-7b", "--gpus", "32", "--batch", "512", "--zero", "1", "--json"]
+@pytest.mark.parametrize(
+    "flags", [(), ("--schedule", "ZB-H1", "--pp", "4"), ("--schedule", "interleaved", "--pp", "4")]
+)
+def test_both_commands_have_one_recipe_and_one_verdict(flags):
+    asked = ["plan", "llama2-7b", "--gpus", "32", "--batch", "512", "--zero", "1", "--json", *flags]
     found = json.loads(CliRunner().invoke(main, asked).output)["plans"]
     assert len(found) > 1
+    assert not flags or {each["plan"]["schedule"] for each in found} == {flags[1]}
     for each in found:
         plan = each["plan"]
         flags = [f"--{name.replace('_', '-')}" for name in ("sequence_parallel", "keep_gathered") if plan[name]]
@@ -119,13 +123,21 @@ def test_both_commands_have_one_recipe_and_one_verdict():
             f"--{name.replace('_', '-')}={plan[name]}"
             for name in ("dp", "tp", "pp", "cp", "zero", "chunks", "micro_batch", "micro_batches", "recompute")
         ]
-        if plan["schedule"] == "ZB-H1":  # of which `dtlib memory` knows nothing
-            continue
-        data = told("llama2-7b", *flags, *sizes, "--card", "H100")
+        data = told("llama2-7b", *flags, *sizes, "--schedule", plan["schedule"], "--card", "H100")
         assert data["setup"]["recipe"] == plan["recipe"]
         assert data["planned"]["bytes"] == {name: value for name, value in each["bytes"].items() if name != "total"}
         assert data["planned"]["fit"] == each["fit"]
         assert data["device"]["verdict"] == each["fit"]["verdict"]
+
+
+def test_a_late_stage_of_zb_h1_keeps_as_much_as_the_first():
+    asked = ("llama2-7b", "--pp", 4, "--micro-batches", 8, "--card", "H100", "--pipeline-stage")
+    plain, late = told(*asked, 2), told(*asked, 2, "--schedule", "zb-h1")
+    assert late["setup"]["schedule"] == "ZB-H1"
+    assert late["bytes"]["layer_activations"] == 4 * plain["bytes"]["layer_activations"] / 2
+    out = invoke(*asked, 2, "--schedule", "zb-h1").output
+    assert "(dp 1 × tp 1 × pp 4, ZB-H1)" in out
+    assert "recipe, for H100-80GB-SXM" in out
 
 
 def test_what_is_kept_is_counted_where_it_is_asked_for():
@@ -297,6 +309,10 @@ def test_the_list_has_every_model_and_its_source():
         (("tiny", "--card", "abacus"), "--card 'abacus' is unknown; there are V100"),
         (("tiny", "--precision", "fp8", "--card", "A100"), "--precision must be bf16 on A100-80GB-SXM, not 'fp8'"),
         (("tiny", "--recompute", "full", "--recompute-layers", 3), "--recompute-layers must be at most 2, a piece's"),
+        (("tiny", "--card", "x"), "--card 'x' is unknown; there are V100"),
+        (("tiny", "--recipe", 8), "--recipe '8' is unknown; there are 12-byte"),
+        (("tiny", "--schedule", "GPipe"), "--schedule 'GPipe' is unknown; there are 1F1B, interleaved, ZB-H1"),
+        (("tiny", "--schedule", "zb-h1"), "--schedule must be 1F1B with --pp=1, not ZB-H1"),
         (("tiny", "--card-memory", 0), "--card-memory must be finite and positive, not 0"),
         (("tiny", "--card-memory", 1e300), "--card-memory must be at most 1,000,000,000, not 1e+300"),
         (("tiny", "--layers", 10**9), "--layers must be at most 1,000 here"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,6 +11,7 @@ import click
 from .memory_job import Job
 from .options import (
     CARDS,
+    SCHEDULES,
     InGroups,
     card_memory_option,
     chosen_adapters,
@@ -74,7 +75,8 @@ _HEADINGS = {
 @click.option("--tp", type=int, default=1, show_default=True, help="Ranks that split each matrix.")
 @click.option("--sequence-parallel", is_flag=True, help="Split what lies between the matrices, too.")
 @click.option("--keep-gathered", is_flag=True, help="Keep the inputs that it gathers.  [default: gather them again]")
-@click.option("--pp", type=int, default=1, show_default=True, help="Stages of the pipeline (1F1B).")
+@click.option("--pp", type=int, default=1, show_default=True, help="Stages of the pipeline.")
+@click.option("--schedule", help=f"{', '.join(SCHEDULES)}.  [default: 1F1B, with --chunks interleaved]")
 @click.option("--chunks", type=int, default=1, show_default=True, help="Interleaved pieces of a stage.")
 @click.option("--cp", type=int, default=1, show_default=True, help="Ranks that share each sequence.")
 @click.option("--ep", type=int, default=1, show_default=True, help="Of the ranks of dp, those that share the experts.")
@@ -122,6 +124,7 @@ def memory(name: str | None, model: str | None, pipeline_stage: int | None, as_j
     from dtlib.theory import models
     from dtlib.theory.footprint import memory_by_stage
     from dtlib.theory.planner import Machine, plan_memory
+    from dtlib.theory.planner.memory import more_in_flight
     from dtlib.theory.timing.layer import fp8_speedup
 
     if name is None and model is None:
@@ -138,7 +141,10 @@ def memory(name: str | None, model: str | None, pipeline_stage: int | None, as_j
         device = _device(gpu if card is None else card, given)
         if device is not None and plan.precision == "fp8":
             fp8_speedup(Machine(accelerator=device, gpus=1))  # refuses a card without
-        stages = memory_by_stage(architecture, plan)
+        stages = [
+            replace(each, layer_activations=each.layer_activations * more_in_flight(plan, stage))
+            for stage, each in enumerate(memory_by_stage(architecture, plan))
+        ]
         most = max(map(max, plan.pieces(architecture)))
         if plan.recompute_layers is not None and plan.recompute_layers > most:
             raise ValueError(f"recompute_layers must be at most {most}, a piece's, not {plan.recompute_layers}")
@@ -156,10 +162,15 @@ def memory(name: str | None, model: str | None, pipeline_stage: int | None, as_j
 
 def _plan(given: dict[str, Any]) -> Plan:
     """The options that say how is trained, as the planner has them."""
+    from dtlib.theory.lookup import find
     from dtlib.theory.planner import Plan
 
-    names = {each.name for each in fields(Plan)} & set(given)
-    options = {each: given[each] for each in names} | {"schedule": "interleaved" if given["chunks"] > 1 else "1F1B"}
+    options = {each.name: given[each.name] for each in fields(Plan) if each.name in given}
+    if options["schedule"] is None:
+        options["schedule"] = "interleaved" if options["chunks"] > 1 else "1F1B"
+    options["schedule"] = find("schedule", options["schedule"], {each: each for each in SCHEDULES})
+    if options["schedule"] == "ZB-H1" and options["pp"] == 1:
+        raise ValueError("schedule must be 1F1B with pp=1, not ZB-H1")
     if options["micro_batches"] is None:
         options["micro_batches"] = max(options["pp"], 1)
     return Plan(**options, adapters=chosen_adapters(given))
@@ -173,18 +184,17 @@ def _device(card: str | None, given: dict[str, Any]) -> Accelerator | None:
 
 
 def _as_dict(job: Job) -> dict[str, Any]:
-    from dtlib.theory.footprint import Setup, host_states
+    from dtlib.theory.footprint import host_states
     from dtlib.theory.models import active_parameters, model_parameters
     from dtlib.theory.planner import margin_of
 
     model, device, planned = job.model, job.device, job.planned
-    setup = {name: value for name, value in asdict(job.plan).items() if name in {each.name for each in fields(Setup)}}
     told: dict[str, Any] = {
         "model": model.name,
         "num_params": model_parameters(model).total,
         "parameters": model_parameters(model).parts,
         "active_params": active_parameters(model).total,
-        "setup": {**setup, "seq": job.plan.seq_of(model)},
+        "setup": {**asdict(job.plan), "seq": job.plan.seq_of(model)},
         "world_size": job.plan.world_size,
         "pipeline_stage": job.stage,
         "bytes": job.shown.parts,
@@ -226,12 +236,14 @@ def _print(job: Job) -> None:
     degrees = f"dp {plan.dp} × tp {plan.tp} × pp {plan.pp}"
     degrees += f" × cp {plan.cp}" if plan.cp > 1 else ""
     degrees += f", experts over ep {plan.ep} of dp" if plan.ep > 1 else ""
+    degrees += f", {told.schedule(plan)}" if plan.pp > 1 and plan.schedule != "1F1B" else ""
     ranks = f"{plan.world_size:,} {'rank' if plan.world_size == 1 else 'ranks'} ({degrees}), ZeRO stage {plan.zero}"
     ranks += f" among {plan.shard} each (hybrid)" * (plan.shard is not None)
     tokens = f"{plan.micro_batch:,} × {plan.seq_of(job.model):,} tokens in a micro-batch"
     tokens += "" if plan.seq else " (the model's own length)"
     tokens += f", {as_recipe(plan.recipe).name} recipe" + f", products in {plan.precision}" * (plan.precision != "bf16")
-    console.print(f"{job.model.name}: {_counted(job.model)} on {ranks}, {tokens}", soft_wrap=True)
+    card = "" if job.device is None else f", for {job.device.name}"
+    console.print(f"{job.model.name}: {_counted(job.model)} on {ranks}, {tokens}{card}", soft_wrap=True)
     if plan.adapters is not None:
         trained = job.model.num_layers * plan.adapters.layer_parameters(job.model)
         console.print(f"Trained are adapters of rank {plan.adapters.rank}: {trained:,} parameters.")

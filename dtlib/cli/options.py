@@ -66,6 +66,7 @@ CARDS = (
     "B200-180GB", "GB200-186GB", "MI300X-192GB", "TPU-v5p-95GB", "TPU-v6e-32GB", "RTX-4090-24GB", "RTX-5090-32GB",
 )  # fmt: skip
 RECIPES = ("12-byte", "16-byte", "18-byte", "20-byte", "fp32", "adam-8bit")
+SCHEDULES = ("1F1B", "interleaved", "ZB-H1")
 FRAMEWORKS = ("megatron", "nanotron", "fsdp", "deepspeed")
 LINKS = ("InfiniBand EDR, HDR, NDR or XDR", "Ethernet 1G to 800G")
 """What help says that there is; a test holds the names to those of the theory, which takes too long to load."""

@@ -343,7 +343,9 @@ def _print(
 
     console = Console(highlight=False)
     console.print(f"{answer.model.name}: {model_parameters(answer.model).total:,} parameters", soft_wrap=True)
-    console.print(f"{answer.machine.gpus:,} × {answer.machine.accelerator.name}, {answer.machine.node} a node")
+    machine = answer.machine
+    across = f", {machine.network.name} between nodes" if machine.gpus > machine.node else ""
+    console.print(f"{machine.gpus:,} × {machine.accelerator.name}, {machine.node} a node{across}")
     if refit is not None:
         console.print(told.of_refit(refit))
     console.print(f"{told.head(answer, **defaults)}\n")

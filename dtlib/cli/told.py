@@ -35,7 +35,7 @@ def row(answer: Answer, found: Found) -> tuple[str, ...]:
     tie = "≟" if answer.best.unknown(found) else "≈" if len(answer.tied) > 1 and found in answer.tied else ""
     return (
         str(p.dp), f"{p.tp}{_split(p)}", str(p.pp), str(p.cp), *of_experts, _zero(p),
-        f"{p.micro_batch}×{p.micro_batches}", _schedule(p), recompute_of(p),
+        f"{p.micro_batch}×{p.micro_batches}", schedule(p), recompute_of(p),
         f"{found.memory.total / GiB:.0f}±{found.fit.margin_bytes / GiB:.0f}", format_seconds(found.time.total),
         f"{answer.mfu(found):.1%}", tie,
     )  # fmt: skip
@@ -314,6 +314,13 @@ def _split(p: Plan) -> str:
     return ("+sp*" if p.keep_gathered else "+sp") if p.sequence_parallel else ""
 
 
+def schedule(p: Plan) -> str:
+    """The order of a pipeline, or its chunks; a dash where there is none."""
+    if p.pp == 1:
+        return "–"
+    return f"{p.chunks} chunks" if p.chunks > 1 else p.schedule
+
+
 def _again(p: Plan) -> str:
     if p.recompute_layers is None:
         return {"none": "nothing", "selective": "each core of attention", "full": "each layer"}[p.recompute]
@@ -322,9 +329,3 @@ def _again(p: Plan) -> str:
 
 def _zero(p: Plan) -> str:
     return f"{p.zero}/{p.shard}" if p.shard else str(p.zero)
-
-
-def _schedule(p: Plan) -> str:
-    if p.pp == 1:
-        return "–"
-    return f"{p.chunks} chunks" if p.chunks > 1 else p.schedule

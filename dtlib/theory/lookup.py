@@ -15,11 +15,11 @@ def find(what: str, name: str, known: Mapping[str, Preset]) -> Preset:
     """The entry of `known` called `name`, or the only one whose name contains its words.
 
     Otherwise ``ValueError``: it lists the names that fit, or those that look like `name`, or all of them. `what` says
-    what they are names of.
+    what they are names of. A single letter or figure is no name but of what is called so: it would mean by chance.
     """
     wanted = _words(name) if isinstance(name, str) else ()
     exact = [each for each in known if _words(each) == wanted]
-    some = [each for each in known if wanted and _contains(_words(each), wanted)]
+    some = [each for each in known if len("".join(wanted)) > 1 and _contains(_words(each), wanted)]
     found = exact or some
     if len(found) == 1:
         return known[found[0]]

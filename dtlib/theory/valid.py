@@ -78,6 +78,21 @@ def number(name: str, value: Any, *, positive: bool = False) -> float:
     return float(checked)
 
 
+def at_least(name: str, value: Any, least: float) -> float:
+    """`value` as one finite number of at least `least`, which is not negative; else ``ValueError``."""
+    if type(value) in (int, float) and least <= value < _SAFE:
+        return value
+    rule = f"{least:g} or more"
+    try:
+        found = number(name, value)
+    except ValueError:
+        below = isinstance(value, (int, float)) and -np.inf < value < 0
+        raise ValueError(f"{name} must be {'' if below else 'finite and '}{rule}, not {value!r}") from None
+    if found < least:
+        raise ValueError(f"{name} must be {rule}, not {value!r}")
+    return found
+
+
 def row(name: str, values: Any, *, positive: bool = False) -> NDArray[np.float64]:
     """`values` as an array of at least one finite number, above 0 or not below it; else ``ValueError``."""
     found = np.asarray(amount(name, values, positive=positive), dtype=np.float64)

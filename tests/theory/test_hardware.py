@@ -3,6 +3,7 @@ import dataclasses
 import pytest
 
 from dtlib.theory import hardware
+from dtlib.theory.memory import recipe
 from dtlib.theory.units import GB, TB, TFLOP, GiB
 
 # device, memory GiB that it shows, memory TB/s, dense and measured TFLOP/s, NVLink and PCIe GB/s in one direction: data
@@ -120,3 +121,9 @@ def test_presets_cannot_be_changed():
         hardware.link("ndr").link_bytes_per_s = 1
     with pytest.raises(TypeError):
         hardware.LINKS["NVLink 9"] = hardware.link("ndr")
+
+
+@pytest.mark.parametrize(("find", "said"), [(hardware.accelerator, "x"), (hardware.link, "8"), (recipe, "8")])
+def test_a_single_letter_or_figure_means_nothing_by_chance(find, said):
+    with pytest.raises(ValueError, match=f"'{said}' of \\w+ is unknown; there are "):
+        find(said)

@@ -109,3 +109,10 @@ def test_a_large_schedule_sends_what_its_traffic_counts(algorithm, length):
         for transfer in transfers:
             sent[transfer.source] += transfer.stop - transfer.start
     assert collectives.traffic(algorithm, length, 1, n, **nodes(algorithm)).sent_bytes == tuple(sent)
+
+
+def test_a_number_of_at_least_so_much():
+    assert [valid.at_least("x", value, 1) for value in (1, 2.5, np.float64(3))] == [1, 2.5, 3]
+    for value, rule in ((0.5, "1 or more"), (-1, "1 or more"), (float("nan"), "finite and 1"), ("2", "finite and 1")):
+        with pytest.raises(ValueError, match=f"x must be {rule}"):
+            valid.at_least("x", value, 1)

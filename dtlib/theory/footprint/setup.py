@@ -10,7 +10,7 @@ from typing import Any
 from dtlib.theory.activations import Attention, checked_attention
 from dtlib.theory.memory import Recipe, checked_recompute, recipe
 from dtlib.theory.models import Adapters, Architecture, checked_ep, checked_model, checked_tp
-from dtlib.theory.valid import amount, flag, whole
+from dtlib.theory.valid import at_least, flag, whole
 from dtlib.theory.zero import checked_stage
 
 from .stages import cost_layers, piece_layers
@@ -105,7 +105,7 @@ class Setup:
             raise ValueError(f"balance must be 'layers' where chunks={self.chunks} are interleaved, not 'cost'")
         if self.dp % self.ep:
             raise ValueError(f"ep must divide dp={self.dp}, whose ranks share the experts; {self.ep} does not")
-        if not 1 <= amount("imbalance", self.imbalance) <= self.ep:
+        if at_least("imbalance", self.imbalance, 1) > self.ep:
             raise ValueError(f"imbalance must be from 1 to ep={self.ep}, all tokens on one rank, not {self.imbalance}")
         if self.recompute_layers is not None:
             layers = whole("recompute_layers", self.recompute_layers, 1)

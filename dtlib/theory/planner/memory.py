@@ -169,9 +169,7 @@ def _of_stage(model: Architecture, plan: Plan, found: RankMemory, stage: int, co
     factor = constants.activation_factor if plan.pp == 1 else constants.staged_activation_factor
     layers = factor * found.layer_activations
     layers += kept * (factor if plan.pp == 1 else constants.staged_kept_share)
-    if plan.schedule == "ZB-H1":  # a late stage keeps as much as the first
-        held = [pp.most_in_flight(each, plan.pp, plan.micro_batches, stage) for each in ("ZB-H1", "1F1B")]
-        layers *= held[0] / held[1]
+    layers *= more_in_flight(plan, stage)
     logits = constants.logit_factor * (found.logits + found.logits_gradient)
     others = found.activations - found.logits - found.layer_activations
     entries = plan.micro_batch * plan.tokens_of(model) * model.hidden
@@ -189,6 +187,14 @@ def _of_stage(model: Architecture, plan: Plan, found: RankMemory, stage: int, co
         all_to_all=found.all_to_all,
         fp8_copies=found.fp8_copies,
     )
+
+
+def more_in_flight(plan: Plan, stage: int) -> float:
+    """How many times what `footprint` counts of its layers `stage` keeps: with ZB-H1 each as much as the first."""
+    if plan.schedule != "ZB-H1":
+        return 1
+    held = [pp.most_in_flight(each, plan.pp, plan.micro_batches, stage) for each in ("ZB-H1", "1F1B")]
+    return held[0] / held[1]
 
 
 def _kept_gathered(model: Architecture, plan: Plan, stage: int) -> tuple[float, float]:

@@ -14,7 +14,7 @@ from dtlib.theory.footprint import AXES
 from dtlib.theory.models import Architecture, checked_model
 from dtlib.theory.timing import FITTED, Constants, Machine, Plan, profile, step_terms, step_time
 from dtlib.theory.timing.space import EVERYTHING, PLAIN, Space, choices, is_size, meshes
-from dtlib.theory.valid import amount, whole
+from dtlib.theory.valid import at_least, whole
 
 from .answer import TIE, Answer, Found, effort, what_buys
 from .errors import interval
@@ -70,7 +70,7 @@ def search(
     for name, size in (("gpus", machine.gpus), ("seq", seq), ("sequences", sequences)):
         if size > _MOST[name]:
             raise ValueError(f"{name} must be at most {_MOST[name]:,}, not {size}")
-    if model.experts is None and amount("imbalance", imbalance) > 1:
+    if model.experts is None and at_least("imbalance", imbalance, 1) > 1:
         raise ValueError(f"imbalance must be 1 for a model without experts, not {imbalance}")
     keep = whole("keep", keep, 1)
     usable = machine.accelerator.memory_bytes / (1 + constants.margin)
@@ -125,8 +125,7 @@ def every_plan(
     fixed = {name: whole(name, size, 1) for name, size in (degrees or {}).items()}
     if set(fixed) - {*AXES, "ep"}:
         raise ValueError(f"degrees must be some of dp, tp, pp, cp and ep, not {', '.join(fixed)}")
-    if amount("imbalance", imbalance) < 1:
-        raise ValueError(f"imbalance must be 1 or more, not {imbalance}")
+    at_least("imbalance", imbalance, 1)
     for layers in filter(is_size, space.recompute):
         if layers >= model.num_layers:
             raise ValueError(
