@@ -7,12 +7,14 @@ import re
 import shlex
 import subprocess
 import tomllib
+from importlib.metadata import metadata
 from pathlib import Path
 
 import click
 import pytest
 import yaml
 from click.testing import CliRunner
+from packaging.specifiers import SpecifierSet
 
 from dtlib.cli import main
 
@@ -192,6 +194,14 @@ def test_make_links_finds_the_extensions_of_the_book():
     assert [
         name for name, folder in places.items() if not (ROOT / "_build" / folder / f"{name}.py").resolve().is_file()
     ] == []
+
+
+def test_what_is_pinned_installs_on_the_first_python_of_the_course():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    first = project["requires-python"].removeprefix(">=")
+    pinned = [line.partition("==")[0] for line in (ROOT / "requirements.txt").read_text("utf-8").split()]
+    asked = {name: metadata(name).get("Requires-Python") for name in pinned}
+    assert {name: rule for name, rule in asked.items() if f"{first}.0" not in SpecifierSet(rule or "")} == {}
 
 
 @pytest.mark.parametrize("script", ["binder/postBuild", ".devcontainer/setup", ".ci/run"])
