@@ -1,6 +1,5 @@
 """``dtlib plan``: what it prints is what the planner says, and what is impossible says what is possible."""
 
-import dataclasses
 import json
 import re
 
@@ -14,6 +13,7 @@ from dtlib.cli.plan import plan
 from dtlib.theory import hardware, planner, reliability
 from dtlib.theory.memory import RECIPES
 from dtlib.theory.models import MODULES
+from dtlib.theory.timing.space import OPEN
 from dtlib.theory.units import GB, GiB, format_seconds
 
 SMALL = {
@@ -71,9 +71,9 @@ def test_choices_can_be_left_out():
     assert [each["seconds"]["total"] for each in found["plans"]] == [each.time.total for each in same.plans]
     assert found["looked_at"] == same.looked_at < answer(sequences=64).looked_at
     said = " ".join(CliRunner().invoke(main, ["plan", "--help"], env={"COLUMNS": "300"}).output.split())
-    for field in dataclasses.fields(planner.Space):
-        flag = f"--{field.name.replace('_', '-')} NAME[,NAME]"
-        known = ", ".join(map(str, getattr(planner.Space(), field.name)))
+    for name in OPEN:
+        flag = f"--{name.replace('_', '-')} NAME[,NAME]"
+        known = ", ".join(map(str, getattr(planner.Space(), name)))
         assert f"{known}." in said.partition(flag)[2].partition(" --")[0]
 
 
@@ -155,7 +155,10 @@ def test_help_lists_the_cards_and_the_recipes_that_there_are(command):
     assert ", ".join(list(RECIPES)[:-1]) + f" or {list(RECIPES)[-1]}" in said
     assert f"Matrices with adapters: {','.join(MODULES)}." in said
     if command == "plan":
-        assert f"counted with: {', '.join(planner.PROFILES)}." in said
+        assert f"with its constants: {', '.join(planner.PROFILES)} (with torchtitan)." in said
+        assert set(planner.FRAMEWORKS) == set(planner.PROFILES)
+        for name in planner.FRAMEWORKS:
+            assert f" {name} {in_words.of_framework(name)}" in said.replace("- ", "-")
         kinds = {name for name in hardware.LINKS if name.startswith(("InfiniBand", "Ethernet"))}
         assert kinds == {f"InfiniBand {each}" for each in ("EDR", "HDR", "NDR", "XDR")} | {
             f"Ethernet {each}G" for each in (1, 10, 25, 100, 200, 400, 800)
@@ -331,6 +334,29 @@ def test_a_framework_has_its_constants_and_its_intervals():
     assert "Of more such runs 23% stalled, each message between stages held up: then between " in piped
     unlike = " ".join(invoke("llama3-8b", "--gpus", 16, "--batch", 64, "--cp", 2, "--card", "A100").output.split())
     assert "Its time is not held to anything like this: " in unlike
+
+
+@pytest.mark.parametrize("name", planner.FRAMEWORKS)
+def test_a_framework_leaves_the_plans_that_it_runs(name):
+    asked, space = ["llama3-8b", "--gpus", 16, "--batch", 64], planner.FRAMEWORKS[name]
+    found = told(*asked, "--framework", name.upper())
+    same = answer(sequences=64, framework=name, space=space)
+    assert [each["seconds"]["total"] for each in found["plans"]] == [each.time.total for each in same.plans]
+    assert found["looked_at"] == same.looked_at < told(*asked)["looked_at"]
+    assert found["space"]["framework"] == name
+    said = " ".join(invoke(*asked, "--framework", name).output.split())
+    assert f"{same.looked_at:,} plans that {name} runs looked at: {in_words.of_framework(name)}" in said
+    for each in planner.every_plan("llama3-8b", same.machine, sequences=64, seq=8192, space=space):
+        plans = [each.plan(row) for row in range(len(each.seconds))]
+        assert all(plan.zero <= space.staged_zero for plan in plans if plan.pp > 1)
+        assert all(plan.zero >= space.hybrid_zero for plan in plans if plan.shard is not None)
+        assert "cp" not in space.without or each.mesh.cp == 1
+
+
+def test_who_asks_for_no_framework_sees_every_plan():
+    found = told("llama3-8b", "--gpus", 16, "--batch", 64)
+    assert (found["framework"], found["space"]["framework"]) == ("megatron", "")
+    assert told("llama3-8b", "--gpus", 16, "--framework", "torchtitan")["framework"] == "fsdp"
 
 
 def test_a_card_whose_power_nobody_published_has_no_energy():

@@ -68,7 +68,30 @@ def test_what_is_not_planned_is_refused_by_name(flags, said):
             "--shard '0' is unknown; there are all, node, or a number above 0",
         ),
         (["llama3-8b", "--gpus", 8, "--shard", "node"], "no ranks that share states are on several nodes"),
-        (["llama3-8b", "--gpus", 8, "--framework", "jax"], "--framework must be one of megatron, nanotron, fsdp,"),
+        (
+            ["llama3-8b", "--gpus", 8, "--framework", "jax"],
+            "--framework 'jax' is unknown; there are megatron, nanotron,",
+        ),
+        (
+            ["llama3-8b", "--gpus", 8, "--framework", "fsdp", "--zero", "1"],
+            "--zero must be some of 2, 3 with --framework=fsdp",
+        ),
+        (
+            ["llama3-8b", "--gpus", 8, "--framework", "nanotron", "--recompute", "5"],
+            "--recompute must be some of none, full with --framework=nanotron, not 5",
+        ),
+        (
+            ["llama3-8b", "--gpus", 8, "--framework", "nanotron", "--lora", 8],
+            "--lora must be absent with --framework=nanotron",
+        ),
+        (
+            ["llama3-8b", "--gpus", 8, "--framework", "deepspeed", "--cp", 2],
+            "--cp must be 1 with --framework=deepspeed",
+        ),
+        (
+            ["llama3-8b", "--gpus", 8, "--framework", "deepspeed", "--pp", 2, "--zero", 3],
+            "--framework=deepspeed and --zero=3 do not go together with --gpus=8",
+        ),
         (["llama3-8b", "--gpus", 8, "--zero", ""], "--zero '' is unknown"),
         (["llama3-8b", "--gpus", 8, "--schedule", "GPipe"], "--schedule 'GPipe' is unknown; there are 1F1B"),
         (["llama3-8b", "--gpus", 8, "--recompute", "ful"], "--recompute 'ful' is unknown; did you mean full?"),

@@ -32,7 +32,7 @@ class InGroups(click.Command):
         *params, own = self.get_params(ctx)
         for each in (own, *params):
             heading = self.headings.get(each.name or "", heading)
-            if (row := each.get_help_record(ctx)) is not None:
+            if isinstance(each, click.Option) and (row := each.get_help_record(ctx)) is not None:
                 groups[heading].append(row)
         for heading, rows in groups.items():
             with formatter.section(heading):
@@ -221,10 +221,10 @@ def with_flags(message: str, command: click.Command, *, card: str = "card", mode
     message = re.sub(r"^accelerator\b", card, message)
     message = re.sub(r"^name (.+?) of link\b", r"--network \1", message)
     message = re.sub(r"^name (.+?) of model\b", rf"{model} \1", message)
-    message = re.sub(r"^name (.+?) of (recipe|zero|shard|schedule|recompute|sequence_parallel|lora_modules)\b",
-                     lambda found: f"--{_dashed(found[2])} {found[1]}", message)  # fmt: skip
+    choices = "framework|recipe|zero|shard|schedule|recompute|sequence_parallel|lora_modules"
+    message = re.sub(rf"^name (.+?) of ({choices})\b", lambda found: f"--{_dashed(found[2])} {found[1]}", message)
     message = re.sub(r"^model must\b", f"{model} must", message)
-    message = re.sub(r"^rank must\b", "lora must", message)
+    message = re.sub(r"^(rank|adapters) must\b", "lora must", message)
     message = re.sub(r"^sequences\b", "batch", message)
     message = re.sub(r"^price_per_card_hour\b", "price", message)
     message = re.sub(r"^mtp_modules\b", "mtp", message)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,9 +101,8 @@ _HEADINGS = {
 @click.option("--attention", default="flash", show_default=True, help="flash, or matrix: kept as a matrix.")
 @click.option(
     "--framework",
-    default="megatron",
-    show_default=True,
-    help=f"Whose constants times are counted with: {', '.join(FRAMEWORKS)}. Plans that it cannot run are shown too.",
+    help=f"Only plans that it runs, with its constants: {', '.join(FRAMEWORKS)} (with torchtitan).  "
+    "[default: every plan, with megatron's constants]",
 )
 @click.option(
     "--measured",
@@ -164,11 +163,17 @@ def plan(
     of one regime were off, each left out of the fit, is the interval of a time; what no run was like is told. Plans
     that tie with the fastest are marked ≈, the simplest of them first: the fewest axes, the commonest schedule. Whether
     those marked ≟ are slower nobody knows, since they or the fastest have no interval.
+
     With --critical-batch B* a step of B tokens is taken to need 1 + B*/B times the least steps of a goal, and so 1 +
     B/B* times its least tokens: cards that double the batch save a quarter of the steps at B*, and less beyond, for
     half as many tokens more, and more beyond. B* is measured by runs to one goal, and grows during a run. Measured as
     the gradient's noise scale (chapter "batch size") it may be far off: in published runs that was from a twentieth of
     B* to eight times as much, and for OLMo less by orders of magnitude.
+
+    With --framework megatron none has schedule ZB-H1, sequence-parallel keep, or zero 2, 3 with a pipeline; with
+    nanotron none has zero 2, 3, shard node, schedule interleaved, ZB-H1, recompute selective, some, offload, or lora;
+    with fsdp none has zero 0, 1; with deepspeed none has schedule interleaved, ZB-H1, sequence-parallel keep, zero 2, 3
+    with a pipeline, shard below zero 3, cp, or tp-overlap: by their documentation, and all else is looked at.
 
     --measured FILE has a row for each run, on such cards, nodes and network: gpus, mbs (sequences of a micro-batch),
     grad_acc (micro-batches of a rank), tok_s_gpu (tokens a second and card). It may have model and seq (else MODEL and
@@ -193,6 +198,7 @@ def plan(
             raise ValueError("tokens must be given where --price or --watts is")
         if critical_batch is None and min_tokens is not None:
             raise ValueError("critical_batch must be given where --min-tokens is")
+        space, framework = _space(given), _framework(given) or "megatron"
         if (mtbf is None) != (storage is None):
             lacks, has = ("storage", "mtbf") if storage is None else ("mtbf", "storage")
             raise ValueError(f"{lacks} must be given where --{has} is")
@@ -210,7 +216,7 @@ def plan(
         )
         like = planner.Plan(precision=given["precision"], adapters=chosen_adapters(given), offload=given["offload"],
                             tp_overlap=given["tp_overlap"], attention=given["attention"])  # fmt: skip
-        refit = None if measured is None else _refit(measured, architecture, machine, given, like)
+        refit = None if measured is None else _refit(measured, architecture, machine, given, like, framework)
         answer = planner.search(
             architecture,
             machine,
@@ -220,9 +226,9 @@ def plan(
             keep=given["keep"],
             degrees={name: given[name] for name in _DEGREES if given[name] is not None},
             imbalance=given["imbalance"],
-            space=_space(given),
+            space=space,
             constants=None if refit is None else refit.constants,
-            framework=given["framework"],
+            framework=framework,
             like=like,
         )
         goals = None
@@ -248,26 +254,42 @@ def plan(
 
 def _space(given: dict[str, Any]) -> Space:
     """What is looked at, of all choices; ``ValueError`` for a name that is not among them."""
-    from dtlib.theory.planner import Space
-    from dtlib.theory.timing.space import SIZED
+    from dtlib.theory import planner
+    from dtlib.theory.timing.space import EVERYTHING, SIZED, is_size
 
     if "selective" in (given["recompute"] or "").split(",") and given["attention"] == "flash":
         raise ValueError("recompute must be none, some or full: flash attention leaves selective nothing to save")
-    everything = Space()
     chosen: dict[str, Any] = {}
     for name in _CHOICES:
         sizes = _sizes(given[name]) if name in SIZED else []
         try:
-            chosen |= some_of(name, given[name], [*getattr(everything, name), *sizes])
+            chosen |= some_of(name, given[name], [*getattr(EVERYTHING, name), *sizes])
         except ValueError as error:
             number = ", or a number above 0" if name in SIZED and "there are" in str(error) else ""
             raise ValueError(f"{error}{number}") from error
+    framework = _framework(given)
+    runs = EVERYTHING if framework is None else planner.FRAMEWORKS[framework]
+    for name, asked in chosen.items():
+        known = getattr(runs, name)
+        for each in asked:
+            if each not in known and not (is_size(each) and name in SIZED and {"node", "some"} & set(known)):
+                raise ValueError(
+                    f"{name} must be some of {', '.join(map(str, known))} with framework={framework}, not {each}"
+                )
     for axis, name, alone in (("tp", "sequence_parallel", "none"), ("pp", "schedule", "1F1B")):
         if given[axis] == 1 and alone not in chosen.get(name, (alone,)):
             raise ValueError(f"{name} must name {alone} with {axis}=1, not {given[name]}")
     if given["tp"] == 1 and given["tp_overlap"]:
         raise ValueError("tp_overlap must be absent with tp=1: a rank alone sends nothing")
-    return Space(**chosen)
+    return replace(runs, **chosen)
+
+
+def _framework(given: dict[str, Any]) -> str | None:
+    """The framework that was asked for by one of its names."""
+    from dtlib.theory.lookup import find
+
+    names = {each: each for each in FRAMEWORKS} | {"torchtitan": "fsdp", "megatron-lm": "megatron"}
+    return None if given["framework"] is None else find("framework", given["framework"], names)
 
 
 def _sizes(text: str | None) -> list[int]:
@@ -275,7 +297,9 @@ def _sizes(text: str | None) -> list[int]:
     return [int(each) for each in (text or "").split(",") if each.strip().isdecimal() and int(each)]
 
 
-def _refit(file: Path, model: Architecture, machine: Machine, given: dict[str, Any], like: Plan) -> Refit:
+def _refit(
+    file: Path, model: Architecture, machine: Machine, given: dict[str, Any], like: Plan, framework: str
+) -> Refit:
     """The constants that runs of one's own decide; ``ValueError`` for a file that has none."""
     from dtlib.theory.calibration import fitting, measured
     from dtlib.theory.planner import profile
@@ -287,8 +311,8 @@ def _refit(file: Path, model: Architecture, machine: Machine, given: dict[str, A
         raise ValueError(f"measured {file} cannot be read: {error}") from error
     try:
         runs = measured.read(rows, model, machine, given["recipe"], node=given["node"], as_plan=like)
-        names = fitting.HABITS.get(given["framework"], (None, fitting.TIME_CONSTANTS))[1]
-        return measured.refitted(runs, profile(given["framework"]), names)
+        names = fitting.HABITS.get(framework, (None, fitting.TIME_CONSTANTS))[1]
+        return measured.refitted(runs, profile(framework), names)
     except ValueError as error:
         raise ValueError(f"measured {file}: {error}") from error
 
@@ -320,6 +344,7 @@ def _as_dict(
         "plans": [found(each) for each in answer.plans],
         "simpler": found(answer.simpler) if answer.simpler else None,
         "framework": answer.framework,
+        "space": asdict(answer.space),
         "second_lost_seconds": answer.lost_to(second) if second else None,
         "too_large": found(answer.too_large) if answer.too_large else None,
         "buys_seconds": answer.buys,

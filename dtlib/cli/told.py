@@ -16,6 +16,7 @@ from dtlib.theory.planner.laws import recompute_of
 from dtlib.theory.planner.memory import SURELY
 from dtlib.theory.planner.regime import SEEN, outside, regime
 from dtlib.theory.timing import FITTED, Constants, Plan, profile
+from dtlib.theory.timing.space import EVERYTHING, FRAMEWORKS, OPEN
 from dtlib.theory.units import GiB, format_bytes, format_seconds
 
 _COLUMNS = ("dp", "tp", "pp", "cp", "ep", "ZeRO", "batch", "schedule", "again", "GiB", "step", "MFU", "tie")
@@ -42,11 +43,25 @@ def row(answer: Answer, found: Found) -> tuple[str, ...]:
 
 
 def head(answer: Answer, *, seq_given: bool = True, batch_given: bool = True) -> str:
-    """What a step is, and what of it nobody asked for."""
+    """What a step is, what of it nobody asked for, and what of all plans a framework is without."""
     seq = answer.best.plan.seq_of(answer.model)
     sequences = _number(answer.sequences, "sequence", "s") + ("" if batch_given else " (by default)")
     tokens = f"{seq:,} tokens" + ("" if seq_given else " (the model's own length)")
-    return f"a step: {sequences} of {tokens}; {_number(answer.looked_at, 'plan', 's')} looked at"
+    name, plans = answer.space.framework, _number(answer.looked_at, "plan", "s")
+    said = f"a step: {sequences} of {tokens}; {plans}{f' that {name} runs' * bool(name)} looked at"
+    return f"{said}: {of_framework(name)}" if name else said
+
+
+def of_framework(name: str) -> str:
+    """What plans of a framework are without, of all that is looked at."""
+    of = FRAMEWORKS[name]
+    gone = {name: [each for each in getattr(EVERYTHING, name) if each not in getattr(of, name)] for name in OPEN}
+    words = [f"{name} {', '.join(map(str, some))}" for name, some in gone.items() if some]
+    words += ["zero 2, 3 with a pipeline"] * (of.staged_zero < max(of.zero))
+    words += [f"shard below zero {of.hybrid_zero}"] * (of.hybrid_zero > 2)
+    words += ["lora" if name == "adapters" else name for name in of.without]
+    *most, last = words
+    return f"none has {', '.join(most)}{', or ' * bool(most)}{last}".replace("_", "-")
 
 
 def terms(found: Found) -> tuple[list[tuple[str, str, float]], list[tuple[str, str, float]]]:

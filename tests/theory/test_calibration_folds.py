@@ -12,6 +12,7 @@ from dtlib.theory import hardware, models, planner
 from dtlib.theory.calibration import fitting, folds, fp8, published
 from dtlib.theory.planner import FITTED, Machine, Plan, errors
 from dtlib.theory.planner.memory import SURELY
+from dtlib.theory.timing.space import PLAIN, choices
 
 DATA = Path(__file__).parents[2] / "chapters" / "data"
 H100 = hardware.accelerator("H100")
@@ -255,3 +256,25 @@ def test_profiles_meet_their_own_tables_and_others_do_not():
         assert own <= most < published.mean_error(those, FITTED)
     assert all(math.isfinite(run.seconds) for run in RUNS)
     assert set(fitting.HABITS) | {"megatron"} == set(planner.PROFILES)
+
+
+def test_what_was_run_is_among_what_its_framework_runs():
+    """Each published run, but for a selective recompute beside flash attention, which leaves it nothing."""
+    held = 0
+    for table, runs in TABLES.items():
+        for run in runs:
+            for plan in run.plans:
+                space = planner.FRAMEWORKS[run.framework]
+                assert all(getattr(plan, name) == getattr(PLAIN, name) for name in space.without), (table, plan)
+                found, _ = choices(run.model, plan, plan.sequences, planner.FITTED, space)
+                again = "none" if plan.attention == "flash" and plan.recompute == "selective" else plan.recompute
+                assert plan.pp == 1 or plan.schedule in space.schedule  # of chunks equal ones alone are looked at
+                has = found["recompute"] == again
+                if plan.dp * plan.cp > 1:
+                    has &= found["zero"] == plan.zero
+                if plan.tp > 1:
+                    has &= found["sequence_parallel"] == plan.sequence_parallel
+                    has &= found["keep_gathered"] == plan.keep_gathered
+                assert has.any(), (table, plan)
+                held += 1
+    assert held > 1000

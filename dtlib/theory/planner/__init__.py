@@ -21,7 +21,7 @@ from dtlib.theory.timing import (
     profile,
     step_time,
 )
-from dtlib.theory.timing.space import Space
+from dtlib.theory.timing.space import FRAMEWORKS, Space
 
 from . import errors, laws, regime
 from .answer import Answer, Found
@@ -34,8 +34,8 @@ from .partial import Timed
 from .search import default_sequences, every_plan, search
 
 __all__ = [
-    "FITTED", "MEANING", "PROFILES", "SCHEDULES", "Answer", "Constants", "Fit", "Found", "Goal", "Interval",
-    "Keeping", "Machine", "Plan", "PlanMemory", "Space", "StepTime", "Timed", "Training", "cuts_for",
+    "FITTED", "FRAMEWORKS", "MEANING", "PROFILES", "SCHEDULES", "Answer", "Constants", "Fit", "Found", "Goal",
+    "Interval", "Keeping", "Machine", "Plan", "PlanMemory", "Space", "StepTime", "Timed", "Training", "cuts_for",
     "default_sequences", "errors", "every_plan", "fit", "interval", "keeping", "laws", "least_cards", "margin_of",
     "plan_memory", "product_share", "profile", "regime", "search", "step_time", "toward_goal", "training",
 ]  # fmt: skip

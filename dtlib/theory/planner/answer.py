@@ -8,6 +8,7 @@ from typing import Any
 from dtlib.theory.memory import training_flops_per_token
 from dtlib.theory.models import Architecture, active_parameters
 from dtlib.theory.timing import FITTED, Constants, Machine, Plan, StepTime, step_time
+from dtlib.theory.timing.space import EVERYTHING, Space
 
 from .errors import Interval
 from .memory import Fit, PlanMemory
@@ -64,7 +65,7 @@ class Answer:
     resource (memory, the card's rate, its memory's rate, both links) and for twice the cards the seconds that the best
     plan then takes; for memory those of `too_large`. `constants` are those that all was counted with, of
     `framework` or moved from them. `simpler` is a plan within `TIE` of the best, if there is one that is simpler than
-    all those of `plans` that tie.
+    all those of `plans` that tie. `space` is what was looked at.
     """
 
     model: Architecture
@@ -77,6 +78,7 @@ class Answer:
     constants: Constants = FITTED
     framework: str = "megatron"
     simpler: Found | None = None
+    space: Space = EVERYTHING
 
     @property
     def best(self) -> Found:

@@ -44,7 +44,7 @@ def nothing_fits(
     tried = [(others, machine, EVERYTHING)] * bool(space.narrowed) + [("other degrees", machine, space)] * fixed
     sizes = larger(machine, fewest)
     for which, more, of in tried + [(str(more.gpus), more, space) for more in sizes]:
-        possible = asked if which == others else meshes(model, more, sequences, like, imbalance)
+        possible = asked if which == others else meshes(model, more, sequences, like, imbalance, of)
         p = found(possible, more, of)
         if p is not None:
             return said + f"; {which} do ({_degrees(p)})"

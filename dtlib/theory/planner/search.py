@@ -99,7 +99,9 @@ def search(
     buys["memory"] = (too_large or plans[0]).time.total
     simpler = _simpler(model, timed, machine, usable, plans, constants, framework) if keep > 1 else None
     looked_at = sum(len(each.seconds) for each in timed)
-    return Answer(model, machine, sequences, tuple(plans), looked_at, too_large, buys, constants, framework, simpler)
+    return Answer(
+        model, machine, sequences, tuple(plans), looked_at, too_large, buys, constants, framework, simpler, space
+    )
 
 
 def every_plan(
@@ -131,7 +133,12 @@ def every_plan(
             raise ValueError(
                 f"recompute must be below the {model.num_layers} layers, all of which are full, not {layers}"
             )
-    possible = list(meshes(model, machine, sequences, like.changed(seq=seq, recipe=recipe), imbalance))
+    for name in space.without:
+        usual, asked = getattr(PLAIN, name), fixed.get(name, getattr(like, name))
+        if asked != usual:
+            rule = f"be {usual}" if name in AXES else "be absent"
+            raise ValueError(f"{name} must {rule} with framework={space.framework}, which has none of it")
+    possible = list(meshes(model, machine, sequences, like.changed(seq=seq, recipe=recipe), imbalance, space))
     if not possible:
         raise ValueError(f"sequences must be a multiple of a dp that gpus={machine.gpus} allows, not {sequences}")
     chosen = [mesh for mesh in possible if all(getattr(mesh, name) == size for name, size in fixed.items())]
@@ -140,7 +147,8 @@ def every_plan(
     timed = [_timed(model, mesh, sequences, machine, constants, space, most_bytes) for mesh in chosen]
     found = [each for each in timed if len(each.seconds)]
     if not found:
-        asked = " and ".join(f"{name}={' or '.join(map(str, getattr(space, name)))}" for name in space.narrowed)
+        words = {name: getattr(space, name) for name in space.narrowed} | {"framework": (space.framework,)}
+        asked = " and ".join(f"{name}={' or '.join(map(str, words[name]))}" for name in space.narrowed)
         far = "node" in space.shard and "shard" in space.narrowed and not any(map(machine.near, chosen))
         why = ": no ranks that share states are on several nodes, with several on each" * far
         do = "does" if len(space.narrowed) == 1 else "do"

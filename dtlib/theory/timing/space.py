@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import Field, dataclass, fields, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -35,6 +35,9 @@ SPLITS = {"none": (False, False), "again": (True, False), "keep": (True, True)}
 """Words for sequence parallelism: whether it splits tokens, and whether it keeps what it gathered."""
 
 
+OPEN = ("zero", "shard", "schedule", "recompute", "sequence_parallel")
+"""The choices that a search has on a mesh."""
+
 SIZED = ("shard", "recompute")
 """The choices of which a number may be asked for."""
 
@@ -50,6 +53,10 @@ class Space:
     stays: a rank alone has no stage of ZeRO, one stage no schedule, one rank of tp no tokens to split. A selective
     recompute is looked at where attention is kept as a matrix: flash attention leaves it nothing to save.
     ``ValueError`` for what is not among the choices, and for none of them.
+
+    What a `framework` runs (`FRAMEWORKS`) is such a part. With a pipeline it may have no stage of ZeRO above
+    `staged_zero`, hybrid shards from `hybrid_zero` on alone, and it has none of what `without` names: axes and habits
+    of a `Plan`.
     """
 
     zero: tuple[int, ...] = (0, 1, 2, 3)
@@ -57,19 +64,25 @@ class Space:
     schedule: tuple[str, ...] = SCHEDULES
     recompute: tuple[str | int, ...] = ("none", "selective", "some", "full")
     sequence_parallel: tuple[str, ...] = tuple(SPLITS)
+    framework: str = ""
+    staged_zero: int = 3
+    hybrid_zero: int = 1
+    without: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            chosen, known = getattr(self, each.name), _known(each)
-            wrong = [value for value in chosen if value not in known and not (each.name in SIZED and is_size(value))]
+        for name in OPEN:
+            chosen, known = getattr(self, name), getattr(Space, name)
+            wrong = [value for value in chosen if value not in known and not (name in SIZED and is_size(value))]
             if wrong or not chosen:
                 found = wrong[0] if wrong else "none of them"
-                raise ValueError(f"{each.name} must be some of {', '.join(map(str, known))}, not {found}")
+                raise ValueError(f"{name} must be some of {', '.join(map(str, known))}, not {found}")
 
     @property
     def narrowed(self) -> tuple[str, ...]:
-        """The choices that are not open."""
-        return tuple(each.name for each in fields(self) if set(getattr(self, each.name)) != set(_known(each)))
+        """The choices that are not open, the framework before those that are left by it."""
+        of = FRAMEWORKS.get(self.framework, EVERYTHING)
+        closed = (name for name in OPEN if set(getattr(self, name)) != set(getattr(of, name)))
+        return ("framework",) * bool(self.framework) + tuple(closed)
 
 
 def is_size(value: object) -> TypeGuard[int]:
@@ -77,21 +90,41 @@ def is_size(value: object) -> TypeGuard[int]:
     return type(value) is int and value > 0
 
 
-def _known(each: Field[Any]) -> tuple[Any, ...]:
-    return tuple(each.default)  # type: ignore[arg-type]
-
-
 EVERYTHING = Space()
 PLAIN = Plan()
 
+FRAMEWORKS: Mapping[str, Space] = MappingProxyType(
+    {
+        # Megatron-LM: its own FSDP, with tp, cp and ep; sequence parallelism gathers again
+        "megatron": Space(
+            framework="megatron", schedule=("1F1B", "interleaved"), sequence_parallel=("none", "again"), staged_zero=1
+        ),
+        # no layer is computed again but all; ZeRO 1 at most
+        "nanotron": Space(
+            framework="nanotron", zero=(0, 1), shard=("all",), schedule=("1F1B",), recompute=("none", "full"),
+            without=("offload", "adapters"),
+        ),
+        # PyTorch's FSDP 2 with its pipelines and tensor parallelism, as in torchtitan
+        "fsdp": Space(framework="fsdp", zero=(2, 3)),
+        # its engine of pipelines refuses ZeRO 2 and 3; MiCS shards at stage 3; Ulysses is no ring
+        "deepspeed": Space(
+            framework="deepspeed", schedule=("1F1B",), sequence_parallel=("none", "again"), staged_zero=1,
+            hybrid_zero=3, without=("cp", "tp_overlap"),
+        ),
+    }
+)  # fmt: skip
+"""What each framework of `profiles` runs, of all that is looked at, by its documentation."""
 
-def meshes(model: Architecture, machine: Machine, sequences: int, like: Plan, imbalance: float = 1) -> Iterator[Plan]:
+
+def meshes(
+    model: Architecture, machine: Machine, sequences: int, like: Plan, imbalance: float = 1, space: Space = EVERYTHING
+) -> Iterator[Plan]:
     """All (dp, tp, pp, cp, ep) of the cards that divide the model and the batch, and for the rest are `like` a plan."""
     seq, experts = like.seq_of(model), 1 if model.experts is None else model.experts.num_experts
     for tp in (each for each in tp_degrees(model) if machine.gpus % each == 0):
         rest = machine.gpus // tp
         for pp in (each for each in divisors(rest) if each <= model.num_layers):
-            for cp in divisors(rest // pp):
+            for cp in divisors(rest // pp) if "cp" not in space.without else (1,):
                 dp = rest // pp // cp
                 if sequences % dp == 0 and (cp == 1 or (cp <= seq // LEAST_TOKENS and seq % (2 * cp) == 0)):
                     for ep in divisors(math.gcd(dp, experts)):
@@ -150,14 +183,15 @@ def choices(
 
 def _stages(mesh: Plan, space: Space, near: int) -> list[tuple[int, int]]:
     """Stages of ZeRO, each with the ranks that share states; 0 for all of them."""
-    ranks = mesh.size("dp", "cp")
+    ranks, stages = mesh.size("dp", "cp"), [each for each in space.zero if mesh.pp == 1 or each <= space.staged_zero]
     if ranks == 1:
-        return [(min(space.zero), 0)] if "all" in space.shard or 1 in space.shard else []
-    found = [(zero, 0) for zero in space.zero if "all" in space.shard or (ranks in space.shard and zero > 0)]
-    sizes = {(each, 1) for each in space.shard if is_size(each) and 1 < each < ranks and ranks % each == 0}
-    sizes |= {(near, 2)} if near and "node" in space.shard else set()
+        return [(min(stages), 0)] if stages and {"all", 1} & set(space.shard) else []
+    found = [(zero, 0) for zero in stages if "all" in space.shard or (ranks in space.shard and zero > 0)]
+    least = space.hybrid_zero
+    sizes = {(each, least) for each in space.shard if is_size(each) and 1 < each < ranks and ranks % each == 0}
+    sizes |= {(near, max(2, least))} if near and "node" in space.shard else set()
     fitting = [(size, least) for size, least in sorted(sizes) if size % mesh.least_shard == 0]
-    return found + sorted({(zero, size) for size, least in fitting for zero in space.zero if zero >= least})
+    return found + sorted({(zero, size) for size, least in fitting for zero in stages if zero >= least})
 
 
 def least_bytes(
