@@ -36,6 +36,11 @@ def in_any_order(kinds: Sequence[tuple[Any, ...]], case: Callable[..., dict[str,
     return draw
 
 
+def in_order(kinds: Sequence[tuple[Any, ...]], case: Callable[..., dict[str, Any]]) -> Callable[[Rng], Cases]:
+    """How to draw a case of each kind, in their order: ``case(rng, *kind)``."""
+    return lambda rng: [case(rng, *kind) for kind in kinds]
+
+
 def in_words(run: Mapping[str, Any]) -> str:
     """What a run's dictionary holds, so that a case can be computed by hand; lists of more than 32 entries are cut."""
     return ", ".join(f"{key} = {_in_words(value)}" for key, value in run.items())

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -84,9 +85,11 @@ def values(
     return Check(name, kind, points, description, inspect, tuple(mistakes), applies=_where(where), agrees=agrees)
 
 
-def by(key: str, right: Theory, **more: Any) -> Callable[..., Callable[..., Check]]:
+def by(key: str, right: Theory | None = None, **more: Any) -> Callable[..., Callable[..., Check]]:
     """`values` of some cases: ``by("wrong", right)(A, B)(3, "name", "description")`` looks at those whose "wrong", or
-    the first entry of it, is A or B. The options in `more` are those of `values`."""
+    the first entry of it, is A or B; where no theory says what is right, that entry is. `more` are options of
+    `values`."""
+    right = right or itemgetter(key)
 
     def of(*named: str) -> Callable[..., Check]:
         def applies(case: Case) -> bool:

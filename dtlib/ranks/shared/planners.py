@@ -128,15 +128,15 @@ class Load(DefaultLoadPlanner):
             held.optimizer.state[held.stepped] = state = dict[str, Any]()
             for kind in (_ELEMENTS, _NUMBER, PLAIN):
                 for name, key, saved in self._kept(f"{kind}{held.place.name}/"):
-                    of_each = kind == _ELEMENTS
+                    in_order = kind == _ELEMENTS
                     fresh = torch.empty(
-                        held.stepped.shape if of_each else (), dtype=saved.properties.dtype,
-                        device=held.stepped.device if of_each else None,  # torch keeps its step on the CPU
+                        held.stepped.shape if in_order else (), dtype=saved.properties.dtype,
+                        device=held.stepped.device if in_order else None,  # torch keeps its step on the CPU
                     )  # fmt: skip
                     state[key] = fresh
                     if kind == PLAIN:
                         self.plain.append((state, key, fresh))
-                    yield name, held.start if of_each else None, fresh, held
+                    yield name, held.start if in_order else None, fresh, held
 
     def _kept(self, prefix: str) -> Iterator[tuple[str, str, TensorStorageMetadata]]:
         for name, saved in self.saved.items():

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from dtlib.grading.exercises.inputs import Case, Rng, call, in_any_order, in_words
+from dtlib.grading.exercises.inputs import Rng, call, in_any_order, in_words
 from dtlib.grading.exercises.kinds import by, on_paper
 from dtlib.theory import activations, models
 
@@ -63,11 +63,7 @@ def kept(
     return round(layer.total + fp32)
 
 
-def right(case: Case) -> str:
-    return str(case["wrong"])
-
-
-of = by("wrong", right, kind="memory")
+of = by("wrong", kind="memory")
 
 EXERCISE = on_paper(
     "activations.1", "diagnose_layer", "What does this layer keep too much?", in_any_order(KINDS, case),

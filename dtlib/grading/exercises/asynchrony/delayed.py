@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading.exercises.inputs import Case, Cases, Rng, call
+from dtlib.grading.exercises.inputs import Case, Rng, call, in_order
 from dtlib.grading.exercises.kinds import on_paper, values
 
 #: The delay, and η λ as a part of what lies between two limits: of the fastest rate, of the largest that is stable, or
@@ -21,13 +21,8 @@ KINDS = (
 )  # fmt: skip
 
 
-def draw(rng: Rng) -> Cases:
-    """Each kind, with a curvature of any size."""
-    return [drawn(rng, *kind) for kind in KINDS]
-
-
 def drawn(rng: Rng, delay: int, limit: str, part: float) -> dict[str, Any]:
-    """The error neither falls nor grows by little only, with this delay or with another."""
+    """A curvature of any size; the error neither falls nor grows by little only, with this delay or with another."""
     while True:
         whole = {"fastest": fastest(delay), "stable": stable(delay), "two": 2.0, "small angle": 1.024}[limit]
         product = whole * part * float(1 + (0.01 if limit == "small angle" else 0.07) * rng.uniform(-1, 1))
@@ -92,7 +87,7 @@ def right(case: Case) -> list[Any]:
 part = partial(values, right=right, parts="stable, fastest, radius, most")
 
 EXERCISE = on_paper(
-    "asynchrony.3", "delayed", "Which rate does a delay allow?", draw,
+    "asynchrony.3", "delayed", "Which rate does a delay allow?", in_order(KINDS, drawn),
     part(2, "stable", "the largest rate that a delay allows", part=0),
     part(2, "fastest", "the rate with which the error falls fastest", part=1),
     part(2, "radius", "by which factor it falls in a step", part=2),

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading.exercises.inputs import Case, Rng, call, in_any_order, in_words
+from dtlib.grading.exercises.inputs import Rng, call, in_any_order, in_words
 from dtlib.grading.exercises.kinds import by, on_paper
 
 NOTHING, TORN, EARLY, LOST = "nothing wrong", "torn weights", "answered before the update", "gradient lost"
@@ -118,11 +118,7 @@ def shows(log: dict[str, Any], kind: str, slow: bool) -> bool:
     return over == 1 and later <= 0 and (n > 2 or ahead([each + 1 for each in log["fetched"]]) <= log["bound"])
 
 
-def right(case: Case) -> str:
-    return str(case["wrong"])
-
-
-of = by("wrong", right)
+of = by("wrong")
 
 EXERCISE = on_paper(
     "asynchrony.5", "diagnose_server", "What is wrong with this server?", in_any_order(KINDS, case),

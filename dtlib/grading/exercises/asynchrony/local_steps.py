@@ -26,12 +26,8 @@ KINDS = (
 )  # fmt: skip
 
 
-def draw(rng: inputs.Rng) -> inputs.Cases:
-    """Each kind: flat and in rows, steps that the local ones divide and not, and too few of them for an exchange."""
-    return [drawn(rng, *kind) for kind in KINDS]
-
-
 def drawn(rng: inputs.Rng, n: int, rows: int, columns: int, local_steps: int, steps: int, even: bool) -> dict[str, Any]:
+    """Flat and in rows, steps that the local ones divide and not, and too few of them for an exchange."""
     columns = columns + int(rng.integers(0, 7))
     shape = [rows, columns] if rows else [columns]
     samples = [int(each) for each in rng.permutation([3, 8, 21, 55])[:n] + rng.integers(0, 3)]
@@ -158,8 +154,8 @@ def in_every_step(each: Observed) -> bool:
 TRAFFIC: Wrong = {"gathered": GATHERED, "something in every step": every(in_every_step)}
 
 EXERCISE = Exercise(
-    id="asynchrony.2", function="local_sgd", title="Steps alone", harness="asynchrony.steps_alone", draw=draw,
-    handed_out=handed_out,
+    id="asynchrony.2", function="local_sgd", title="Steps alone", harness="asynchrony.steps_alone",
+    draw=inputs.in_order(KINDS, drawn), handed_out=handed_out,
     checks=(
         own_work("local_sgd"),
         heard("local_sgd", lambda case: needed(case) / 4),

@@ -29,12 +29,8 @@ KINDS = (
 )  # fmt: skip
 
 
-def draw(rng: inputs.Rng) -> inputs.Cases:
-    """Each kind, its workers in any order."""
-    return [drawn(rng, *kind) for kind in KINDS]
-
-
 def drawn(rng: inputs.Rng, workers: int, size: int, done: str) -> dict[str, Any]:
+    """Workers in any order."""
     names = rng.permutation(workers) + 1
     turns, size = [int(names[int(each) - 1]) for each in done], size + int(rng.integers(0, 9))
     told = f"{workers} worker{'s' * (workers > 1)}, {size} weights, updates of rank {', '.join(map(str, turns))}"
@@ -232,7 +228,7 @@ def find_more(each: Observed) -> Finding | None:
 
 EXERCISE = Exercise(
     id="asynchrony.7", function="train", title="A server that waits for nobody", harness="asynchrony.served",
-    draw=draw, handed_out=handed_out, holds=holds,
+    draw=inputs.in_order(KINDS, drawn), handed_out=handed_out, holds=holds,
     checks=(
         own_work("train"),
         heard("train", lambda case: needed(case) / 4),

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading.exercises.inputs import Case, Cases, Rng, call
+from dtlib.grading.exercises.inputs import Case, Rng, call, in_order
 from dtlib.grading.exercises.kinds import on_paper, values
 
 MANY = 4000  # local steps after which every worker is at its own optimum
@@ -17,11 +17,6 @@ KINDS = (
     (3, 20, 0.01, 0.2, True), (1, 3, 0.1, 0.6, False), (5, 3, 0.3, 1.7, True), (6, 1, 0.05, 1.5, True),
     (4, 100, 0.01, 0.1, False), (3, 3, 1.2, 1.8, False),
 )  # fmt: skip
-
-
-def draw(rng: Rng) -> Cases:
-    """Each kind."""
-    return [drawn(rng, *kind) for kind in KINDS]
 
 
 def drawn(rng: Rng, n: int, local_steps: int, low: float, high: float, flat: bool) -> dict[str, Any]:
@@ -66,7 +61,7 @@ def right(case: Case) -> list[float]:
 part = partial(values, right=right, parts="stays, optimum, limit, factor", atol=1e-9)
 
 EXERCISE = on_paper(
-    "asynchrony.4", "where_it_stays", "Where local steps stay", draw,
+    "asynchrony.4", "where_it_stays", "Where local steps stay", in_order(KINDS, drawn),
     part(3, "stays", "where the mean stays", part=0),
     part(2, "optimum", "where the loss of all samples is least", part=1),
     part(1, "limit", "where it stays with ever more local steps", part=2),

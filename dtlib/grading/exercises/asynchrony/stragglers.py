@@ -5,7 +5,7 @@ from functools import partial
 from math import comb, fsum
 from typing import Any
 
-from dtlib.grading.exercises.inputs import Case, Cases, Rng, call
+from dtlib.grading.exercises.inputs import Case, Rng, call, in_order
 from dtlib.grading.exercises.kinds import on_paper, values
 
 #: Measured times, how many of them are slow and by which factor, workers, the most backups, and the best number: none,
@@ -17,13 +17,8 @@ KINDS = (
 )  # fmt: skip
 
 
-def draw(rng: Rng) -> Cases:
-    """Each kind; which number of backups is best is clear."""
-    return [drawn(rng, *kind) for kind in KINDS]
-
-
 def drawn(rng: Rng, m: int, slow: int, factor: float, n: int, most: int, wanted: int | None) -> dict[str, Any]:
-    """Times in any order; where there are more than two, one comes twice."""
+    """Which number of backups is best is clear. Times in any order; where there are more than two, one comes twice."""
     while True:
         times = [round(float(each), 3) for each in rng.uniform(0.9, 1.1, m)]
         times[:slow] = [round(each * factor * float(rng.uniform(0.9, 1.1)), 3) for each in times[:slow]]
@@ -68,7 +63,7 @@ def right(case: Case) -> dict[str, Any]:
 part = partial(values, right=right, parts="slowest, waits, exponential, backed and best", atol=1e-9)
 
 EXERCISE = on_paper(
-    "asynchrony.1", "stragglers", "Waiting for the slowest", draw,
+    "asynchrony.1", "stragglers", "Waiting for the slowest", in_order(KINDS, drawn),
     part(2, "slowest", "how long the slowest takes, by what was measured", part="slowest"),
     part(1, "waits", "the part of its time that a worker waits", part="waits"),
     part(2, "exponential", "the slowest by theory, of exponential times", part="exponential"),

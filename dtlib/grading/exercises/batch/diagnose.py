@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading.exercises.inputs import Array, Case, Rng, call, in_any_order, in_words
+from dtlib.grading.exercises.inputs import Array, Rng, call, in_any_order, in_words
 from dtlib.grading.exercises.kinds import by, on_paper
 
 NOTHING, SAME, OWN, SUM, PLAIN, RATE, COLD, RATIOS = (
@@ -86,11 +86,7 @@ def used(kind: str, products: Array, counts: list[int]) -> Array:
     return np.repeat(square[:, None], n, axis=1)
 
 
-def right(case: Case) -> str:
-    return str(case["wrong"])
-
-
-of = by("wrong", right)
+of = by("wrong")
 
 EXERCISE = on_paper(
     "batch.6", "diagnose_batch", "What is wrong with this batch?", in_any_order(KINDS, case),

@@ -25,16 +25,12 @@ KINDS = (
 )  # fmt: skip
 
 
-def draw(rng: inputs.Rng) -> inputs.Cases:
-    """Each kind; where counts differ, some rank has twice as many samples as another in each step.
+def drawn(rng: inputs.Rng, n: int, rows: int, columns: int, steps: int, particular: str) -> dict[str, Any]:
+    """Where counts differ, some rank has twice as many samples as another in each step.
 
     All noise: there the estimate of ‖G‖² is below 0 in one step, and above in another, and what is told of it is never
     near 0. Where a gradient is short, the estimate of σ² is below 0 in a step.
     """
-    return [drawn(rng, *kind) for kind in KINDS]
-
-
-def drawn(rng: inputs.Rng, n: int, rows: int, columns: int, steps: int, particular: str) -> dict[str, Any]:
     columns += int(rng.integers(0, 9))
     shape = [rows, columns] if rows else [columns]
     while True:
@@ -251,7 +247,7 @@ def times(least: Callable[[int], float]) -> Any:
 
 EXERCISE = Exercise(
     id="batch.2", function="noise_meter", title="The noise that ranks can see", harness="batch.measured",
-    draw=draw, handed_out=handed_out,
+    draw=inputs.in_order(KINDS, drawn), handed_out=handed_out,
     checks=(
         own_work("noise_meter", built_in=True),
         heard("noise_meter", lambda case: needed(case) / 2),

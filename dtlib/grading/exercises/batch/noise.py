@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading.exercises.inputs import Array, Case, Cases, Rng, call
+from dtlib.grading.exercises.inputs import Array, Case, Rng, call, in_order
 from dtlib.grading.exercises.kinds import on_paper, values
 
 #: Samples of each rank, ρ, and how many times as many samples the set has: one rank, equal counts, one sample a rank;
@@ -16,12 +16,8 @@ KINDS = (
 )  # fmt: skip
 
 
-def draw(rng: Rng) -> Cases:
-    """Each kind; counts that differ stay different, and so do the largest and the smallest."""
-    return [drawn(rng, *kind) for kind in KINDS]
-
-
 def drawn(rng: Rng, counts: list[int], correlation: float, times: float) -> dict[str, Any]:
+    """Counts that differ stay different, and so do the largest and the smallest."""
     more = int(rng.integers(0, 4)) * (min(counts) > 1)
     counts = [int(each) for each in rng.permutation([each + more for each in counts])]
     variance = float(f"{np.exp(rng.uniform(-2, 5)):.4g}")
@@ -59,7 +55,7 @@ def right(case: Case) -> dict[str, float]:
 part = partial(values, right=right, parts="weighted, plain, correlated, worth and epoch", atol=1e-12)
 
 EXERCISE = on_paper(
-    "batch.1", "step_noise", "How noisy is a step?", draw,
+    "batch.1", "step_noise", "How noisy is a step?", in_order(KINDS, drawn),
     part(1, "weighted", "weighted by samples", part="weighted"),
     part(2, "plain", "the mean over the ranks", part="plain"),
     part(3, "correlated", "ranks that are correlated, and what their samples are worth", part=("correlated", "worth")),

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading.exercises.inputs import Case, Cases, Rng, call, in_words
+from dtlib.grading.exercises.inputs import Case, Rng, call, in_order, in_words
 from dtlib.grading.exercises.kinds import by, on_paper
 
 RULE, NOISE, WARM, HELD = "rule of thumb", "noise scale", "warm-up", "highest"
@@ -23,11 +23,6 @@ KINDS = (
     (HELD, "sgd", None, ((16, 3), (2, 3)), 4, 1, 3), (HELD, "adam", None, ((16, 5),), 3, 0, 2.5),
     (HELD, "adam", 50, ((2, 2), (30, 2)), 0, 0, 3.5), (HELD, "sgd", None, ((1, 2), (0.5, 2)), 2, 0.2, 0.7),
 )  # fmt: skip
-
-
-def draw(rng: Rng) -> Cases:
-    """Each kind."""
-    return [drawn(rng, *kind) for kind in KINDS]
 
 
 def drawn(
@@ -63,7 +58,7 @@ def right(case: Case) -> list[float]:
 
 of = by("about", right, atol=1e-15)
 EXERCISE = on_paper(
-    "batch.5", "rates", "Which rate for another batch?", draw,
+    "batch.5", "rates", "Which rate for another batch?", in_order(KINDS, drawn),
     of(RULE)(2, RULE, "the rules of thumb"),
     of(NOISE)(3, NOISE, "with the noise scale"),
     of(WARM)(2, WARM, "the warm-up"),

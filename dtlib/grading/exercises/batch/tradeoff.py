@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading.exercises.inputs import Case, Cases, Rng, call
+from dtlib.grading.exercises.inputs import Case, Rng, call, in_order
 from dtlib.grading.exercises.kinds import on_paper, values
 
 #: Batches in units of the critical one, how far the steps are off, how many runs did not get there, the new batch in
@@ -19,12 +19,8 @@ KINDS = (
 )  # fmt: skip
 
 
-def draw(rng: Rng) -> Cases:
-    """Each kind, its runs in any order."""
-    return [drawn(rng, *kind) for kind in KINDS]
-
-
 def drawn(rng: Rng, times: tuple[float, ...], error: float, lost: int, new: float, deadline: float) -> dict[str, Any]:
+    """Runs in any order."""
     while True:
         min_steps, critical = float(rng.uniform(400, 9000)), float(np.exp(rng.uniform(4, 8)))
         batches = [max(1, round(each * critical)) for each in rng.permutation(times)]
@@ -70,7 +66,7 @@ def right(case: Case) -> dict[str, Any]:
 part = partial(values, right=right, parts="min_steps, min_samples, critical_batch, steps, samples and least_batch")
 
 EXERCISE = on_paper(
-    "batch.4", "fit_tradeoff", "Steps or samples?", draw,
+    "batch.4", "fit_tradeoff", "Steps or samples?", in_order(KINDS, drawn),
     part(4, "fit", "S_min and E_min", part=("min_steps", "min_samples")),
     part(1, "critical", "the critical batch", part="critical_batch"),
     part(2, "new", "steps and samples with a new batch", part=("steps", "samples")),

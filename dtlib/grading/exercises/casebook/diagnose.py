@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading.exercises.inputs import Array, Case, Rng, call, in_any_order, in_words
+from dtlib.grading.exercises.inputs import Array, Rng, call, in_any_order, in_words
 from dtlib.grading.exercises.kinds import by, on_paper
 
 NOTHING, COPIES, SLICES = "nothing wrong", "copies counted", "slices left out"
@@ -85,11 +85,7 @@ def evidence(rng: Rng, kind: str, d: int, t: int, dropout: bool) -> dict[str, An
     return {"replicas": d, "ranks": t, **told, "one": one_process}
 
 
-def right(case: Case) -> str:
-    return str(case["wrong"])
-
-
-of = by("wrong", right)
+of = by("wrong")
 
 EXERCISE = on_paper(
     "casebook.1", "name_the_mistake", "Why does this run differ?", in_any_order(KINDS, case),

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading.exercises.inputs import Array, Case, Rng, call, in_any_order, in_words
+from dtlib.grading.exercises.inputs import Array, Rng, call, in_any_order, in_words
 from dtlib.grading.exercises.kinds import by, on_paper
 
 NOTHING, DENSE, GATHERED, FORGOTTEN, DOUBLED, RATES, OTHERS, SUM = (
@@ -84,11 +84,7 @@ def chosen(rng: Rng, kind: str, scheme: str, n: int, looks: str, step: int) -> A
             return np.broadcast_to(mask, (n, WATCHED))
 
 
-def right(case: Case) -> str:
-    return str(case["wrong"])
-
-
-of = by("wrong", right)
+of = by("wrong")
 
 EXERCISE = on_paper(
     "compression.6", "diagnose_compression", "What is wrong with this compression?", in_any_order(KINDS, case),

@@ -4,7 +4,7 @@ import math
 from functools import partial
 from typing import Any
 
-from dtlib.grading.exercises.inputs import Case, Cases, Rng, call
+from dtlib.grading.exercises.inputs import Case, Rng, call, in_order
 from dtlib.grading.exercises.kinds import on_paper, values
 
 TRIPLE = "across, everywhere, hidden"
@@ -18,14 +18,10 @@ KINDS = (
 )  # fmt: skip
 
 
-def draw(rng: Rng) -> Cases:
-    """Each kind; compressing what stays in a node takes longer than it saves there."""
-    return [drawn(rng, *kind) for kind in KINDS]
-
-
 def drawn(
     rng: Rng, nodes: int, cards: int, left: float, milliseconds: float, inside: float, more: float
 ) -> dict[str, Any]:
+    """Compressing what stays in a node takes longer than it saves there."""
     full = float(rng.uniform(1, 6)) * GB
     compressed = full * left * float(rng.uniform(0.8, 1.25))
     rate = float(rng.uniform(250, 450)) * GB
@@ -62,7 +58,7 @@ def right(case: Case) -> list[float]:
 part = partial(values, right=right, parts=TRIPLE, kind="overlap", atol=1e-9)
 
 EXERCISE = on_paper(
-    "compression.5", "pays_below", "Below which bandwidth?", draw,
+    "compression.5", "pays_below", "Below which bandwidth?", in_order(KINDS, drawn),
     part(2, "across", "compressed between nodes alone", part=0),
     part(2, "everywhere", "compressed inside as well", part=1),
     part(3, "hidden", "compressed between nodes, with transfers behind the backward pass", part=2),

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading.exercises.inputs import Array, Case, Cases, Rng, call
+from dtlib.grading.exercises.inputs import Array, Case, Rng, call, in_order
 from dtlib.grading.exercises.kinds import on_paper, values
 
 #: Entries, levels, and what is particular: levels around powers of two, one entry alone, entries that are 0 or all.
@@ -13,11 +13,6 @@ KINDS = (
     (6, 4, ""), (9, 1, ""), (12, 3, "sparse"), (7, 16, ""), (11, 127, "sparse"), (5, 8, "one entry"), (4, 5, "zeros"),
     (1, 2, ""), (40, 2, "many"),
 )  # fmt: skip
-
-
-def draw(rng: Rng) -> Cases:
-    """Each kind."""
-    return [drawn(rng, *kind) for kind in KINDS]
 
 
 def drawn(rng: Rng, num_elements: int, levels: int, particular: str) -> dict[str, Any]:
@@ -59,7 +54,7 @@ def right(case: Case) -> list[Any]:
 part = partial(values, right=right, parts="codes, decoded, error, bits", atol=1e-9)
 
 EXERCISE = on_paper(
-    "compression.2", "quantise", "A gradient in few levels", draw,
+    "compression.2", "quantise", "A gradient in few levels", in_order(KINDS, drawn),
     part(3, "codes", "the codes", part=0),
     part(2, "decoded", "the numbers that they stand for", part=1),
     part(2, "error", "the expected squared error", part=2),

@@ -23,14 +23,10 @@ KINDS = (
 )  # fmt: skip
 
 
-def draw(rng: inputs.Rng) -> inputs.Cases:
-    """Each kind: flat and in rows, lengths that the ranks divide and not, more kept than there is, and zeros."""
-    return [drawn(rng, *kind) for kind in KINDS]
-
-
 def drawn(
     rng: inputs.Rng, n: int, rows: int, columns: int, k: int, steps: int, idle: tuple[int, ...]
 ) -> dict[str, Any]:
+    """Flat and in rows, lengths that the ranks divide and not, more kept than there is, and zeros."""
     columns, k = columns + int(rng.integers(0, 7)), k + int(rng.integers(0, 7))
     shape = [rows, columns] if rows else [columns]
     zeros = f", gradients of zeros on rank {', '.join(map(str, idle))}" if idle else ""
@@ -193,7 +189,7 @@ TRAFFIC: Wrong = {
 
 EXERCISE = Exercise(
     id="compression.3", function="top_k_mean", title="Top-k that forgets nothing", harness="compression.fed_back",
-    draw=draw, handed_out=handed_out,
+    draw=inputs.in_order(KINDS, drawn), handed_out=handed_out,
     checks=(
         own_work("top_k_mean"),
         heard("top_k_mean", lambda case: needed(case) / ENTRY_BYTES * 4 / case["world_size"] * (not case["idle"])),

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading.exercises.inputs import Case, Rng, call, in_any_order, in_words
+from dtlib.grading.exercises.inputs import Rng, call, in_any_order, in_words
 from dtlib.grading.exercises.kinds import by, on_paper
 from dtlib.theory import cp
 
@@ -83,11 +83,7 @@ def attention(q: Any, k: Any, v: Any, visible: Any) -> tuple[Any, Any]:
     return exponentials @ v / np.where(sums, sums, 1)[:, None], sums
 
 
-def right(case: Case) -> str:
-    return str(case["wrong"])
-
-
-of = by("wrong", right, kind="schedule")
+of = by("wrong", kind="schedule")
 
 EXERCISE = on_paper(
     "cp.5", "find_flaw", "What is wrong with this attention?", in_any_order(KINDS, case),

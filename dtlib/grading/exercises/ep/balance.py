@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading.exercises.inputs import Case, Cases, Rng, call
+from dtlib.grading.exercises.inputs import Case, Rng, call, in_order
 from dtlib.grading.exercises.kinds import on_paper, values
 
 #: Steps, tokens, experts, experts a token, and whether the bias is zero at first: a mean load that is a whole number,
@@ -17,13 +17,9 @@ KINDS = (
 )  # fmt: skip
 
 
-def draw(rng: Rng) -> Cases:
-    """Each kind. Where an expert can have just the mean load, one has in each step; where none can, one has a
-    little more and one a little less in the first. No two sums are the same."""
-    return [drawn(rng, *kind) for kind in KINDS]
-
-
 def drawn(rng: Rng, steps: int, tokens: int, num_experts: int, top_k: int, is_zero: bool) -> dict[str, Any]:
+    """Where an expert can have just the mean load, one has in each step; where none can, one has a little more and one
+    a little less in the first. No two sums are the same."""
     while True:
         liked = rng.normal(0, 0.8, num_experts)
         logits = liked + rng.normal(0, 0.6, (steps, tokens, num_experts))
@@ -62,7 +58,7 @@ def right(case: Case) -> list[Any]:
 part = partial(values, right=right, parts="loads, bias, weights", atol=1e-9)
 
 EXERCISE = on_paper(
-    "ep.5", "balance", "A balance without a loss", draw,
+    "ep.5", "balance", "A balance without a loss", in_order(KINDS, drawn),
     part(2, "loads", "the loads of all steps", part=0),
     part(3, "bias", "the bias after the last step", part=1),
     part(2, "weights", "the weights of the last step", part=2),

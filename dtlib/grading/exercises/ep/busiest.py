@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading.exercises.inputs import Case, Cases, Rng, call
+from dtlib.grading.exercises.inputs import Case, Rng, call, in_order
 from dtlib.grading.exercises.kinds import on_paper, values
 
 from . import _routing
@@ -17,13 +17,9 @@ KINDS = (
 )  # fmt: skip
 
 
-def draw(rng: Rng) -> Cases:
-    """Each kind, with a router that nobody has balanced."""
-    return [drawn(rng, *kind) for kind in KINDS]
-
-
 def drawn(rng: Rng, tokens: int, top_k: int, num_experts: int, ep: int, empty: int | None) -> dict[str, Any]:
-    """Of three ranks with four experts each, most tokens come to another one than most rows."""
+    """Nobody has balanced the router. Of three ranks with four experts each, most tokens come to another one than most
+    rows."""
     while True:
         popular = _routing.uneven(rng, num_experts).reshape(ep, -1)
         if empty is not None:
@@ -51,7 +47,7 @@ def right(case: Case) -> list[Any]:
 part = partial(values, right=right, parts="rows, tokens, slowdown")
 
 EXERCISE = on_paper(
-    "ep.2", "busiest_rank", "The busiest rank", draw,
+    "ep.2", "busiest_rank", "The busiest rank", in_order(KINDS, drawn),
     part(2, "rows", "rows that each rank computes", part=0),
     part(3, "tokens", "tokens that come to each rank", part=1),
     part(2, "slowdown", "how many times longer the busiest rank computes", part=2),

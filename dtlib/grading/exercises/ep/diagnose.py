@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading.exercises.inputs import Array, Case, Rng, call, in_any_order, in_words
+from dtlib.grading.exercises.inputs import Array, Rng, call, in_any_order, in_words
 from dtlib.grading.exercises.kinds import by, on_paper
 
 from . import _routing
@@ -140,11 +140,7 @@ def in_turn(experts: Array, n: int, num_experts: int) -> list[int]:
     return [int(rows_sent(each, n, num_experts)[0].sum()) for each in (tokens, others)]
 
 
-def right(case: Case) -> str:
-    return str(case["wrong"])
-
-
-of = by("wrong", right)
+of = by("wrong")
 
 EXERCISE = on_paper(
     "ep.6", "diagnose_experts", "What is wrong with these experts?", in_any_order(KINDS, case),

@@ -56,14 +56,10 @@ KINDS: tuple[tuple[str, int, int, str, int, tuple[Event, ...]], ...] = (
 )  # fmt: skip
 
 
-def draw(rng: inputs.Rng) -> inputs.Cases:
-    """Each kind, its ranks in any order."""
-    return [drawn(rng, *kind) for kind in KINDS]
-
-
 def drawn(
     rng: inputs.Rng, about: str, n: int, groups: int, layout: str, each: int, events: tuple[Event, ...]
 ) -> dict[str, Any]:
+    """Ranks in any order."""
     watched = int(rng.integers(groups))
     names = rng.permutation(range(watched, n, groups)).tolist()
     told = [[what, [[names[one] for one in some] for some in who]] for what, who in events]
@@ -82,6 +78,9 @@ def of_group(case: Case, group: int) -> dict[str, Any]:
     """What the ranks of a group are told: its replicas are those of one slice."""
     told = {name: case[name] for name in ("every", "steps", "shapes", "bits", "turned")}
     return told | {"replicas": case["groups"][group], "weights_seed": case["weights_seed"] + group}
+
+
+draw = inputs.in_order(KINDS, drawn)
 
 
 def handed_out(case: Case, rank: int) -> inputs.Pieces:

@@ -20,11 +20,6 @@ KINDS = ((1, 400, 1, 3), (3, 900, 2, 4), (2, 4000, 3, 5), (4, 50, 2, 4))
 Row = list[Any]
 
 
-def draw(rng: inputs.Rng) -> inputs.Cases:
-    """Each kind."""
-    return [drawn(rng, *kind) for kind in KINDS]
-
-
 def drawn(rng: inputs.Rng, blobs: int, size: int, keep: int, saves: int) -> dict[str, Any]:
     steps = [int(each) for each in np.cumsum(rng.integers(1, 60, saves))]
     sizes = [int(size * each) for each in rng.uniform(0.8, 1.2, blobs)]
@@ -136,7 +131,7 @@ ROOM: Wrong = {
 
 EXERCISE = Exercise(
     id="reliability.3", function="atomic_saves", title="A save that may be stopped anywhere",
-    harness="reliability.atomic", draw=draw, handed_out=handed_out,
+    harness="reliability.atomic", draw=inputs.in_order(KINDS, drawn), handed_out=handed_out,
     checks=(
         own_work("atomic_saves"),
         order(3, "whole", "a whole checkpoint, wherever it is killed", find_torn("kill"), wrong=TORN, kind="value"),

@@ -4,7 +4,7 @@ import math
 from functools import partial
 from typing import Any
 
-from dtlib.grading.exercises.inputs import Case, Cases, Rng, call
+from dtlib.grading.exercises.inputs import Case, Rng, call, in_order
 from dtlib.grading.exercises.kinds import on_paper, values
 
 DAY = 24.0
@@ -17,11 +17,6 @@ KINDS = (
     (2048, 8, 4, 0.05, 0.1, 0.8), (1000, 1, 10, 0.3, 0.4, 0.5), (512, 8, 6, 1.5, 0.8, 1.2),
     (24, 2, 200, 0.002, 0.02, 9.0),
 )  # fmt: skip
-
-
-def draw(rng: Rng) -> Cases:
-    """Each kind."""
-    return [drawn(rng, *kind) for kind in KINDS]
 
 
 def drawn(
@@ -64,7 +59,7 @@ def right(case: Case) -> list[float]:
 part = partial(values, right=right, parts="mtbf, quiet, goodput, best, at best")
 
 EXERCISE = on_paper(
-    "reliability.1", "failing_run", "How often does it fail, how often should it save?", draw,
+    "reliability.1", "failing_run", "How often does it fail, how often should it save?", in_order(KINDS, drawn),
     part(2, "mtbf", "the hours between two failures of the job", part=0),
     part(1, "quiet", "the chance of a day without a failure", part=1),
     part(3, "goodput", "the part of the time that is work", part=2),

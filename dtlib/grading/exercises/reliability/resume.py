@@ -32,11 +32,6 @@ KINDS = (
 )  # fmt: skip
 
 
-def draw(rng: inputs.Rng) -> inputs.Cases:
-    """Each kind."""
-    return [drawn(rng, *kind) for kind in KINDS]
-
-
 def drawn(
     rng: inputs.Rng, n: int, widths: tuple[int, int], samples: int, batch: int, saves: tuple[int, int], kill: int,
     steps: int,
@@ -178,7 +173,7 @@ def needed(case: Case) -> float:
 
 EXERCISE = Exercise(
     id="reliability.2", function="resumable", title="What must be saved?", harness="reliability.resumed",
-    draw=draw, handed_out=handed_out, named=named,
+    draw=inputs.in_order(KINDS, drawn), handed_out=handed_out, named=named,
     checks=(
         own_work("resumable"),
         heard("resumable", needed),

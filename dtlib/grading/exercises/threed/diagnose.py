@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading.exercises.inputs import Array, Case, Cases, Rng, call, in_any_order
+from dtlib.grading.exercises.inputs import Array, Cases, Rng, call, in_any_order
 from dtlib.grading.exercises.kinds import by, on_paper
 
 from .groups import place
@@ -94,11 +94,7 @@ def number(axes: dict[str, int], at: dict[str, int]) -> int:
     return int(np.ravel_multi_index([at[name] for name in axes], list(axes.values())))
 
 
-def right(case: Case) -> str:
-    return str(case["wrong"])
-
-
-of = by("wrong", right, kind="traffic")
+of = by("wrong", kind="traffic")
 
 EXERCISE = on_paper(
     "threed.4", "diagnose_mesh", "What is wrong with this mesh?", draw,
