@@ -178,7 +178,9 @@ def _of_ties(answer: Answer) -> str:
         (False,): f"since {close}",
         (False, True): f"since the intervals of their times overlap, or, where there is none, {close}",
     }[tuple(sorted(held))]
-    return f"The first {number} are a tie (≈), {why}; the simplest of them stands first: {_degrees(first)}."
+    some = {found.interval.is_held for found in answer.tied} == {True, False}
+    whom = "those whose time runs hold" if some else "them"
+    return f"The first {number} are a tie (≈), {why}; the simplest of {whom} stands first: {_degrees(first)}."
 
 
 def _degrees(p: Plan) -> str:

@@ -116,6 +116,11 @@ def test_plans_that_nothing_tells_apart_tie_and_the_simplest_stands_first():
     assert marks == ["≈", "≈", "≈", "≟"]
     said = " ".join(told.sentences(answer))
     assert "The first 3 are a tie (≈), since no time is known to 2%; the simplest of them stands first: dp 128" in said
+    held = replace(staged, interval=replace(known, low=0.9 * a.time.total, high=1.1 * a.time.total))
+    mixed = replace(found, plans=(replace(one_axis, time=a.time), held), simpler=None)
+    assert mixed.tied == (held, mixed.best)  # one axis and the faster, but nothing holds its time
+    said = " ".join(told.sentences(mixed))
+    assert "the simplest of those whose time runs hold stands first: dp 64, tp 1, pp 2" in said
     alone = replace(found, plans=(a, far), simpler=None)
     assert [told.row(alone, each)[-1] for each in alone.shown] == ["", "≟"]
     said = " ".join(told.sentences(alone))

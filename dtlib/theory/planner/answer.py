@@ -87,13 +87,15 @@ class Answer:
 
     @property
     def tied(self) -> tuple[Found, ...]:
-        """The fastest plan and those that tie with it, the simplest first."""
+        """The fastest plan and those that tie with it: first those whose time runs hold, of them the simplest."""
         found = [each for each in (*self.plans, self.simpler) if each is not None and self.best.ties(each)]
-        return tuple(sorted(found, key=lambda each: (effort(each.plan, each.plan.schedule), each.time.total)))
+        return tuple(sorted(found, key=lambda each: (
+            not each.interval.is_held, effort(each.plan, each.plan.schedule), each.time.total,
+        )))  # fmt: skip
 
     @property
     def shown(self) -> tuple[Found, ...]:
-        """All plans, those that tie with the fastest first, of them the simplest."""
+        """All plans, those that tie with the fastest first (`tied`)."""
         return (*self.tied, *(each for each in self.plans if not self.best.ties(each)))
 
     @property

@@ -36,6 +36,11 @@ class Interval:
     stalled: float = 0.0
     stall: Interval | None = None
 
+    @property
+    def is_held(self) -> bool:
+        """Whether any runs hold the time."""
+        return self.low is not None
+
 
 def regime(plan: Plan, model: Architecture, framework: str = "megatron", *, stalled: bool = False) -> str:
     """What a plan shares with runs whose error may be its own; `stalled` where it waits on fewer cards than all do."""
