@@ -166,14 +166,33 @@ def test_ranks_of_a_session_may_stand_on_a_cluster():
         assert session["total.item()"] == [2.0, 2.0]
 
 
-def test_runs_on_clusters_at_once_do_not_meet():
-    code = (
-        "import torch, torch.distributed as dist\nfrom dtlib import lab\n"
-        "def main():\n    total = torch.ones(1)\n    dist.all_reduce(total)\n    return total.item()\n"
-        f"assert lab.run(main, cluster=lab.cluster(2, 2, **{SLOW})) == [4.0] * 4\n"
-    )
-    programs = [subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE) for _ in range(2)]
-    assert [program.communicate()[1] for program in programs if program.wait()] == []
+AT_ONCE = f"""
+import sys, time
+from pathlib import Path
+import torch, torch.distributed as dist
+from dtlib import lab
+
+def main(own, other):
+    Path(own).touch()
+    while not Path(other).exists():
+        time.sleep(0.01)
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    return total.item()
+
+cluster = lab.cluster(2, 2, **{SLOW})
+assert lab.run(main, args=tuple(sys.argv[1:]), cluster=cluster, timeout_s=120) == [4.0] * 4
+"""
+
+
+def test_runs_on_clusters_at_once_do_not_meet(tmp_path, monkeypatch):
+    """One of another program and one of this, each of which waits until the other is up."""
+    here, there = str(tmp_path / "here"), str(tmp_path / "there")
+    program = subprocess.Popen([sys.executable, "-c", AT_ONCE, there, here], stderr=subprocess.PIPE)
+    monkeypatch.setattr(sys, "argv", ["", here, there])
+    exec(AT_ONCE, {})
+    assert program.communicate()[1] == b""
+    assert program.returncode == 0
 
 
 @pytest.mark.parametrize(

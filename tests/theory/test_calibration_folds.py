@@ -63,9 +63,12 @@ def test_what_is_known_is_what_fits_without_each_fold_give():
             assert found[name][each] == pytest.approx(of[each], rel=0.02), (name, each)
 
 
+LARGE = ((8, 6), (8, 12), (4, 12))  # three folds of nine: each is a fit
+
+
 def test_a_run_is_planned_with_constants_that_have_not_seen_its_fold():
     """Runs of one tp and pp ten times as slow: their own fold does not see them, others do."""
-    bloom = [run for run in RUNS if run.framework == "deepspeed"]
+    bloom = [run for run in RUNS if run.framework == "deepspeed" and (run.plans[0].tp, run.plans[0].pp) in LARGE]
     slow = [replace(run, seconds=10 * run.seconds) if run.plans[0].tp == 8 else run for run in bloom]
     plain, changed = (
         {(run.plans, run.model): ratio for run, ratio in folds.left_out(those, "deepspeed")} for those in (bloom, slow)
