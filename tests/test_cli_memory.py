@@ -230,6 +230,14 @@ def test_a_model_by_its_file_or_by_flags(tmp_path):
     layer = 3 * 512**2 + 3 * 512 * 1408 + 2 * 512
     assert data["num_params"] == 4 * layer + 2 * 1000 * 512 + 512
     assert data == told("--model", file)
+    upper = tmp_path / "own.JSON"
+    upper.write_bytes(json.dumps(sizes | heads).encode("utf-16"))  # as a shell of Windows writes it
+    assert data == told(upper)
+    folder = invoke(tmp_path)
+    assert folder.exit_code == 2
+    assert " ".join(folder.output.split()).endswith("cannot be read as JSON: Is a directory")
+    upper.write_text(json.dumps(sizes | heads | {"num_hidden_layers": 10**6}), encoding="utf-8-sig")
+    assert f"MODEL {upper}: layers must be at most 1,000" in " ".join(invoke(upper).output.split())
     flags = ("--layers", 4, "--hidden", 512, "--heads", 8, "--kv-heads", 4, "--ffn", 1408, "--vocab", 1000)
     same = told("llama2-7b", *flags, "--seq", 256)
     assert same["model"] == "llama2-7b, changed"
@@ -309,6 +317,8 @@ def test_the_list_has_every_model_and_its_source():
         (("tiny", "--card", "abacus"), "--card 'abacus' is unknown; there are V100"),
         (("tiny", "--precision", "fp8", "--card", "A100"), "--precision must be bf16 on A100-80GB-SXM, not 'fp8'"),
         (("tiny", "--recompute", "full", "--recompute-layers", 3), "--recompute-layers must be at most 2, a piece's"),
+        (("llama3-8b", "--seq", 10**12), "--seq must be at most 1,000,000,000, not 1000000000000"),
+        (("llama3-8b", "--dp", 10**40), "--dp must be at most 1,000,000,000, not 1000000"),
         (("tiny", "--card", "x"), "--card 'x' is unknown; there are V100"),
         (("tiny", "--recipe", 8), "--recipe '8' is unknown; there are 12-byte"),
         (("tiny", "--schedule", "GPipe"), "--schedule 'GPipe' is unknown; there are 1F1B, interleaved, ZB-H1"),

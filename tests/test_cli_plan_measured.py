@@ -117,6 +117,30 @@ def test_the_plan_is_made_with_the_constants_found(tmp_path):
     assert "3 runs decide no constant: 4 at least are wanted. The mean error of their step times is" in few
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: "\ufeff" + text.replace("\n", "\r\n"),
+        lambda text: text.replace(",", ";"),
+        lambda text: text.replace(",", "\t"),
+        lambda text: text.upper().replace(",", ", ").replace("KEEP", "keep").replace("AGAIN", "again"),
+        lambda text: "\n".join(",".join(f'"{each}"' for each in line.split(",")) for line in text.splitlines()),
+    ],
+)
+def test_a_table_as_spreadsheets_write_it_is_read(tmp_path, change):
+    file = written(tmp_path / "runs.csv", rows(TRUE, number=4))
+    plain = run("--measured", file, "--json").output
+    file.write_text(change(file.read_text(encoding="utf-8").replace("\r", "")), encoding="utf-8", newline="")
+    assert json.loads(run("--measured", file, "--json").output) == json.loads(plain)
+
+
+def test_a_rate_above_the_cards_is_no_measurement(tmp_path):
+    row = {"gpus": 8, "mbs": 1, "grad_acc": 4, "tok_s_gpu": 989e12 / 6 / 7.4e9}
+    said = " ".join(run("--measured", written(tmp_path / "runs.csv", [row])).output.split())
+    most = 989e12 / 6 / (8_030_261_248 - 128_256 * 4096)
+    assert f"row 1: tok_s_gpu must be at most {most:,.0f}, with products at the card's full rate, not 22274.8" in said
+
+
 def test_a_run_on_more_cards_than_are_planned_is_on_whole_nodes():
     one = Machine(accelerator=MACHINE.accelerator, gpus=2)
     table = [{"gpus": "16", "mbs": "1", "grad_acc": "1", "tok_s_gpu": "9000"}]

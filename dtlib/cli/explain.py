@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 import click
 
-from .options import MOST_LAYERS
+from .options import MOST_LAYERS, read_json
 
 if TYPE_CHECKING:
     from dtlib.theory.models import Architecture
@@ -58,10 +58,7 @@ def _read(file: Path, which: int) -> tuple[Architecture, Plan, dict[str, list[Te
     from dtlib.theory.planner import Constants, Machine, Plan, laws, plan_memory, step_time
     from dtlib.theory.valid import at_most
 
-    try:
-        said = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"it cannot be read as JSON: {error}") from error
+    said = read_json(file, "it")
     wanted = ("model", "machine", "constants", "plans")
     lacks = [name for name in wanted if not isinstance(said, dict) or name not in said]
     if lacks:

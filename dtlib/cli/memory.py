@@ -11,6 +11,7 @@ import click
 from .memory_job import Job
 from .options import (
     CARDS,
+    MOST,
     SCHEDULES,
     InGroups,
     card_memory_option,
@@ -134,6 +135,9 @@ def memory(name: str | None, model: str | None, pipeline_stage: int | None, as_j
         for one, other, words in ((name, model, "MODEL or --model"), (card, gpu, "--card or --gpu")):
             if one is not None and other is not None and one != other:
                 raise ValueError(f"{words} must be given, not both: {one!r} and {other!r}")
+        for each in ("dp", "seq", "micro_batch", "micro_batches"):
+            if (given[each] or 0) > MOST:
+                raise ValueError(f"{each} must be at most {MOST:,}, not {given[each]}")
         if given["keep_gathered"] and not given["sequence_parallel"]:
             raise ValueError("sequence_parallel must be given where --keep-gathered is")
         architecture = chosen_model(str(name or model), given)

@@ -51,7 +51,7 @@ _SIZES = {
 """The flags that change a model, what `Architecture` calls these sizes, and what help does."""
 
 
-MOST_LAYERS, _MOST = 1000, 10**9
+MOST_LAYERS, MOST = 1000, 10**9
 
 
 def size_options(command: Any) -> Any:
@@ -113,17 +113,27 @@ card_memory_option = click.option(
 )
 
 
+def read_json(path: Path, what: str) -> Any:
+    """What a file holds, in any encoding that JSON may have; ``ValueError`` about `what` where it cannot be read."""
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"{what} cannot be read as JSON: {reason(error)}") from error
+
+
+def reason(error: Exception) -> str:
+    """Why a file cannot be read, without what names it again."""
+    return str(getattr(error, "strerror", None) or error)
+
+
 def chosen_model(name: str, given: Mapping[str, Any]) -> Architecture:
     """The model by its name or its file, with the sizes that flags change; ``ValueError`` where there is none."""
     from dtlib.theory import hub, models
     from dtlib.theory.valid import at_most, whole
 
     path = Path(name)
-    if path.suffix == ".json":
-        try:
-            config = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise ValueError(f"MODEL {name} cannot be read as JSON: {error}") from error
+    if path.suffix.lower() == ".json" or (path.parent != Path() and path.exists()):
+        config = read_json(path, f"MODEL {name}")
         try:
             found = hub.from_config(config, path.stem)
         except ValueError as error:
@@ -135,7 +145,8 @@ def chosen_model(name: str, given: Mapping[str, Any]) -> Architecture:
         raise ValueError(f"ffn must be absent, since all layers of {found.name} have experts in place of it")
     if given.get("mtp") is not None:
         changes["mtp_modules"] = given["mtp"]
-    at_most("layers", changes.get("num_layers", found.num_layers), MOST_LAYERS)
+    at_most("layers" if "num_layers" in changes else f"MODEL {name}: layers",
+            changes.get("num_layers", found.num_layers), MOST_LAYERS)  # fmt: skip
     if not changes:
         return found
     heads = whole("heads", changes.get("num_heads", found.num_heads), 1)
@@ -209,8 +220,8 @@ def in_unit(flag: str, value: float) -> float:
     """An amount in the unit of its flag, within what arithmetic is safe with."""
     from dtlib.theory.valid import amount
 
-    if amount(flag, value, positive=True) > _MOST:
-        raise ValueError(f"{flag} must be at most {_MOST:,}, not {value:g}")
+    if amount(flag, value, positive=True) > MOST:
+        raise ValueError(f"{flag} must be at most {MOST:,}, not {value:g}")
     return value
 
 

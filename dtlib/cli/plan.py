@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from dataclasses import asdict, replace
 from itertools import zip_longest
@@ -22,6 +23,7 @@ from .options import (
     chosen_model,
     chosen_network,
     in_unit,
+    reason,
     recipe_option,
     size_options,
     some_of,
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
     from dtlib.theory.planner import Answer, Found, Goal, Keeping, Machine, Plan, Space, Training
 
 # numpy, rich and dtlib.theory are imported by the functions that need them: --help answers at once.
+
+_MOST_TOKENS = 1e18
+"""More are nobody's: all text there is has fewer."""
 
 _DEGREES = ("dp", "tp", "pp", "cp", "ep")
 
@@ -78,7 +83,13 @@ _HEADINGS = {
 @click.argument("model")
 @click.option("--gpus", type=int, required=True, help="Cards in all.")
 @click.option("--card", default="H100", show_default=True, help=f"One of {', '.join(CARDS)}.")
-@click.option("--node", type=int, default=8, show_default=True, help="Cards that their own link joins.")
+@click.option(
+    "--node",
+    type=int,
+    default=8,
+    show_default=True,
+    help="Cards that their own link joins; in racks of GB200 up to 72.",
+)
 @click.option(
     "--network",
     default="InfiniBand NDR",
@@ -202,6 +213,9 @@ def plan(
         if (mtbf is None) != (storage is None):
             lacks, has = ("storage", "mtbf") if storage is None else ("mtbf", "storage")
             raise ValueError(f"{lacks} must be given where --{has} is")
+        for name, number in (("tokens", tokens), ("critical_batch", critical_batch), ("min_tokens", min_tokens)):
+            if number is not None and number > _MOST_TOKENS:
+                raise ValueError(f"{name} must be at most {_MOST_TOKENS:.0e}, not {number:g}")
         for name in ("host_link", "host_memory"):
             if given[name] is not None and not given["offload"]:
                 raise ValueError(f"offload must be given where --{name.replace('_', '-')} is")
@@ -240,6 +254,8 @@ def plan(
             kept = planner.keeping(answer, 3600 * in_unit("mtbf", mtbf), GB * in_unit("storage", storage))
         run = None
         if tokens is not None:
+            if 0 < tokens < answer.tokens:
+                raise ValueError(f"tokens must be at least those of a step, {answer.tokens:,}, not {tokens:g}")
             if watts is None:  # a card that flags change still draws the power of the one it is made from
                 watts = hardware.POWER_WATTS.get(hardware.accelerator(given["card"]).name)
             run = planner.training(answer, tokens, price_per_card_hour=price, watts=watts)
@@ -305,10 +321,11 @@ def _refit(
     from dtlib.theory.planner import profile
 
     try:
-        with file.open(encoding="utf-8-sig", newline="") as lines:
-            rows = list(csv.DictReader(lines))
+        text = file.read_text(encoding="utf-8-sig")
+        heading = text.partition("\n")[0]
+        rows = list(csv.DictReader(io.StringIO(text), delimiter=max(",;\t", key=heading.count)))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"measured {file} cannot be read: {error}") from error
+        raise ValueError(f"measured {file} cannot be read: {reason(error)}") from error
     try:
         runs = measured.read(rows, model, machine, given["recipe"], node=given["node"], as_plan=like)
         names = fitting.HABITS.get(framework, (None, fitting.TIME_CONSTANTS))[1]

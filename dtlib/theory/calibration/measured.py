@@ -11,7 +11,7 @@ import numpy as np
 
 from dtlib.theory import models
 from dtlib.theory.lookup import find
-from dtlib.theory.models import Architecture
+from dtlib.theory.models import Architecture, active_parameters, model_parameters
 from dtlib.theory.timing import FITTED, Constants, Machine, Plan
 from dtlib.theory.timing.space import PLAIN, SPLITS
 from dtlib.theory.valid import number
@@ -78,7 +78,7 @@ def read(
     below the heading is 1.
     """
     found, like = [], (machine, machine.node if node is None else node, as_plan.changed(recipe=recipe))
-    for place, row in enumerate(rows, 1):
+    for place, row in enumerate(map(_plain, rows), 1):
         unknown = [name for name in row if name not in COLUMNS]
         lacks = [name for name, meaning in COLUMNS.items() if "[" not in meaning and name not in row]
         if None in row:
@@ -92,6 +92,11 @@ def read(
         except ValueError as error:
             raise ValueError(f"row {place}: {error}") from error
     return found
+
+
+def _plain(row: Mapping[Any, Any]) -> dict[Any, Any]:
+    """`row` with names of columns as `COLUMNS` has them, however they are written."""
+    return {name and name.strip().lower(): value for name, value in row.items()}
 
 
 def _run(row: Row, like: tuple[Machine, int, Plan], model: Architecture) -> Run:
@@ -124,6 +129,12 @@ def _run(row: Row, like: tuple[Machine, int, Plan], model: Architecture) -> Run:
         rate = number("tok_s_gpu", float(row["tok_s_gpu"]), positive=True)
     except ValueError as error:
         raise ValueError(f"tok_s_gpu must be finite and positive, not {row['tok_s_gpu']!r}") from error
+    card, of = like[0].accelerator, model_parameters(model)
+    products = active_parameters(model).total - of.total + of.without_input_embedding
+    flop_per_s = card.half_flop_per_s if plan.precision == "bf16" else card.fp8_flop_per_s or 0
+    most = flop_per_s / (2 * plan.passes * products)
+    if 0 < most < rate:
+        raise ValueError(f"tok_s_gpu must be at most {most:,.0f}, with products at the card's full rate, not {rate:g}")
     seconds = plan.sequences * plan.seq_of(model) / gpus / rate
     return Run(model, (plan,), replace(like[0], gpus=gpus, node=like[1]), seconds)
 
