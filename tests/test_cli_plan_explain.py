@@ -10,6 +10,7 @@ from dtlib import course, theory
 from dtlib.cli import main
 from dtlib.theory import hardware, models, planner
 from dtlib.theory.planner import Plan, laws
+from dtlib.theory.units import format_bytes
 
 
 def run(*arguments):
@@ -145,3 +146,29 @@ def test_a_file_that_is_not_an_answer_is_refused_with_what_is_wrong(written, tmp
     assert "plan is damaged: schedule must be one of" in refused(
         said | {"plans": [first | {"plan": first["plan"] | {"schedule": "GPipe"}}]}
     )
+
+
+def test_saves_and_a_goal_are_explained_where_the_file_has_them(tmp_path):
+    asked = ("llama3-8b", "--gpus", 16, "--batch", 64, "--tp", 2, "--keep", 2, "--mtbf", 10, "--storage", 2)
+    said = json.loads(run("plan", *asked, "--critical-batch", 2e6, "--json").output)
+    file = tmp_path / "PLAN.json"
+    file.write_text(json.dumps(said), encoding="utf-8")
+    shown, kept = run("explain", file).output, said["keeping"]
+    found = json.loads(run("explain", file, "--json").output)
+    assert [each["formula"] for each in found["saves"]] == [
+        "reliability.save_bytes", "reliability.best_interval", "reliability.goodput", "reliability.background_goodput",
+    ]  # fmt: skip
+    assert found["saves"][0]["amount"] == format_bytes(14 * 8_030_261_248, digits=3)
+    assert found["saves"][2]["amount"] == f"{kept['goodput']:.2%}"
+    share = 64 * 8192 / 2e6
+    assert [each["amount"] for each in found["goal"]] == [f"{1 + share:.3g}×", f"{1 + 1 / share:.3g}×"]
+    for each in (*found["saves"], *found["goal"]):
+        assert f"{each['meaning']}: {each['number']} (chapter {each['chapter']})" in shown
+        assert each["chapter"] in ("reliability", "batch")
+    assert {"saves", "goal"} & set(json.loads(run("explain", file, "--plan", 2, "--json").output)) == {"goal"}
+    for name, change in (("keeping", {"goodput": 0.1}), ("keeping", {"save_seconds": 0}), ("keeping", {"steps": "x"})):
+        file.write_text(json.dumps(said | {name: said[name] | change}), encoding="utf-8")
+        assert "its keeping is counted otherwise" in " ".join(run("explain", file).output.split())
+    for goals in (None, [], [{"batch_share": 0.0, "most_cards": 1}] * 2):
+        file.write_text(json.dumps(said | {"goals": goals}), encoding="utf-8")
+        assert "Error: PLAN.json" in run("explain", file).output

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from types import NoneType
@@ -16,7 +17,7 @@ from .options import MOST_LAYERS, read_json
 if TYPE_CHECKING:
     from dtlib.theory.models import Architecture
     from dtlib.theory.planner import Plan
-    from dtlib.theory.planner.laws import Term
+    from dtlib.theory.planner.laws import Term, Told
 
 # numpy, rich and dtlib.theory are imported by the functions that need them: --help answers at once.
 
@@ -37,23 +38,25 @@ def explain(file: Path, which: int, as_json: bool) -> None:
 
     PLAN.json is what `dtlib plan MODEL --gpus N --json > PLAN.json` writes. Seconds and bytes are counted again with
     the model, the machine and the constants of the file, and must come out as there; `dtlib ledger` shows what held
-    each law.
+    each law. With --mtbf and --storage, or --critical-batch, the laws of saves or of the goal stand below.
 
     Exit code 0, or 2 for a file that is not such an answer, or no longer.
     """
     try:
-        model, plan, terms = _read(file, which)
+        model, plan, terms, beside = _read(file, which)
     except ValueError as error:
         raise click.UsageError(f"PLAN.json {file}: {error}") from error
     if as_json:
-        told = {name: [asdict(each) for each in found] for name, found in terms.items()}
+        everything: dict[str, Sequence[Term | Told]] = {**terms, **beside}
+        told = {name: [asdict(each) for each in found] for name, found in everything.items()}
         click.echo(json.dumps({"model": model.name, "plan": asdict(plan), **told}, indent=2, ensure_ascii=False))
     else:
-        _print(model, plan, terms)
+        _print(model, plan, terms, beside)
 
 
-def _read(file: Path, which: int) -> tuple[Architecture, Plan, dict[str, list[Term]]]:
-    """Model, plan and terms of an answer's plan; ``ValueError`` that says what is wrong with the file."""
+def _read(file: Path, which: int) -> tuple[Architecture, Plan, dict[str, list[Term]], dict[str, list[Told]]]:
+    """Model, plan and terms of an answer's plan, and what was asked beside; ``ValueError`` that says what is wrong with
+    the file."""
     from dtlib.theory.models import Architecture
     from dtlib.theory.planner import Constants, Machine, Plan, laws, plan_memory, step_time
     from dtlib.theory.valid import at_most
@@ -88,7 +91,34 @@ def _read(file: Path, which: int) -> tuple[Architecture, Plan, dict[str, list[Te
     return model, plan, {
         "seconds": laws.explained(time, model, plan, laws.OF_TIME),
         "bytes": laws.explained(memory, model, plan, laws.OF_MEMORY),
-    }  # fmt: skip
+    }, _beside(said, which, model, plan, time.total)  # fmt: skip
+
+
+def _beside(said: Mapping[str, Any], which: int, model: Architecture, plan: Plan, step: float) -> dict[str, list[Told]]:
+    """The laws of the saves, told of the fastest plan, and of the goal, where the file has them."""
+    from dtlib.theory.planner import Goal, Keeping, laws
+    from dtlib.theory.planner.keeping import kept
+
+    found = {}
+    if which == 1 and "keeping" in said:
+        there = _made(Keeping, said["keeping"], "keeping")
+        try:
+            counted = kept(model, plan, step, there.mtbf, there.save_bytes / there.save_seconds)
+            close = all(math.isclose(one, asdict(there)[name], rel_tol=1e-9) for name, one in asdict(counted).items())
+        except (TypeError, ValueError, ZeroDivisionError):
+            close = False
+        if not close:
+            raise ValueError("its keeping is counted otherwise: it was changed, or written by another version")
+        found["saves"] = laws.explained_saves(there, step)
+    if "goals" in said:
+        goals = said["goals"]
+        if not isinstance(goals, list) or len(goals) != len(said["plans"]):
+            raise ValueError("goals must be a list, one for each plan")
+        goal = _made(Goal, goals[which - 1], "goals")
+        if not isinstance(goal.batch_share, float) or not 0 < goal.batch_share < math.inf:
+            raise ValueError(f"goals.batch_share must be finite and positive, not {goal.batch_share!r}")
+        found["goal"] = laws.explained_goal(goal)
+    return found
 
 
 def _same(found: Any, term: str, counted: float) -> bool:
@@ -114,7 +144,7 @@ def _made(kind: type[Any], said: Any, where: str) -> Any:
         raise ValueError(f"{where} is damaged: {error}") from error
 
 
-def _print(model: Architecture, plan: Plan, terms: Mapping[str, list[Term]]) -> None:
+def _print(model: Architecture, plan: Plan, terms: Mapping[str, list[Term]], beside: Mapping[str, list[Told]]) -> None:
     from rich.console import Console
     from rich.markup import escape
 
@@ -142,3 +172,9 @@ def _print(model: Architecture, plan: Plan, terms: Mapping[str, list[Term]]) -> 
         for each in terms[name]:
             console.print(f"{each.name:18} {form(each.value):>10} {each.share:6.1%}  {each.formula}", soft_wrap=True)
             console.print(f"    {each.meaning}: {each.number} (chapter {each.chapter})", soft_wrap=True)
+    for name, words in (("saves", "what failures leave"), ("goal", "the batch and a goal")):
+        if name in beside:
+            console.print(f"\n[bold]{words}[/]")
+        for one in beside.get(name, ()):
+            console.print(f"{one.name:18} {one.amount:>10}         {one.formula}", soft_wrap=True)
+            console.print(f"    {one.meaning}: {one.number} (chapter {one.chapter})", soft_wrap=True)

@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 
 from dtlib.theory import reliability
-from dtlib.theory.models import model_parameters
+from dtlib.theory.models import Architecture, model_parameters
+from dtlib.theory.timing import Plan
 from dtlib.theory.valid import number
 
 from .answer import Answer
@@ -38,12 +39,16 @@ def keeping(answer: Answer, node_mtbf: float, storage_bytes_per_s: float) -> Kee
     `reliability.best_interval`, a whole number, or as few as a save in the background is written in. ``ValueError``
     unless both are positive.
     """
-    machine, step = answer.machine, answer.best.time.total
-    mtbf = float(reliability.mtbf(machine.gpus // machine.node, number("node_mtbf", node_mtbf, positive=True)))
-    rate = number("storage_bytes_per_s", storage_bytes_per_s, positive=True)
-    of, model = answer.best.plan.adapters, answer.model
+    nodes = answer.machine.gpus // answer.machine.node
+    mtbf = float(reliability.mtbf(nodes, number("node_mtbf", node_mtbf, positive=True)))
+    return kept(answer.model, answer.best.plan, answer.best.time.total, mtbf, storage_bytes_per_s)
+
+
+def kept(model: Architecture, plan: Plan, step: float, mtbf: float, storage_bytes_per_s: float) -> Keeping:
+    """`keeping` of a plan whose step takes `step` seconds, in a job that fails each `mtbf` seconds."""
+    rate, of = number("storage_bytes_per_s", storage_bytes_per_s, positive=True), plan.adapters
     trained = model_parameters(model).total if of is None else model.num_layers * of.layer_parameters(model)
-    size = reliability.save_bytes(trained, answer.best.plan.recipe)
+    size = reliability.save_bytes(trained, plan.recipe)
     seconds = size / rate
     steps = max(1, round(reliability.best_interval(seconds, mtbf) / step))
     share = reliability.goodput(steps * step, seconds, mtbf, restart=seconds)
