@@ -119,7 +119,6 @@ class SendCounter(Recorder):
     """
 
     num_sends = property(lambda self: len(self._sizes("send")), doc="How many messages were sent.")
-    num_receives = property(lambda self: len(self._sizes("recv")), doc="How many messages were received.")
     sent_bytes = property(lambda self: sum(self._sizes("send")), doc="The payload of what was sent.")
     received_bytes = property(lambda self: sum(self._sizes("recv")), doc="The payload of what was received.")
 

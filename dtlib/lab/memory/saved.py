@@ -73,32 +73,12 @@ class Saved:
         return self._sum(PARAMETER)
 
     @property
-    def by_op(self) -> dict[str, int]:
-        """Bytes of `total` by the operation that kept them first."""
-        return self._grouped("op")
-
-    @property
-    def by_module(self) -> dict[str, int]:
-        """Bytes of `total` by the innermost module that kept them first."""
-        return self._grouped("module")
-
-    @property
     def table(self) -> str:
         """A line a storage: bytes, shape, type, kind and who keeps it; then the total."""
         return "\n".join(f"{size:>14}  {shape:<28} {kind:<10} {by}" for size, shape, kind, by in self._rows())
 
-    def _counted(self) -> Iterator[SavedTensor]:
-        kinds = (ACTIVATION, INPUT) if self.inputs_count else (ACTIVATION,)
-        return (tensor for tensor in self.tensors if tensor.kind in kinds)
-
     def _sum(self, kind: str) -> int:
         return sum(tensor.num_bytes for tensor in self.tensors if tensor.kind == kind)
-
-    def _grouped(self, key: str) -> dict[str, int]:
-        groups: dict[str, int] = {}
-        for tensor in self._counted():
-            groups[getattr(tensor, key)] = groups.get(getattr(tensor, key), 0) + tensor.num_bytes
-        return groups
 
     def _rows(self) -> Iterator[tuple[str, str, str, str]]:
         yield "bytes", "shape and type", "kind", "kept by"

@@ -18,8 +18,6 @@ from dtlib.theory.valid import whole
 
 from .base import Compressed, Sum, per_entry, sizes_of, start_gather
 
-_TINY = torch.finfo(torch.float32).tiny
-
 
 class TopK(Compressed):
     """The largest `share` of each parameter's entries by magnitude, rounded and at least one; the rest waits its turn.
