@@ -47,6 +47,7 @@ def test_where_it_matters_who_one_is(lacking: Callable[[str], None]):
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1500)
 def test_all_of_them(lacking: Callable[[str], None]):
     output = run_as_a_user(lacking, "tests/grading/test_hostile.py::TestBehindWalls", "tests/grading/test_channels.py")
     assert passed(output) > len(hostile_submissions())

@@ -38,7 +38,8 @@ ROOM = (
     (7, 28, 0.003, True, "interleaved"), (5, 5, 0.003, True, "interleaved"), (5, 20, 0.003, False, "ZB-H2"),
     (7, 13, 0.5, True, "ZB-H1"), (7, 12, 0.5, True, "1F1B"), (7, 4, 0.5, False, "1F1B"), (7, 9, 0.5, True, "GPipe"),
 )  # fmt: skip
-CHUNKS = (0.03, 0.35, 6.0)  # seconds of a message over those of a layer: twelve chunks, four, and one
+#: Seconds of a message over those of a layer, and of a layer: twelve chunks, four, and one, of layers far from others'.
+CHUNKS = ((0.03, 2.0), (0.35, 0.02), (6.0, 0.0002))
 
 
 def draw(rng: Rng) -> Cases:
@@ -56,8 +57,8 @@ def draw(rng: Rng) -> Cases:
             room = 5 * (held + kept * activations) * factor
             times = layer, layer * message
             cases.append(case(f"{kind} for {schedule}", p, m, 5 * p, *times, held, kept, room, barrier))
-    for message in CHUNKS:
-        layer = 0.02 * float(rng.uniform(0.5, 2))
+    for message, layer in CHUNKS:
+        layer *= float(rng.uniform(0.5, 2))
         cases.append(case("chunks", 17, 17, 204, layer, layer * message, 2 * GB, 0.1 * GB, 80 * GB, False))
     for number in range(4):
         cards, layers = int(rng.choice([8, 16, 32, 48])), int(rng.choice([24, 32, 40, 48, 60]))
