@@ -30,6 +30,8 @@ def case(rng: Rng, number: int, kind: str, n: int, rank: int) -> dict[str, Any]:
     """All numbers of a case are different, and no sums of them are by chance what a fault makes."""
     length = n * int(rng.integers(2, 5))
     before = rng.uniform(-50, 50, (n, length)).round(3)
+    if kind in (MISSING, TWICE) and not rank:  # so small that sums which are nearly right are not
+        before[0] = (before[0] / 500).round(3)
     after, sent = ended(kind, before, rank)
     told = {"before": before, "after": after, "sent": sent}
     return call(f"run {number}, on {n} ranks", [told]) | {"wrong": [kind, None if kind in OF_NO_RANK else rank]}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from dtlib.grading.exercises.compare import show
 from dtlib.grading.exercises.exercise import Finding, FormError
-from dtlib.grading.exercises.inputs import Case, Cases, Rng, call
+from dtlib.grading.exercises.inputs import Cases, Rng, call
 from dtlib.grading.exercises.kinds import on_paper, order
 from dtlib.grading.exercises.seen import Observed
 from dtlib.grading.exercises.signs import Sign, Wrong
@@ -75,12 +76,9 @@ def case(
     told += f", links {inside:g} and {across:g} times as fast as theirs" * bool({inside, across} != {1.0})
     words = f"{layers} layers of {name} on {cards} {card} in nodes of {node}, {sequences} sequences a step{told}"
     slow, best = limits(sequences, *named)
-    return call(words, [job], long=(name, layers, card, cards, node, sequences) in [kind for kind, _ in LONG]) | {
-        "named": list(named),
-        "sequences": sequences,
-        "naive": slow,
-        "best": best,
-    }
+    is_long = (name, layers, card, cards, node, sequences) in [kind for kind, _ in LONG]
+    judged_by = {"named": list(named), "sequences": sequences, "naive": slow, "best": best}
+    return call(words, [job], long=is_long) | judged_by
 
 
 def planned(observed: Observed) -> tuple[float, str]:
@@ -148,20 +146,10 @@ def slower_than(most: Any) -> Any:
     return find
 
 
-def beaten(case: Case) -> float:
-    return float(case["naive"]) / 1.02
-
-
-def near_the_best(case: Case) -> float:
-    return 4 / 3 * float(case["best"])
-
-
+of = partial(order, wrong=WRONG, kind="value", agrees=agrees)
 EXERCISE = on_paper(
     "planner.5", "own_plan", "Beat the naive plan", draw,
-    order(3, "fits", "a plan of this machine that fits", find_unfit, wrong=WRONG, kind="value",
-          agrees=agrees),
-    order(3, "beats", "faster than the naive plan", slower_than(beaten), wrong=WRONG, kind="value",
-          agrees=agrees),
-    order(2, "near", "within a third of the best there is", slower_than(near_the_best), wrong=WRONG, kind="value",
-          agrees=agrees),
+    of(3, "fits", "a plan of this machine that fits", find_unfit),
+    of(3, "beats", "faster than the naive plan", slower_than(lambda case: case["naive"] / 1.02)),
+    of(2, "near", "within a third of the best there is", slower_than(lambda case: 4 / 3 * case["best"])),
 )  # fmt: skip

@@ -23,8 +23,8 @@ KINDS = (
     (PLACED, (2, 3, 4), ("dp", "pp", "tp"), 6, 1), (PLACED, (2, 2, 2), ("dp", "pp", "tp"), 3, 4),
     (EACH, (2, 2, 2), ("dp", "pp", "tp"), 4, 2), (EACH, (4, 1, 2), ("dp", "pp", "tp"), 2, 3),
     (EACH, (3, 4, 2), ("pp", "dp", "tp"), 8, 1),
-    (AGAIN, (2, 2, 2), ("dp", "pp", "tp"), 4, 2), (AGAIN, (2, 1, 4), ("dp", "pp", "tp"), 2, 4),
-    (AGAIN, (2, 4, 4), ("dp", "pp", "tp"), 8, 1),
+    (AGAIN, (2, 2, 2), ("dp", "pp", "tp"), 4, 2), (AGAIN, (2, 2, 4), ("dp", "pp", "tp"), 2, 1),
+    (AGAIN, (2, 1, 4), ("dp", "pp", "tp"), 8, 2),
     (WHOLE, (2, 2, 2), ("dp", "pp", "tp"), 4, 2), (WHOLE, (1, 4, 4), ("dp", "pp", "tp"), 3, 1),
     (WHOLE, (3, 2, 2), ("pp", "dp", "tp"), 5, 3),
 )  # fmt: skip
@@ -51,8 +51,9 @@ def case(
     while True:  # axes that send about as much are not told apart by what they send
         run |= {name: 1024 * int(rng.integers(2, 9)) for name in ("tokens", "hidden")}
         run["gradient_bytes"] = int(rng.integers(50, 900)) * 10**6
-        sizes = sorted(filter(None, bytes_by_axis(run, axes, kind).values()))
-        if all(one > 1.3 * other for other, one in pairwise(sizes)):
+        each = bytes_by_axis(run, axes, kind)
+        is_told = (kind, layers) != (AGAIN, 1) or each["dp"] > each["tp"]  # most of the bytes are as they should be
+        if is_told and all(one > 1.3 * other for other, one in pairwise(sorted(filter(None, each.values())))):
             break
     real = dict(reversed(axes.items())) if kind == PLACED else axes
     sent = bytes_between(run, real, kind) * rng.uniform(1.001, 1.006, (np.prod(degrees),) * 2)

@@ -23,14 +23,16 @@ KINDS = (
 def draw(rng: Rng) -> Cases:
     """Each kind, and some that are drawn, for the first two ranks and others.
 
-    There are more ranks of dp than divide the elements, and more than there are elements.
+    There are more ranks of dp than divide the elements, and more than there are elements. Small matrices say where a
+    number stood, and come first; of the others only the pieces know.
     """
     cases = []
     for shape, old, new in (*KINDS, drawn(rng, True), drawn(rng, False), drawn(rng, False)):
         n = int(np.prod([size for _, size in new]))
         ranks = {0, min(1, n - 1), n - 1, int(rng.integers(n))}
-        cases += [case(rng, shape, dict(old), dict(new), rank) for rank in sorted(ranks)]
-    return [cases[number] for number in rng.permutation(len(cases))]
+        cases += [case(rng, shape, dict(old), dict(new), rank, shape[1] < 12) for rank in sorted(ranks)]
+    rng.shuffle(cases)  # type: ignore[arg-type]
+    return sorted(cases, key=lambda each: not each["is"]["numbered"])
 
 
 def drawn(rng: Rng, same: bool) -> tuple[tuple[int, int], tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]]:
@@ -44,12 +46,18 @@ def drawn(rng: Rng, same: bool) -> tuple[tuple[int, int], tuple[tuple[str, int],
     return (int(rng.integers(2, 7)), 12), meshes[0], meshes[1]
 
 
-def case(rng: Rng, shape: tuple[int, int], old: dict[str, int], new: dict[str, int], rank: int) -> dict[str, Any]:
-    whole = rng.permutation(1000)[: shape[0] * shape[1]].reshape(shape).astype(float)
+def case(
+    rng: Rng, shape: tuple[int, int], old: dict[str, int], new: dict[str, int], rank: int, numbered: bool
+) -> dict[str, Any]:
+    start = int(rng.integers(10)) * 100 + 0.5
+    whole = start + np.add.outer(10 * np.arange(shape[0]), np.arange(shape[1]))
+    if not numbered:
+        whole = rng.permutation(whole.reshape(-1)).reshape(shape)
     pieces = [piece(whole, old, each) for each in range(old["dp"] * old["tp"])]
     named = ["{} {}, {} {}".format(*(part for pair in axes.items() for part in pair)) for axes in (old, new)]
     words = f"rank {rank} of {named[1]}, a matrix of {shape[0]} × {shape[1]} from {named[0]}"
-    properties = {"same slices": old["tp"] == new["tp"]}
+    words += f", with {start} + 10 i + j in row i and column j, from 0" * numbered
+    properties = {"same slices": old["tp"] == new["tp"], "numbered": numbered}
     return call(words, [pieces, list(shape), old, new, rank], **properties) | {"right": piece(whole, new, rank)}
 
 

@@ -36,6 +36,9 @@ KINDS = {
     "everything fits, but across": (8, 4, 4, (4, 2, 8), 30, 9, (0, 1), 0),
     "everything fits, wide gradients": (8, 4, 4, (2, 4, 8), 30, 9, (0, 1), 0),
     "two nodes of six": (6, 2, 4, (4, 2, 8), 30, 1, (1, 4), 0),
+    "half of a node": (6, 2, 4, (4, 2, 8), 30, 1, (1, 3), 1),
+    "a node half as fast again": (4, 2, 4, (4, 2, 8), 30, 1.6, (1, 2), 0),
+    "two ranks, wide weights": (2, 1, 4, (4, 2, 8), 30, 1, (0, 1), 0),
     "wide states": (8, 8, 4, (2, 2, 24), 30, 7, (1, 64), 0),
     "hopeless": (8, 4, 4, (2, 2, 12), 40, 9, (3, 32), -1),
 }
@@ -117,9 +120,7 @@ EXERCISE = on_paper(
     "zero.8", "fastest_stage", "Which stage for this cluster?", draw,
     *choice.plans(
         "stage, ranks that share", "s of sending", checks=("fits", "shortest"),
-        words=(
-            "the plan is possible and fits, and is None where none does",
-            "no plan that fits sends for a shorter time",
-        ),
+        words=("the plan is possible and fits, and is None where none does",
+               "no plan that fits sends for a shorter time"),
     ),
 )  # fmt: skip
