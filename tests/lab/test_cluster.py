@@ -180,12 +180,13 @@ def main(own, other):
     dist.all_reduce(total)
     return total.item()
 
-cluster = lab.cluster(2, 2, **{SLOW})
-assert lab.run(main, args=tuple(sys.argv[1:]), cluster=cluster, timeout_s=120) == [4.0] * 4
+for run, cluster in enumerate((None, lab.cluster(2, 2, **{SLOW}))):
+    met = tuple(path + str(run) for path in sys.argv[1:])
+    assert lab.run(main, 4, args=met, cluster=cluster, timeout_s=120) == [4.0] * 4
 """
 
 
-def test_runs_on_clusters_at_once_do_not_meet(tmp_path, monkeypatch):
+def test_runs_at_once_do_not_meet_on_a_cluster_or_none(tmp_path, monkeypatch):
     """One of another program and one of this, each of which waits until the other is up."""
     here, there = str(tmp_path / "here"), str(tmp_path / "there")
     program = subprocess.Popen([sys.executable, "-c", AT_ONCE, there, here], stderr=subprocess.PIPE)
@@ -288,6 +289,7 @@ def node(script, out):
     return done.returncode, done.stderr[-4000:]
 
 
+@pytest.mark.soak  # seven programs import torch; on one node: test_run_torchrun
 @pytest.mark.timeout(300)
 def test_torchrun_on_two_nodes_gives_what_lab_run_gives(tmp_path, monkeypatch):
     """The elastic agent of each node in a network namespace of its own, with its own rendezvous over the link."""

@@ -186,13 +186,11 @@ def test_data_loader_workers_and_pools_run_inside_a_rank():
     assert lab.run(main, 2) == [([[0, 1, 2, 3], [4, 5, 6, 7]], [1, 2])] * 2
 
 
-@pytest.mark.parametrize("how", ["-c", "script"])
-def test_no_main_guard_is_needed(how, tmp_path):
-    code = "from dtlib import lab\ndef f(x):\n    return x * 2\nprint(lab.run(f, 2, args=(21,)))\n"
+def test_no_main_guard_is_needed(tmp_path):
+    """Of a script; of ``python -c``: test_cluster and test_run_leaves_nothing."""
     script = tmp_path / "script.py"
-    script.write_text(code)
-    command = [sys.executable, "-c", code] if how == "-c" else [sys.executable, str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    script.write_text("from dtlib import lab\ndef f(x):\n    return x * 2\nprint(lab.run(f, 2, args=(21,)))\n")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
     assert (done.stdout, done.stderr) == ("[42, 42]\n", "")
 
 

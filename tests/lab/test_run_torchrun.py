@@ -25,6 +25,8 @@ def main(scale):
 
 first = lab.run(main, int(sys.argv[1]), args=(2.0,))
 second = lab.run(lambda: dist.get_rank() ** 2, int(sys.argv[1]))
+if "RANK" in os.environ:
+    assert set(lab.run(dist.get_world_size, 7)) == {int(sys.argv[1])}, "torchrun decides how many ranks there are"
 with open(f"{sys.argv[2]}/{os.environ.get('RANK', 'alone')}", "w") as file:
     json.dump([first, second], file)
 """
@@ -57,14 +59,6 @@ def test_results_are_identical(world_size, tmp_path, monkeypatch):
     assert first[0][3] == 2 * (world_size - 1)
     for result in results.values():
         assert result == results["alone"]
-
-
-def test_torchrun_decides_how_many_ranks_there_are(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
-        "from dtlib import lab\nimport torch.distributed as dist\nprint(lab.run(dist.get_world_size, 4))\n"
-    )
-    assert start([*TORCHRUN, "2"], script).stdout.count("[2, 2]") == 2
 
 
 def test_a_rank_that_raises_under_torchrun_ends_the_job(tmp_path):
