@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from dtlib.ranks import dp
+from tests.ranks.compression import oracle
 
 SHAPES = {"a": (6, 5), "b": (7,), "c": ()}
 B = 3  # samples of a rank
@@ -29,17 +32,8 @@ def told(by_rank, batch, names=None):
     return square, batch * ((rows - rows.mean(0)) ** 2).sum() / (n - 1)
 
 
-class Given(nn.Module):
-    """A module whose gradients are what it is called with, or 0 where a name is left out."""
-
-    def __init__(self, shapes=SHAPES, dtype=torch.float64):
-        super().__init__()
-        for name, shape in shapes.items():
-            self.register_parameter(name, nn.Parameter(torch.zeros(shape, dtype=dtype)))
-
-    def forward(self, grads):
-        own = dict(self.named_parameters())
-        return sum((own[name] * torch.as_tensor(grads[name], dtype=own[name].dtype)).sum() for name in grads)
+Given = partial(oracle.Given, SHAPES)
+"""A module whose gradients are what it is called with, or 0 where a name is left out."""
 
 
 def measure(given, noise, options, samples=B):
