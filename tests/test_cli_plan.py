@@ -126,6 +126,7 @@ def test_the_table_has_the_best_plans_and_fits_80_columns():
     found = answer(sequences=64)
     lines = result.output.splitlines()
     assert "16 × H100-80GB-SXM, 8 a node, InfiniBand NDR between nodes" in lines
+    assert lines[0] == "llama3-8b: 8,030,261,248 parameters, 18-byte recipe"
     assert max(len(line) for line in lines) <= 80
     for each in found.shown:
         row = f"{each.plan.micro_batch}×{each.plan.micro_batches}"

@@ -379,12 +379,15 @@ def _print(
     from rich.console import Console
     from rich.table import Table
 
+    from dtlib.theory.memory import recipe as as_recipe
     from dtlib.theory.models import model_parameters
 
     from . import told
 
     console = Console(highlight=False)
-    console.print(f"{answer.model.name}: {model_parameters(answer.model).total:,} parameters", soft_wrap=True)
+    recipe = as_recipe(answer.best.plan.recipe).name
+    number = f"{model_parameters(answer.model).total:,} parameters"
+    console.print(f"{answer.model.name}: {number}, {recipe} recipe", soft_wrap=True)
     machine = answer.machine
     across = f", {machine.network.name} between nodes" if machine.gpus > machine.node else ""
     console.print(f"{machine.gpus:,} × {machine.accelerator.name}, {machine.node} a node{across}")

@@ -88,6 +88,7 @@ def impossible(fixed: Mapping[str, int], of: Sequence[Plan], gpus: int, sequence
             return f"ep must be 1 for a model without experts, not {size}"
         if size not in possible:
             batch = f" and a batch of {sequences}" if name == "dp" and sequences % size else ""
-            return f"{name} must be one of {', '.join(map(str, possible))} with gpus={gpus}{batch}, not {size}"
+            some = "one of " * (len(possible) > 1) + ", ".join(map(str, possible))
+            return f"{name} must be {some} with gpus={gpus}{batch}, not {size}"
     said = " and ".join(f"{name}={size}" for name, size in fixed.items())
     return f"{said} do not go together with gpus={gpus}, the model's sizes and the batch"
