@@ -62,6 +62,8 @@ def test_what_is_not_planned_is_refused_by_name(flags, said):
         (["llama3-8b", "--gpus", 1], "; 3 do (dp 1, tp 1, pp 3"),
         (["llama3-70b", "--gpus", 8], "; 24 do (dp"),
         (["llama3-8b", "--gpus", 8, "--card", "H1000"], "--card 'H1000' is unknown"),
+        (["llama3-8b", "--gpus", 8, "--ep", 2], "--ep must be 1 for a model without experts, not 2"),
+        (["olmoe", "--gpus", 8, "--batch", 7, "--ep", 2], "--ep must be 1 with --gpus=8 and a batch of 7, not 2"),
         (["llama3-8b", "--gpus", 8, "--card", "x"], "--card 'x' is unknown; there are V100-32GB-SXM"),
         (["llama3-8b", "--gpus", 8, "--network", "8"], "--network '8' is unknown; there are NVLink 2"),
         (["llama3-8b", "--gpus", 8, "--network", "string"], "--network 'string' is unknown"),

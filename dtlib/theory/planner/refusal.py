@@ -80,14 +80,15 @@ def _least(model: Architecture, timed: list[Timed], k: Constants, partly: bool) 
     return best, needed
 
 
-def impossible(fixed: Mapping[str, int], of: Sequence[Plan], gpus: int, sequences: int) -> str:
+def impossible(model: Architecture, fixed: Mapping[str, int], of: Sequence[Plan], gpus: int, sequences: int) -> str:
     """What to say where no mesh has these degrees: which ones each axis may have, or that they do not go together."""
     for name, size in fixed.items():
         possible = sorted({getattr(mesh, name) for mesh in of})
-        if name == "ep" and possible == [1]:
+        if name == "ep" and model.experts is None and size > 1:
             return f"ep must be 1 for a model without experts, not {size}"
         if size not in possible:
-            batch = f" and a batch of {sequences}" if name == "dp" and sequences % size else ""
+            shared = name == "dp" or (name == "ep" and model.experts and model.experts.num_experts % size == 0)
+            batch = f" and a batch of {sequences}" if shared and sequences % size else ""
             some = "one of " * (len(possible) > 1) + ", ".join(map(str, possible))
             return f"{name} must be {some} with gpus={gpus}{batch}, not {size}"
     said = " and ".join(f"{name}={size}" for name, size in fixed.items())

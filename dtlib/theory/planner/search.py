@@ -143,7 +143,7 @@ def every_plan(
         raise ValueError(f"sequences must be a multiple of a dp that gpus={machine.gpus} allows, not {sequences}")
     chosen = [mesh for mesh in possible if all(getattr(mesh, name) == size for name, size in fixed.items())]
     if not chosen:
-        raise ValueError(impossible(fixed, possible, machine.gpus, sequences))
+        raise ValueError(impossible(model, fixed, possible, machine.gpus, sequences))
     timed = [_timed(model, mesh, sequences, machine, constants, space, most_bytes) for mesh in chosen]
     found = [each for each in timed if len(each.seconds)]
     if not found:
