@@ -143,6 +143,8 @@ class TestCompare:
         assert "None (does the function return" in str(compare(None, np.zeros(3), ""))
         assert "Saw True; expected a finite number" in str(compare(True, 1.0, ""))
         assert str(compare([7, None], [7, 1], "here")) == "Saw None; expected a finite number (here; part 1)."
+        assert "Saw 10 entries, [0, " in str(compare([*range(10)], [*range(12)], ""))
+        assert "; expected 12 entries." in str(compare([*range(10)], [*range(12)], ""))
 
     @pytest.mark.parametrize("expected", [[5, 7], np.array([5.0, 7.0])])
     def test_a_row_of_numbers_may_be_a_list_or_an_array(self, expected):

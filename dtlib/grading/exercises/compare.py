@@ -72,6 +72,8 @@ def compare(
         return Finding(_kind(seen, whole), "a finite number", where)
     if show(seen) == show(expected) and plain.is_number(seen) and plain.is_number(expected):
         return Finding(f"{seen:.15g}", f"{expected:.15g}", where)
+    if show(seen) == show(expected) and isinstance(seen, list | tuple) and isinstance(expected, list | tuple):
+        return Finding(f"{len(seen)} entries, {show(seen)}", f"{len(expected)} entries", where)  # that begin alike
     return Finding(show(seen), show(expected), where)
 
 
