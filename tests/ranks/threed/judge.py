@@ -1,4 +1,4 @@
-"""`train` takes three AdamW steps on a mesh, and `compare` holds what all ranks found to one process.
+"""`train` takes two AdamW steps on a mesh, and `compare` holds what all ranks found to one process.
 
 float64: sums over ranks and micro-batches come in another order, an error of a few 2⁻⁵³ relative to the largest term,
 and AdamW divides by its own estimate of the gradient. Its steps are 1e-2: a wrong factor is far above 1e-9.
@@ -60,9 +60,9 @@ def made(config, frozen, **options):
     return model
 
 
-def data():
-    """Three batches; some targets do not count, most of them in the first row."""
-    tokens = torch.randint(GPT.vocab, (3, ROWS, GPT.seq + 1), generator=torch.Generator().manual_seed(1))
+def data(batches=2):
+    """Some targets do not count, most of them in the first row."""
+    tokens = torch.randint(GPT.vocab, (batches, ROWS, GPT.seq + 1), generator=torch.Generator().manual_seed(1))
     targets = tokens[:, :, 1:].clone()
     targets[:, 0, :5] = gpt.IGNORED
     targets[:, 3, 2:4] = gpt.IGNORED

@@ -24,7 +24,7 @@ def steps(training, numbers):
     place, n, losses = training.mesh.coordinates()["dp"], training.mesh.size("dp"), []
     mine = slice(place * ROWS // n, (place + 1) * ROWS // n)
     for number in numbers:
-        x, y = (each[number] for each in data())
+        x, y = (each[number] for each in data(3))
         losses.append(training.step(x[mine], y[mine]).item())
     return losses
 
@@ -83,7 +83,7 @@ def test_what_a_mesh_saves_every_other_reads(config, tmp_path):
     whole = Model(config, seed=5)
     (folder,) = tmp_path.iterdir()
     dcp.load(dict(whole.named_parameters()), checkpoint_id=folder, no_dist=True)
-    x, y = (each[1] for each in data())
+    x, y = (each[1] for each in data(3))
     assert next_token_loss(whole(x), y).item() == pytest.approx(losses[0], rel=1e-12)
 
 

@@ -178,7 +178,7 @@ def biased_alone(config, rate=RATE):
     model, found = Model(config), []
     adam = make_adamw(model.parameters())
     routers = [each for each in model.modules() if isinstance(each, Router)]
-    for x, y in zip(*data(), strict=True):
+    for x, y in zip(*data(3), strict=True):
         with ep.routing(model) as routed:
             next_token_loss(model(x), y).backward()
         adam.step()
@@ -195,7 +195,7 @@ def biased(case, group_of=lambda training: training.batch_group):
     training, found = built(case), []
     mesh, n = training.mesh, training.mesh.size("dp")
     mine = slice((at := mesh.coordinates()["dp"]) * ROWS // n, (at + 1) * ROWS // n)
-    for x, y in zip(*data(), strict=True):
+    for x, y in zip(*data(3), strict=True):
         training.step(x[mine], y[mine])
         stages = training.stages.values()
         found.append([layer for each in stages for layer in moved(each, ep.move_bias(each, RATE, group_of(training)))])
