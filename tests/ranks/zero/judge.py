@@ -20,7 +20,7 @@ from dtlib import lab, theory
 # largest term, and AdamW divides by its own estimate of the gradient, so that small gradients inherit the relative
 # error of the large ones. 1e-9 leaves room for that and is far below any wrong factor: AdamW's steps are 1e-2.
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
-WIDTH, ITEM, BATCH, STEPS, MICRO_BATCHES, MAX_NORM = 192, 8, 12, 5, 2, 0.05
+WIDTH, ITEM, BATCH, STEPS, MICRO_BATCHES, MAX_NORM = 192, 8, 12, 3, 2, 0.05
 
 
 class Awkward(nn.Module):
@@ -87,7 +87,7 @@ def loss_of(model: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
 
 @functools.cache
 def single_process(accumulate: bool) -> dict[str, Any]:
-    """The weights, moments and norms after five AdamW steps of one process, from the weights that rank 0 draws."""
+    """The weights, moments and norms after three AdamW steps of one process, from the weights that rank 0 draws."""
     torch.manual_seed(0)
     model = Awkward()
     optimizer = make_adamw([{**g, "params": [p for p in g["params"] if p.requires_grad]} for g in groups(model)])
@@ -107,7 +107,7 @@ Make = Callable[..., Any]
 
 
 def on_a_rank(make: Make, accumulate: str, per_node: int) -> dict[str, Any]:
-    """Five steps on this rank's rows. `accumulate` is "no", "quiet" (inside no_sync) or "sync" (a sync each time).
+    """Three steps on this rank's rows. `accumulate` is "no", "quiet" (inside no_sync) or "sync" (a sync each time).
 
     "crossed" are the bytes that the last step sends from node to node.
     """

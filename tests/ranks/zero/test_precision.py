@@ -18,7 +18,7 @@ from .small import STAGES, in_each_stage
 
 CONFIG = GPTConfig(num_layers=2, hidden=48, dtype=torch.bfloat16)
 make_adamw = functools.partial(torch.optim.AdamW, lr=1e-3)
-BATCH, STEPS = 12, 5
+BATCH, STEPS = 12, 3
 
 
 def one_process():
@@ -67,7 +67,7 @@ def test_equals_one_process_with_a_master_copy(tmp_path, stage, n):
     # The gradient of a rank is rounded to bf16 twice, at the end of backward and after 1/N: a relative 2⁻⁸ of the
     # largest terms. AdamW's first steps have the size of the learning rate whatever the gradient's, and its sign may
     # turn where terms cancel (they do in the biases of the keys, which have no effect). So most weights agree within a
-    # tenth of the five steps, and none is off by more than twice what five steps can move.
+    # tenth of the steps, and none is off by more than twice what these can move.
     distance = torch.cat([(masters[name] - weight).abs().flatten() for name, weight in expected.items()])
     assert distance.max() <= 2 * STEPS * 1e-3
     assert (distance <= STEPS * 1e-4).double().mean() >= 0.95
