@@ -4,7 +4,7 @@ from functools import partial
 from math import lcm, prod
 from typing import Any
 
-from dtlib.grading.exercises.inputs import Case, Cases, Rng, call
+from dtlib.grading.exercises.inputs import Case, Rng, call, in_order
 from dtlib.grading.exercises.kinds import on_paper, values
 
 #: Ranks, bytes of a value, elements that share a scale, levels, rank of the factors: one rank and two, a power of two
@@ -14,12 +14,8 @@ SPLITS = (
 )  # fmt: skip
 
 
-def draw(rng: Rng) -> Cases:
-    """Each split, with matrices that are wide and tall, one of which is longer as two factors, and vectors."""
-    return [drawn(rng, *split) for split in SPLITS]
-
-
 def drawn(rng: Rng, n: int, value_bytes: int, block: int, levels: int, rank: int) -> dict[str, Any]:
+    """Matrices that are wide and tall, one of which is longer as two factors, and vectors."""
     tall, wide = ([int(each) for each in rng.integers(60, 400, 2)] for _ in range(2))
     small = [rank + 1, int(rng.integers(rank + 1, 2 * rank + 2))]  # r(a + b) > ab
     shapes = [sorted(tall), sorted(wide, reverse=True), [int(rng.integers(9, 90))], small]
@@ -52,7 +48,7 @@ def right(case: Case) -> dict[str, float]:
 part = partial(values, right=right, parts="int8, qsgd, top-k, random-k, low rank and most", kind="traffic")
 
 EXERCISE = on_paper(
-    "compression.1", "bills", "The bill of five schemes", draw,
+    "compression.1", "bills", "The bill of five schemes", in_order(SPLITS, drawn),
     part(3, "rides", "what rides on an all-reduce: random-k and low rank", part=("random-k", "low rank")),
     part(3, "gathered", "what every rank must be told: QSGD and top-k", part=("qsgd", "top-k")),
     part(2, "int8", "int8 in two passes", part="int8"),
