@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
@@ -16,10 +16,22 @@ from .options import MOST_LAYERS, read_json
 
 if TYPE_CHECKING:
     from dtlib.theory.models import Architecture
-    from dtlib.theory.planner import Plan
-    from dtlib.theory.planner.laws import Term, Told
+    from dtlib.theory.planner import Goal, Keeping, Plan
+    from dtlib.theory.planner.laws import Term
 
 # numpy, rich and dtlib.theory are imported by the functions that need them: --help answers at once.
+
+
+@dataclass(frozen=True)
+class Told:
+    """An amount in words that is no term of a sum, with its law, as a `Term` of a plan has it."""
+
+    name: str
+    amount: str
+    formula: str
+    meaning: str
+    number: str
+    chapter: str
 
 
 @click.command()
@@ -96,7 +108,7 @@ def _read(file: Path, which: int) -> tuple[Architecture, Plan, dict[str, list[Te
 
 def _beside(said: Mapping[str, Any], which: int, model: Architecture, plan: Plan, step: float) -> dict[str, list[Told]]:
     """The laws of the saves, told of the fastest plan, and of the goal, where the file has them."""
-    from dtlib.theory.planner import Goal, Keeping, laws
+    from dtlib.theory.planner import Goal, Keeping
     from dtlib.theory.planner.keeping import kept
 
     found = {}
@@ -109,7 +121,7 @@ def _beside(said: Mapping[str, Any], which: int, model: Architecture, plan: Plan
             close = False
         if not close:
             raise ValueError("its keeping is counted otherwise: it was changed, or written by another version")
-        found["saves"] = laws.explained_saves(there, step)
+        found["saves"] = _of_saves(there, step)
     if "goals" in said:
         goals = said["goals"]
         if not isinstance(goals, list) or len(goals) != len(said["plans"]):
@@ -117,8 +129,46 @@ def _beside(said: Mapping[str, Any], which: int, model: Architecture, plan: Plan
         goal = _made(Goal, goals[which - 1], "goals")
         if not isinstance(goal.batch_share, float) or not 0 < goal.batch_share < math.inf:
             raise ValueError(f"goals.batch_share must be finite and positive, not {goal.batch_share!r}")
-        found["goal"] = laws.explained_goal(goal)
+        found["goal"] = _of_goal(goal)
     return found
+
+
+def _of_saves(kept: Keeping, step_seconds: float) -> list[Told]:
+    """The laws of a job's saves and of what failures leave of its time."""
+    from dtlib.theory.units import format_bytes
+
+    apart = f"{kept.steps:,} steps, the job fails each {kept.mtbf / 3600:,.1f} hours"
+    behind = f"each in {kept.save_seconds:,.1f} s, steps between two: {kept.behind_steps:,}, copies not counted"
+    return [
+        _told("a save", format_bytes(kept.save_bytes, digits=3), "reliability.save_bytes",
+              "weights and what the optimizer keeps, of all that is trained, once", f"{kept.save_seconds:,.1f} s"),
+        _told("apart", f"{kept.steps * step_seconds / 60:,.1f} min", "reliability.best_interval",
+              "work between two saves that loses the least", apart),
+        _told("goodput", _part(kept.goodput), "reliability.goodput",
+              "the time that is lasting work", f"each save stops the run for {kept.save_seconds:,.1f} s"),
+        _told("behind", _part(kept.behind_goodput), "reliability.background_goodput",
+              "the same where saves are written while the run goes on", behind),
+    ]  # fmt: skip
+
+
+def _of_goal(goal: Goal) -> list[Told]:
+    """The laws of a goal that is reached with a plan's batch."""
+    share = f"the batch is {goal.batch_share:.3g} of the critical one"
+    return [
+        _told("tokens", f"{1 + goal.batch_share:.3g}×", "batch.examples_needed", "over the least of the goal", share),
+        _told("steps", f"{1 + 1 / goal.batch_share:.3g}×", "batch.steps_needed", "over the least of the goal", share),
+    ]
+
+
+def _part(share: float) -> str:
+    """A share that is neither none nor all, rounded to neither."""
+    return "< 0.01%" if share < 0.00005 else "> 99.99%" if share >= 0.99995 else f"{share:.2%}"
+
+
+def _told(name: str, amount: str, law: str, meaning: str, number: str) -> Told:
+    from dtlib.theory.formula import formulas
+
+    return Told(name, amount, law, meaning, number, formulas()[law].chapter)
 
 
 def _same(found: Any, term: str, counted: float) -> bool:

@@ -15,9 +15,6 @@ from dtlib.theory.models import Architecture, active_parameters
 from dtlib.theory.timing import CAST_BYTES, Plan, host_bytes
 from dtlib.theory.units import TFLOP, format_bytes
 
-from .goal import Goal
-from .keeping import Keeping
-
 Number = Callable[[Architecture, Plan], str]
 
 
@@ -44,18 +41,6 @@ class Term:
     formula: str
     chapter: str
     number: str
-
-
-@dataclass(frozen=True)
-class Told:
-    """An amount in words that is no term of a sum, with its law, as a `Term` has it."""
-
-    name: str
-    amount: str
-    formula: str
-    meaning: str
-    number: str
-    chapter: str
 
 
 def _flops(model: Architecture, plan: Plan) -> str:
@@ -217,40 +202,6 @@ OF_MEMORY: Mapping[str, Law] = MappingProxyType(
     }
 )
 """The law of each term of `PlanMemory`."""
-
-
-def explained_saves(kept: Keeping, step_seconds: float) -> list[Told]:
-    """The laws of a job's saves and of what failures leave of its time."""
-    apart = f"{kept.steps:,} steps, the job fails each {kept.mtbf / 3600:,.1f} hours"
-    behind = f"each in {kept.save_seconds:,.1f} s, steps between two: {kept.behind_steps:,}, copies not counted"
-    return [
-        _told("a save", format_bytes(kept.save_bytes, digits=3), "reliability.save_bytes",
-              "weights and what the optimizer keeps, of all that is trained, once", f"{kept.save_seconds:,.1f} s"),
-        _told("apart", f"{kept.steps * step_seconds / 60:,.1f} min", "reliability.best_interval",
-              "work between two saves that loses the least", apart),
-        _told("goodput", _part(kept.goodput), "reliability.goodput",
-              "the time that is lasting work", f"each save stops the run for {kept.save_seconds:,.1f} s"),
-        _told("behind", _part(kept.behind_goodput), "reliability.background_goodput",
-              "the same where saves are written while the run goes on", behind),
-    ]  # fmt: skip
-
-
-def explained_goal(goal: Goal) -> list[Told]:
-    """The laws of a goal that is reached with a plan's batch."""
-    share = f"the batch is {goal.batch_share:.3g} of the critical one"
-    return [
-        _told("tokens", f"{1 + goal.batch_share:.3g}×", "batch.examples_needed", "over the least of the goal", share),
-        _told("steps", f"{1 + 1 / goal.batch_share:.3g}×", "batch.steps_needed", "over the least of the goal", share),
-    ]
-
-
-def _part(share: float) -> str:
-    """A share that is neither none nor all, rounded to neither."""
-    return "< 0.01%" if share < 0.00005 else "> 99.99%" if share >= 0.99995 else f"{share:.2%}"
-
-
-def _told(name: str, amount: str, law: str, meaning: str, number: str) -> Told:
-    return Told(name, amount, law, meaning, number, formulas()[law].chapter)
 
 
 def explained(parts: Breakdown, model: Architecture, plan: Plan, laws: Mapping[str, Law]) -> list[Term]:
