@@ -71,17 +71,21 @@ def test_each_message_of_a_layer_waits_for_every_node():
 
 
 def test_the_host_meets_each_tensor_rank():
-    """More slowly over nodes, with a pipeline or inputs that are gathered again: then messages hide behind it."""
-    slow = {"layer_host_seconds": 1e-3, "rank_host_seconds": 0.1, "staged_rank_host_seconds": 0.2}
+    """More slowly over nodes, where inputs are gathered again, or with a pipeline, there less for each rank of its node
+    but once the layer is launched; then messages hide behind it."""
+    launch = 1e-3
+    slow = {"layer_host_seconds": launch, "rank_host_seconds": 0.1, "staged_rank_host_seconds": 0.2}
     split = Plan(tp=16, sequence_parallel=True)
-    for plan, each in (
-        (Plan(tp=4), 0.1), (Plan(tp=4, pp=2), 0.1), (Plan(tp=16), 0.1), (split.changed(keep_gathered=True), 0.1),
-        (split.changed(tp=8), 0.1), (split, 0.2), (Plan(tp=8, pp=2), 0.2), (Plan(dp=8, pp=2), 0.2),
+    for plan, quick, near, far in (
+        (Plan(tp=4), 4, 0, 0), (Plan(tp=4, pp=2), 4, 0, 0), (Plan(tp=16), 16, 0, 0),
+        (split.changed(keep_gathered=True), 16, 0, 0), (split.changed(tp=8), 8, 0, 0),
+        (split, 0, 0, 16), (Plan(tp=8, pp=2), 0, 8, 0), (Plan(dp=8, pp=2), 0, 1, 0), (Plan(tp=16, pp=2), 0, 8, 8),
     ):  # fmt: skip
-        found = terms(plan, **slow)
+        found = terms(plan, **slow, far_rank_host_seconds=0.3)
         behind = found.host + found.matmuls + found.attention + found.elementwise
-        behind += found.tensor_parallel if each == 0.2 else 0
-        assert behind / (MODEL.num_layers / plan.pp) == pytest.approx(each * plan.tp)
+        behind += 0 if quick else found.tensor_parallel
+        expected = 0.1 * quick + 0.2 * near + 0.3 * far + (launch if near else 0)
+        assert behind / (MODEL.num_layers / plan.pp) == pytest.approx(expected)
     few = terms(Plan(tp=4), rank_host_seconds=1e-6)
     assert few == terms(Plan(tp=4))
 
@@ -152,7 +156,9 @@ def test_stages_are_filled_until_they_have_more_than_their_share():
     """Eight layers and a head that has the products of two, by hand: shares of 5, 2.5 and 1.25."""
     layer = models.layer_of_rank(MODEL, 1, 1, with_experts=False).total
     model = replace(MODEL, num_layers=8, vocab=2 * layer // MODEL.hidden)
-    assert [balanced_stages(model, pp) for pp in (1, 2, 4, 8)] == [(8, 8), (6, 2), (3, 0), (2, 0)]
+    assert [balanced_stages(model, pp) for pp in (1, 2, 4, 8)] == [(8, 8), (5, 3), (3, 0), (2, 0)]
+    near = replace(MODEL, num_layers=32, vocab=round(2.207 * layer / MODEL.hidden))  # 15/16 are 32.07 layers
+    assert balanced_stages(near, 16) == (3, 0)
     uneven = replace(MODEL, num_layers=32, vocab=32000)  # with a head of two thirds of a layer
     assert balanced_stages(uneven, 4) == (9, 7)
 

@@ -24,12 +24,12 @@ TIME_CONSTANTS = (
 HABITS: Mapping[str, tuple[Constants, tuple[str, ...]]] = MappingProxyType(
     {
         "nanotron": (
-            replace(FITTED, kept_passes=2.5, logit_passes=1, layer_host_seconds=4 * ms, rank_host_seconds=0.5 * ms,
-                    staged_rank_host_seconds=3 * ms, data_hiding=0.1, sharded_messages=6, accumulated_bytes=10,
-                    head_balance=1, stall_seconds=0.28, stall_hop_seconds=50 * us, stall_cards=512,
-                    stall_ranks=32),
-            ("matmul_share", "kept_passes", "logit_passes", "layer_host_seconds", "rank_host_seconds",
-             "staged_rank_host_seconds", "stall_hop_seconds"),
+            replace(FITTED, kept_passes=2.5, logit_passes=1, layer_host_seconds=4 * ms,
+                    rank_host_seconds=0.5 * ms, staged_rank_host_seconds=2 * ms, far_rank_host_seconds=3 * ms,
+                    data_hiding=0.1, sharded_messages=6, accumulated_bytes=10, head_balance=1, stall_seconds=0.28,
+                    stall_hop_seconds=50 * us, stall_cards=512, stall_ranks=32),
+            ("matmul_share", "kept_passes", "logit_passes", "layer_host_seconds",
+             "rank_host_seconds", "staged_rank_host_seconds", "far_rank_host_seconds", "stall_hop_seconds"),
         ),
         "fsdp": (
             replace(FITTED, attention_flop_per_s=150 * TFLOP, selective_products=0.5),

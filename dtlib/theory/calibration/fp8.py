@@ -1,12 +1,14 @@
-"""Published runs in fp8 with one scale for each tensor: no constant was fitted to any of them.
+"""Published runs in fp8: no constant was fitted to any of them.
 
-Rows with scales of blocks or rows, and those that do not print their precision, are left out. Rows are read as those
-in 16 bits of the same tables.
+Dense models have one scale for each tensor; their rows with scales of blocks or rows are left out, and those that do
+not print their precision. Models with experts have MXFP8 too, whose scales of 32 entries the cards' products take.
+Rows are read as those in 16 bits of the same tables.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -46,9 +48,14 @@ _NODES = {"DGX-H100": ("H100", 8), "DGX-B200": ("B200", 8), "DGX-GB200": ("GB200
 
 
 def _megatron_bridge(row: Row) -> list[Run]:
-    """Dense models. What was computed again is not printed: nothing, since with everything all would be a quarter and
-    more faster than they can be. Those that need twice their card like this computed some again, and are left out."""
+    """Models with experts as those in 16 bits; dense ones. What was computed again of these is not printed: nothing,
+    since with everything all would be a quarter and more faster than they can be. Those that need twice their card like
+    this computed some again, and are left out."""
     tensorwise = row["Precision"].split()[:1] in (["FP8"], ["FP8-CS"])
+    if (tensorwise or row["Precision"] in ("MXFP8", "FP8-MX")) and row["kind"].startswith("Pre-Training"):
+        experts = published.KEPT_BACK["megatron_bridge_half"]({**row, "Precision": "BF16"})
+        if experts:
+            return experts
     if not tensorwise or row["model"] not in _MODELS or row["System"] not in _NODES or row["kind"].startswith("LoRA"):
         return []
     model, (card, node), gpus = models.model(_MODELS[row["model"]]), _NODES[row["System"]], int(row["#-GPUs"])
@@ -67,8 +74,39 @@ def _megatron_bridge(row: Row) -> list[Run]:
     return [Run(model, (plan,), machine, seconds)]
 
 
+_LAYOUT = re.compile(r"TP(\d+) PP(\d+) VPP(\d+) EP(\d+) MBS(\d+) GBS(\d+) seq (\d+)")
+
+
+def _moe(row: Row) -> list[Run]:
+    """The rows that print all of a layout: DeepSeek-V3 on 256 GB200, one job as its software was tuned.
+
+    The rates are taken to count the 250 GFLOP a token that another row of the table has. The others lack the
+    micro-batch or the sequence, or are another's schedule (DualPipe)."""
+    layout = _LAYOUT.fullmatch(row["layout"])
+    if layout is None:
+        return []
+    tp, stages, chunks, ep, b, batch, seq = map(int, layout.groups())
+    model, gpus = replace(models.model("deepseek-v3"), mtp_modules=0), int(row["gpus"])
+    dp = gpus // tp // stages
+    plans = tuple(
+        Plan(
+            dp=dp, tp=tp, pp=stages, ep=ep, zero=1, micro_batch=b, micro_batches=batch // dp // b, chunks=chunks,
+            schedule="interleaved", seq=seq, recompute=again,
+        )
+        for again in ("none", "selective", "full")
+    )  # fmt: skip
+    seconds = batch * seq * 0.25 / gpus / float(row["model_tflops_per_gpu"])
+    machine = Machine(accelerator=hardware.accelerator(row["accelerator"]), gpus=gpus, node=64)
+    return [Run(model, plans, machine, seconds)]
+
+
 TABLES: Mapping[str, Callable[[Row], list[Run]]] = MappingProxyType(
-    {"llmfoundry_mpt_half": _mpt, "torchtitan_half": _torchtitan, "megatron_bridge_half": _megatron_bridge}
+    {
+        "llmfoundry_mpt_half": _mpt,
+        "torchtitan_half": _torchtitan,
+        "megatron_bridge_half": _megatron_bridge,
+        "moe_training_throughput": _moe,
+    }
 )
 """The tables that have such rows."""
 
@@ -78,4 +116,5 @@ def runs(table: str, rows: Iterable[Row]) -> list[Run]:
     if table not in TABLES:
         raise ValueError(f"table must be one of {', '.join(TABLES)}, not {table!r}")
     found = (run for row in rows for run in TABLES[table](row))
-    return [replace(run, plans=(run.plans[0].changed(precision="fp8"),), table=table) for run in found]
+    in_fp8 = (replace(run, plans=tuple(plan.changed(precision="fp8") for plan in run.plans)) for run in found)
+    return [replace(run.fitting(), table=table) for run in in_fp8]

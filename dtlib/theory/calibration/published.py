@@ -232,18 +232,27 @@ def _ultrascale_half(row: Row) -> list[Run]:
     return [ultrascale(row)] if row["status"] == "ok" and int(row["pp"]) <= int(row["layers"]) else []
 
 
-_EXPERTS = {"GPT OSS 120B": "gpt-oss-120b", "DeepSeekV3 (w/o MTP)": "deepseek-v3", "Qwen3_235B_a22B": "qwen3-235b-a22b"}
-_NODES = {"DGX-H100": ("H100", 8), "DGX-GB200": ("GB200", 64)}
+_EXPERTS = {
+    "GPT OSS 120B": "gpt-oss-120b", "DeepSeekV3 (w/o MTP)": "deepseek-v3", "DeepSeekV3": "deepseek-v3",
+    "Qwen3_235B_a22B": "qwen3-235b-a22b", "Qwen3_30B_a3B": "qwen3-30b-a3b",
+}  # fmt: skip
+_NODES = {"DGX-H100": ("H100", 8), "DGX-B200": ("B200", 8), "DGX-GB200": ("GB200", 64)}
 
 
 def _megatron_bridge(row: Row) -> list[Run]:
-    """Models with experts in 16 bits. What was computed again is not printed: the planner chooses."""
+    """Models with experts in 16 bits. What was computed again is not printed: the planner chooses.
+
+    Where ep does not divide dp, the cards of an expert are laid out in a way that the row does not say."""
     if row["Precision"] != "BF16" or row["model"] not in _EXPERTS or row["System"] not in _NODES:
         return []
-    model, (card, node) = replace(models.model(_EXPERTS[row["model"]]), mtp_modules=0), _NODES[row["System"]]
+    model, (card, node) = models.model(_EXPERTS[row["model"]]), _NODES[row["System"]]
+    if row["model"] != "DeepSeekV3":
+        model = replace(model, mtp_modules=0)
     degrees, gpus, b = _counts(row, "TP", "PP", "CP", "EP"), int(row["#-GPUs"]), int(row["MBS"])
     dp = gpus // math.prod(degrees[axis] for axis in ("TP", "PP", "CP"))
-    chunks = int(row["VP"]) if row["VP"] != "n/a" else 1
+    if dp % degrees["EP"]:
+        return []
+    chunks = int(row["VP"]) if row["VP"] != "n/a" and degrees["PP"] > 1 else 1
     plans = tuple(
         Plan(
             **{axis.lower(): size for axis, size in degrees.items()}, dp=dp, zero=1, micro_batch=b, recompute=again,

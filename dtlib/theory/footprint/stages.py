@@ -40,12 +40,17 @@ def piece_layers(num_layers: int, stages: int, chunks: int = 1) -> list[list[int
     return [pieces[stage::p] for stage in range(p)]
 
 
+FULL = 0.995
+"""Cut by cost, a stage is full with so much of its share: found where a share is 32.07 of 32 layers."""
+
+
 def cost_layers(model: Architecture | str, stages: int) -> list[int]:
     """Layers of each of p stages that are cut by the entries of their matrices, the head's V h among them.
 
-    Stage i takes layers until the stages so far have (i + 1)/p of all entries: the early ones have more layers, and the
-    last ones may have none. So nanotron cuts (what a product multiplies is what it costs). ``ValueError`` for a model
-    with experts, of whose entries a token meets a part, and for counts below 1 or more stages than layers.
+    Stage i takes layers until the stages so far have (i + 1)/p of all entries, or nearly (`FULL`): the early ones have
+    more layers, and the last ones may have none. So nanotron cuts (what a product multiplies is what it costs).
+    ``ValueError`` for a model with experts, of whose entries a token meets a part, and for counts below 1 or more
+    stages than layers.
     """
     model = checked_model(model)
     if model.experts is not None:
@@ -56,7 +61,7 @@ def cost_layers(model: Architecture | str, stages: int) -> list[int]:
     total, layers, done = l * layer + model.vocab * model.hidden, [0] * p, 0
     for _ in range(l):
         layers[min(done, p - 1)] += 1
-        done += p * sum(layers) * layer >= (done + 1) * total
+        done += p * sum(layers) * layer >= FULL * (done + 1) * total
     return layers
 
 

@@ -41,7 +41,12 @@ MEANING: Mapping[str, tuple[str, str]] = MappingProxyType(
         "accumulated_bytes": ("bytes a parameter that a micro-batch moves to add its gradient to the sum", _PROFILES),
         "rank_host_seconds": ("seconds that the host takes for a layer, for each tensor rank that it meets", _PROFILES),
         "staged_rank_host_seconds": (
-            "the same in jobs over several nodes with a pipeline, or that gather inputs again; messages hide behind it",
+            "the same in jobs over several nodes with a pipeline, for each of a node, once the layer is launched; "
+            "messages hide behind it",
+            _PROFILES,
+        ),
+        "far_rank_host_seconds": (
+            "the same for each of another node; for each at all without a pipeline, where inputs are gathered again",
             _PROFILES,
         ),
         "head_balance": ("1 where stages are filled by their products, the head's among them, 0 by layers", _PROFILES),
@@ -90,6 +95,7 @@ class Constants:
     accumulated_bytes: float = 0
     rank_host_seconds: float = 0
     staged_rank_host_seconds: float = 0
+    far_rank_host_seconds: float = 0
     head_balance: float = 0
     logit_passes: float = 0
     stall_seconds: float = 0

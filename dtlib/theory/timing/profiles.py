@@ -13,10 +13,11 @@ from .constants import FITTED, Constants
 _PROFILES: dict[str, Constants] = {"megatron": FITTED}
 
 # Eager kernels; stages filled by their time; gradients one by one at ZeRO 1, behind nothing; a host that meets every
-# tensor rank for each layer, six times as long across nodes with a pipeline, or in what seems a later version, which
-# gathers inputs again. Found on the sweep of `ultrascale_small` and `ultrascale_half`, whose cluster is in them: nearly
-# all of its pipelines on 512 cards, all over 32 tensor ranks, and a fifth of the others on 16 to 256 cards, take 0.28 s
-# more for each message between stages; hardly any lies between.
+# tensor rank for each layer, and across nodes with a pipeline, or in what seems a later version, which gathers inputs
+# again, waits for each six times as long, a little less for those of its node. Found on the
+# sweep of `ultrascale_small` and `ultrascale_half`, whose cluster is in them: nearly all of its pipelines on 512 cards,
+# all over 32 tensor ranks, and a fifth of the others on 16 to 256 cards, take 0.28 s more for each message between
+# stages; hardly any lies between.
 _PROFILES["nanotron"] = replace(
     FITTED,
     matmul_share=0.69,
@@ -24,7 +25,8 @@ _PROFILES["nanotron"] = replace(
     logit_passes=1,
     layer_host_seconds=3.8 * ms,
     rank_host_seconds=0.46 * ms,
-    staged_rank_host_seconds=2.95 * ms,
+    staged_rank_host_seconds=2.25 * ms,
+    far_rank_host_seconds=3.05 * ms,
     data_hiding=0.1,
     sharded_messages=6,
     accumulated_bytes=10,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from dtlib.theory.footprint import expert_layers, piece_layers, stage_parameters
+from dtlib.theory.footprint.stages import FULL
 from dtlib.theory.models import Architecture, last_has_experts, layer_of_rank, mtp_parameters
 
 from .plan import Plan
@@ -38,8 +39,8 @@ class StageSizes:
 def balanced_stages(model: Architecture, pp: int) -> tuple[int, int]:
     """Layers of the fullest stage, and of that with the head, where stages are filled by their products.
 
-    A stage is full once its own and all before it have their share; the head counts as so many layers as have its
-    products.
+    A stage is full once its own and all before it have their share, or nearly (`FULL`); the head counts as so many
+    layers as have its products.
     """
     of = layer_of_rank(model, 1, 1, with_experts=False)
     layer = of.total - of.norms
@@ -48,7 +49,7 @@ def balanced_stages(model: Architecture, pp: int) -> tuple[int, int]:
     for cost in costs:
         held[stage] += 1
         before += cost
-        if stage + 1 < pp and before * pp >= sum(costs) * (stage + 1):
+        if stage + 1 < pp and before * pp >= FULL * sum(costs) * (stage + 1):
             stage += 1
             head = stage - 1
         else:

@@ -200,13 +200,20 @@ def _layer(
         "matmuls": matmuls, "casts": casts, "adapters": adapters, "attention": attention, "elementwise": elementwise,
         "recompute": recomputed,
         "tensor": tensor, "context": context, "exchange": exchange, "busy": busy,
-        "host": np.maximum(0, _host_seconds(mesh, slow, k) * (1 + again / 3) - behind),
+        "host": np.maximum(0, _host_seconds(mesh, slow, machine.node, k) * (1 + again / 3) - behind),
     }  # fmt: skip
 
 
-def _host_seconds(mesh: Plan, slow: Column, k: Constants) -> Column:
-    """Seconds that the host takes to launch a layer: once, or for each tensor rank that it meets where that is more."""
-    return np.maximum(k.layer_host_seconds, mesh.tp * np.where(slow, k.staged_rank_host_seconds, k.rank_host_seconds))
+def _host_seconds(mesh: Plan, slow: Column, node: int, k: Constants) -> Column:
+    """Seconds that the host takes to launch a layer: once, or for each tensor rank that it meets where that is more.
+
+    Where it is slow it waits for each rank; in a pipeline once the layer is launched, and less for those of its node.
+    """
+    far, quick = mesh.tp * k.far_rank_host_seconds, max(k.layer_host_seconds, mesh.tp * k.rank_host_seconds)
+    if mesh.pp > 1 and far:
+        less = k.far_rank_host_seconds - k.staged_rank_host_seconds
+        far += k.layer_host_seconds - min(mesh.tp, node) * less
+    return np.where(slow, max(far, k.layer_host_seconds), quick)
 
 
 def _head(model: Architecture, mesh: Plan, b: Column, machine: Machine, k: Constants) -> Column:
