@@ -11,7 +11,7 @@ NOTHING, AFTER, ONE, WAITS, EACH, LATE, SLOW = (
     "nothing wrong", "nothing overlapped", "one bucket", "waits for each", "each micro-batch", "late", "slow",
 )  # fmt: skip
 HELD = 0.8  # of a layer's time, for which a late bucket is held back
-OVERTAKEN = -1  # for a late bucket: it leaves behind the next one
+OVERTAKEN = -1  # for a late bucket: it leaves behind the next one; on a slow link it is the first, after backward
 
 #: What is wrong and where (bucket or rank), ranks, micro-batches, layers of each bucket, the seconds of an all-reduce
 #: for each second of its layers, and whether a layer has a hiccup. Where an all-reduce takes longer than its layers,
@@ -26,7 +26,7 @@ KINDS = (
     (EACH, 0, 2, 2, (2, 2, 2), 0.3, False), (EACH, 0, 3, 4, (3, 3), 0.4, True), (EACH, 0, 4, 3, (2, 2, 1), 2.0, False),
     (LATE, 0, 3, 1, (1, 2, 3, 2), 0.2, False), (LATE, 1, 2, 3, (2, 2, 2, 2), 1.6, False),
     (LATE, 3, 4, 2, (2, 1, 2, 2), 0.4, False), (LATE, 2, 3, 1, (2, 3, 2), 1.4, True),
-    (LATE, OVERTAKEN, 2, 1, (2, 2, 3), 0.3, False), (LATE, OVERTAKEN, 3, 4, (3, 1, 2, 2), 0.2, True),
+    (LATE, OVERTAKEN, 2, 1, (2, 2, 3), 2.0, False), (LATE, OVERTAKEN, 3, 4, (3, 1, 2, 2), 0.2, True),
     (SLOW, 0, 2, 1, (2, 2, 2), 0.4, False), (SLOW, 2, 4, 3, (3, 2, 2), 0.3, True), (SLOW, 1, 2, 4, (2, 2), 1.6, True),
     (SLOW, 3, 4, 1, (1, 3, 3), 0.5, True), (SLOW, 1, 3, 2, (2, 2, 2), 2.2, False),
 )  # fmt: skip
@@ -38,13 +38,14 @@ def case(
     hiccup: bool,
 ) -> dict[str, Any]:  # fmt: skip
     overtaken = kind == LATE and place == OVERTAKEN
-    place = int(rng.integers(len(buckets) - 1)) if overtaken else place
+    place = int(rng.integers(1 if load > 1 else len(buckets) - 1)) if overtaken else place
     took = milliseconds(rng, n, micro_batches, sum(buckets))
     usual = float(np.median(took))
     if kind == SLOW:
-        took[place] *= rng.uniform(1.4, 1.8)
+        took[place] *= 1.4 if n == 2 else rng.uniform(1.4, 1.8)  # of two it moves the mean
     if hiccup:
-        took[tuple(rng.integers(took.shape))] *= 8
+        rank, micro, layer = rng.integers(took.shape)
+        took[rank, micro, -(len(buckets) % 2) if kind == NOTHING else layer] *= 8  # the last layer, or the first
     told = {LATE: f"bucket {place} late", SLOW: f"rank {place} slow"}.get(kind, kind)
     run = [micro_batches, *timeline(kind, place, overtaken, took, buckets, usual, load)]
     return call(f"run {number}, on {n} ranks", run) | {"wrong": kind, "told": told}
