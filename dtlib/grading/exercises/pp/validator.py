@@ -10,8 +10,8 @@ from dtlib.theory import pp
 Actions = list[list[tuple[str, int]]]
 
 MISSING, TWICE, STUCK, FINE = "missing", "twice", "stuck", "fine"
-KINDS = (FINE, "fine, both orders", MISSING, "missing everywhere", TWICE, "three times", "twice and missing", STUCK,
-         "stuck, all", "stuck, own", "stuck, late", "random", "random", "random", "random")  # fmt: skip
+KINDS = (FINE, "fine, both orders", "fine, in turn", MISSING, "missing everywhere", TWICE, "three times", "twice and missing",
+         STUCK, "stuck, all", "stuck, own", "stuck, late", "random", "random", "random", "random")  # fmt: skip
 
 
 def draw(rng: Rng) -> Cases:
@@ -37,17 +37,16 @@ def damage(rng: Rng, kind: str, actions: Actions, m: int) -> None:
     if kind == "fine, both orders":  # another order of micro-batches, on all ranks
         places = [*range(i or 1, m), *range(i or 1)]
         actions[:] = [[(of, places[i]) for of, i in each] for each in actions]
+    elif kind == "fine, in turn":  # a micro-batch comes back before the next: who looks around 2p times has not seen all
+        actions[:] = [[(of, i) for i in range(m) for of in "FB"]] * 6
     elif kind == MISSING:
         own.remove(("FB"[int(rng.integers(2))], i))
     elif kind == "missing everywhere":
-        for each in actions:
-            each.remove(("F", i))
-            each.remove(("B", i))
+        actions[:] = [[each for each in own if each[1] < m - 2] for own in actions]
     elif kind == TWICE:
         own.insert(int(rng.integers(len(own))), own[int(rng.integers(len(own)))])
-    elif kind == "three times":  # and another one twice
-        thrice, twice = (own[place] for place in rng.permutation(len(own))[:2])
-        own += [thrice, thrice, twice]
+    elif kind == "three times":  # and another one twice, which comes later and is sorted before it
+        own += [("F", i), ("F", i), ("B", i)]
     elif kind == "twice and missing":
         own[own.index(("B", i))] = ("F", i)
     elif kind == STUCK:  # two neighbours wait for each other: one goes back before it sends forward
