@@ -11,10 +11,11 @@ Actions = list[list[tuple[str, int]]]
 
 #: Schedule, ranks, micro-batches, what is slow ("stage", "link" or nothing), the limit, and which action hiccups.
 KINDS = (
-    ("1F1B", 4, 8, "", None, ""), ("1F1B", 4, 8, "", None, "first"), ("1F1B", 4, 10, "stage", None, "any"),
+    ("1F1B", 4, 8, "", None, "last but one"), ("1F1B", 4, 8, "", None, "first"), ("1F1B", 4, 10, "stage", None, "any"),
     ("1F1B", 3, 7, "link", None, ""), ("1F1B", 2, 5, "link", None, "backward"), ("1F1B", 5, 8, "stage", 3, ""),
     ("1F1B", 4, 8, "", 2, "second"), ("1F1B", 6, 9, "link", 4, ""), ("1F1B", 4, 3, "stage", None, ""),
-    ("GPipe", 4, 6, "", None, ""), ("GPipe", 4, 6, "stage", None, "any"), ("GPipe", 3, 8, "", 4, ""),
+    ("1F1B", 2, 6, "stage", None, ""),
+    ("GPipe", 4, 6, "", None, ""), ("GPipe", 4, 6, "stage", None, "any"), ("GPipe", 3, 10, "", 4, ""),
     ("GPipe", 4, 9, "link", 3, "last"), ("GPipe", 5, 6, "link", None, ""), ("GPipe", 3, 6, "stage", 2, ""),
     ("sequential", 3, 6, "", None, ""), ("sequential", 4, 6, "stage", None, ""),
     ("sequential", 3, 6, "link", None, "second"),
@@ -35,14 +36,14 @@ def case(
     factors, message = [1.0] * p, [healthy] * (p - 1)
     place = int(rng.integers(p if slow == "stage" else p - 1))
     if slow == "stage":
-        factors[place] = float(rng.uniform(1.35, 1.8))
+        factors[place] = 1.4 if p == 2 else float(rng.uniform(1.35, 1.8))  # of two it moves the median
     if slow == "link":
         message[place] = float(rng.uniform(12, 25)) * healthy
     actions = made(schedule, p, m, limit)
-    rank = int(rng.integers(p))
+    rank = p - 2 if hiccup in ("second", "last but one") else int(rng.integers(p))  # a gradient waits meanwhile
     own, chance = "".join(kind for kind, _ in actions[rank]), int(rng.integers(2 * m))
-    places = {"first": 0, "second": 1, "backward": own.index(own.lstrip("F")[0]), "last": len(own) - 1, "any": chance}
-    held_up = rank, places.get(hiccup)
+    places = {"first": 0, "second": 1, "backward": own.index(own.lstrip("F")[0]), "last but one": len(own) - 2}
+    held_up = rank, (places | {"last": len(own) - 1, "any": chance}).get(hiccup)
 
     def seconds(kind: str, rank: int, at: int) -> float:
         base = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 0.9}[kind] * unit * factors[rank]
@@ -50,7 +51,8 @@ def case(
 
     run = [p, m, healthy, timeline(actions, seconds, message)]
     told = f"{slow} {place}" if slow else "nothing"
-    return call(f"run {number}, on {p} ranks", run) | {"right": [schedule, told, limit or 0]}
+    kinds = " | ".join("".join(kind for kind, _ in own) for own in actions)
+    return call(f"run {number}, m = {m}: {kinds}", run) | {"right": [schedule, told, limit or 0]}
 
 
 def made(schedule: str, p: int, m: int, limit: int | None) -> Actions:

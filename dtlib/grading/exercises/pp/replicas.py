@@ -16,12 +16,14 @@ KINDS = {
     "micro-batches of two": (960, 2, 6, 1, 0.25),
     "just reached": (552, 1, 9, 1, 0.25),
     "just reached, with chunks": (480, 2, 5, 4, 0.0625),
+    "nearly reached": (480, 1, 8, 1, 0.2592),
     "odd numbers": (720, 3, 5, 3, 0.12),
     "two ranks": (240, 1, 2, 1, 0.05),
     "one rank": (96, 2, 1, 1, 0.01),
     "one replica": (64, 1, 8, 1, 0.12),
     "more idle than not": (48, 1, 8, 1, 0.6),
     "some share is no whole": (168, 4, 2, 1, 0.17),
+    "no whole micro-batches": (250, 4, 4, 1, 0.30),
     "too few": (64, 2, 16, 1, 0.05),
     "too few, with chunks": (48, 4, 16, 2, 0.10),
     "no multiple": (36, 1, 8, 4, 0.30),
@@ -34,12 +36,12 @@ def draw(rng: Rng) -> Cases:
     for number in range(6):
         p, v, b = int(rng.integers(2, 17)), int(rng.integers(1, 5)), int(rng.integers(1, 4))
         batch = b * p * int(rng.choice([12, 24, 30, 60, 64]))
-        cases.append(case(f"run {number + 1}", batch, b, p, v, round(float(rng.uniform(0.03, 0.3)), 3) + 0.00037))
+        cases.append(case(f"run {number + 1}", batch, b, p, v, round(float(rng.uniform(0.03, 0.3)), 3) + 0.0004))
     return [cases[k] for k in rng.permutation(len(cases))]
 
 
 def case(kind: str, *arguments: Any) -> dict[str, Any]:
-    words = "{}: a batch of {}, micro-batches of {}, p = {}, v = {}, at most {:.1%} idle".format(kind, *arguments)
+    words = "{}: a batch of {}, micro-batches of {}, p = {}, v = {}, at most {:.2%} idle".format(kind, *arguments)
     return call(words, arguments, some=bool(enough({"arguments": arguments})))
 
 
@@ -64,12 +66,12 @@ def gives(case: Case, d: int) -> str:
     m = batch // (d * b)
     if v > 1 and m % p:
         return f"with {m} micro-batches each, no multiple of p = {p}"
-    return f"with {m} micro-batches each, {pp.bubble_fraction(p, m, v):.1%} idle"
+    return f"with {m} micro-batches each, {pp.bubble_fraction(p, m, v):.2%} idle"
 
 
 def rule(case: Case) -> str:
     *_, v, most_idle = case["arguments"]
-    return f"whole micro-batches{', a multiple of p,' if v > 1 else ''} and at most {most_idle:.1%} idle"
+    return f"whole micro-batches{', a multiple of p,' if v > 1 else ''} and at most {most_idle:.2%} idle"
 
 
 EXERCISE = on_paper(
