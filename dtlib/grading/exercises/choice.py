@@ -8,7 +8,8 @@ plan costs. For the largest, a theory lists the numbers that will do.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -51,6 +52,28 @@ def told_apart(
             told = [fastest(theory(job)) for theory in wrong]
             if UNCLEAR not in told and told[0] != (wanted if len(told) == 1 else told[1]):
                 return job
+
+
+def each_apart(
+    rng: Rng,
+    drawn: Callable[[Rng], Any],
+    possible: Callable[..., Possible],
+    wrong: Mapping[str, Any],
+    taken: Iterable[tuple[str, float]],
+    alike: Iterable[tuple[Any, Any]],
+) -> Iterator[Any]:
+    """Jobs: of each wrong theory one that it gets wrong, and of two that are `alike` one that tells them apart.
+
+    Theories are called as ``possible(job, by=theory)``. A number that is `taken` for what a job has under a name is one
+    more, called by both.
+    """
+    theories: dict[Any, Callable[[Any], Possible]] = {
+        name: partial(possible, by=theory) for name, theory in wrong.items()
+    }
+    for name, value in taken:
+        theories[name, value] = lambda job, given={name: value}: possible(job._replace(**given))  # type: ignore[misc]
+    for names in (*((name,) for name in theories), *alike):
+        yield told_apart(rng, drawn, possible, *(theories[name] for name in names))
 
 
 def led_astray(

@@ -1,7 +1,6 @@
 """cp.2: the fastest way to split a long sequence, and over how many ranks; on paper."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -135,12 +134,8 @@ def draw(rng: Rng) -> Cases:
     """The task's; of each wrong theory one that it gets wrong, and of two that are alike one that tells them apart; and
     one where nothing is possible."""
     cases = [case("the task", Job(2**15, 32, 8, 128, [4, 8, 16], 2**14, 400e12, 12.5e9))]
-    for names in (*((name,) for name in WRONG), *ALIKE):
-        wrong = (partial(possible, by=WRONG[name]) for name in names)
-        cases.append(case("drawn", choice.told_apart(rng, drawn, possible, *wrong)))
-    for rate in (1.2e14, 4e14, 9e14):  # taken for the job's own
-        fixed = [lambda job, rate=rate: possible(job._replace(flops_per_s=rate))]
-        cases.append(case("drawn", choice.told_apart(rng, drawn, possible, *fixed)))
+    taken = [("flops_per_s", rate) for rate in (1.2e14, 4e14, 9e14)]
+    cases += [case("drawn", job) for job in choice.each_apart(rng, drawn, possible, WRONG, taken, ALIKE)]
     nothing = drawn(rng)
     return [*cases, case("no room", nothing._replace(most_tokens=nothing.seq // nothing.degrees[-1] - 1))]
 

@@ -10,8 +10,8 @@ from dtlib.theory import pp
 Actions = list[list[tuple[str, int]]]
 
 MISSING, TWICE, STUCK, FINE = "missing", "twice", "stuck", "fine"
-KINDS = (FINE, "fine, both orders", "fine, in turn", MISSING, "missing everywhere", TWICE, "three times", "twice and missing",
-         STUCK, "stuck, all", "stuck, own", "stuck, late", "random", "random", "random", "random")  # fmt: skip
+KINDS = (FINE, "fine, both orders", "fine, in turn", MISSING, "missing everywhere", TWICE, "three times",
+         "twice and missing", STUCK, "stuck, all", "stuck, own", "stuck, late", *["random"] * 4)  # fmt: skip
 
 
 def draw(rng: Rng) -> Cases:
@@ -37,7 +37,7 @@ def damage(rng: Rng, kind: str, actions: Actions, m: int) -> None:
     if kind == "fine, both orders":  # another order of micro-batches, on all ranks
         places = [*range(i or 1, m), *range(i or 1)]
         actions[:] = [[(of, places[i]) for of, i in each] for each in actions]
-    elif kind == "fine, in turn":  # a micro-batch comes back before the next: who looks around 2p times has not seen all
+    elif kind == "fine, in turn":  # one comes back before the next: to look around 2p times is not enough
         actions[:] = [[(of, i) for i in range(m) for of in "FB"]] * 6
     elif kind == MISSING:
         own.remove(("FB"[int(rng.integers(2))], i))

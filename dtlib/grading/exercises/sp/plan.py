@@ -1,7 +1,6 @@
 """sp.1: the fastest plan, and for how many ranks, that fits; on paper."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,55 +65,53 @@ class Theory(NamedTuple):
     is_cut: Callable[[Job, int, str], bool] = is_cut
 
 
+def sends(factor: float, *plans: str) -> Theory:
+    """That each of these plans sends `factor` times as much."""
+    return Theory(sent=lambda job, t, plan: sent(job, t, plan) * (factor if plan in plans else 1))
+
+
 RIGHT = Theory()
 WRONG = {
-    "eight phases for again": Theory(sent=lambda job, t, plan: sent(job, t, "keep")),
+    "eight phases for again": sends(0.8, "again"),
+    "gathered again in one half": sends(0.9, "again"),
+    "gathered again three times": sends(1.1, "again"),
     "norms split in every plan": Theory(kept=lambda job, t, plan: kept(job, t, {"none": "again"}.get(plan, plan))),
     "gathered inputs forgotten": Theory(kept=lambda job, t, plan: kept(job, t, LEAST[plan])),
     "input of one half": Theory(kept=lambda job, t, plan: (kept(job, t, plan) + kept(job, t, LEAST[plan])) / 2),
     "share of a ring forgotten": Theory(sent=lambda job, t, plan: 2 * sp.phases(plan) * elements(job)),
-    "half of what is sent": Theory(sent=lambda job, t, plan: sent(job, t, plan) / 2),
-    "an all-reduce for each phase": Theory(sent=lambda job, t, plan: 2 * sent(job, t, plan)),
-    "an all-reduce for each phase of none": Theory(
-        sent=lambda job, t, plan: (1 + (plan == "none")) * sent(job, t, plan)
-    ),
-    "gathered again in both passes": Theory(
-        sent=lambda job, t, plan: sent(job, t, plan) * (1.2 if plan == "again" else 1)
-    ),
+    "half of what is sent": sends(0.5, *sp.PLANS),
+    "an all-reduce for each phase": sends(2, *sp.PLANS),
+    "an all-reduce for each phase of none": sends(2, "none"),
+    "gathered again in both passes": sends(1.2, "again"),
     "moved in each pass": Theory(moved=lambda job, t, plan: 2 * moved(job, t, plan)),
     "work between split in every plan": Theory(moved=lambda job, t, plan: moved(job, t, "keep")),
     "work between split by no plan": Theory(moved=lambda job, t, plan: moved(job, t, "none")),
     "most ranks": Theory(computed=lambda job, t: 1e30 * computed(job, t)),
     "forward alone": Theory(computed=lambda job, t: computed(job, t) / 3),
     "attention's core forgotten": Theory(computed=lambda job, t: 72 * job.hidden * elements(job) / t),
+    "attention's core twice": Theory(computed=lambda job, t: (72 * job.hidden + 24 * job.seq) * elements(job) / t),
     "half of attention's core": Theory(computed=lambda job, t: (72 * job.hidden + 6 * job.seq) * elements(job) / t),
     "one layer": Theory(kept=lambda job, t, plan: kept(job, t, plan) / job.num_layers),
     "GB for GiB": Theory(unit=units.GB),
     "tokens cut in pieces": Theory(is_cut=lambda job, t, plan: True),
+    "sequences counted together": Theory(is_cut=lambda job, t, plan: plan == "none" or job[0] * job[1] % t == 0),
     "tokens cut in every plan": Theory(is_cut=lambda job, t, plan: job.seq % t == 0),
 }
-ALIKE = (
-    ("forward alone", "an all-reduce for each phase"), ("share of a ring forgotten", "half of what is sent"),
-    ("share of a ring forgotten", "most ranks"), ("work between split in every plan", "work between split by no plan"),
-)  # fmt: skip
-
-
 #: Rates that may be taken for every job's own.
 TAKEN = [("flops_per_s", rate) for rate in (1.4e14, 3e14, 9e14)]
 TAKEN += [("memory_bytes_per_s", rate) for rate in (5e11, 2e12, 8e12)]
+ALIKE = (
+    ("forward alone", "an all-reduce for each phase"), ("share of a ring forgotten", "half of what is sent"),
+    ("share of a ring forgotten", "most ranks"), ("work between split in every plan", "work between split by no plan"),
+    *((each, "most ranks") for each in TAKEN),
+)  # fmt: skip
 
 
 def draw(rng: Rng) -> Cases:
     """The task's; of each wrong theory one that it gets wrong, and of two that are alike one that tells them apart; one
     where nothing fits, and one where something just does."""
     cases = [case("22 billion", Job(2048, 4, 6144, 48, [2, 4, 8], [20.0, 28.0, 12.0], 140e12, 300e9, 2e12))]
-    for names in (*((name,) for name in WRONG), *ALIKE):
-        wrong = (partial(possible, by=WRONG[name]) for name in names)
-        cases.append(case("drawn", choice.told_apart(rng, drawn, possible, *wrong)))
-    for name, rate in TAKEN:
-        fixed = [lambda job, given={name: rate}: possible(job._replace(**given))]
-        most = partial(possible, by=WRONG["most ranks"])
-        cases += [case("drawn", choice.told_apart(rng, drawn, possible, *fixed, *more)) for more in ([], [most])]
+    cases += [case("drawn", job) for job in choice.each_apart(rng, drawn, possible, WRONG, TAKEN, ALIKE)]
     size, layers = int(rng.choice([1024, 2048, 4096])), int(rng.choice([16, 32]))
     exact = Job(size, 1, size, layers, [2, 4], [0.0, layers * 11.5 * size**2 / units.GiB], 2.0**47, 2.0**38, 2.0**41)
     return [*cases, case("nothing fits", drawn(rng, room=False)), case("just fits", exact)]
@@ -137,7 +134,7 @@ def drawn(rng: Rng, *, room: bool = True) -> Job:
 
 
 def case(kind: str, job: Job) -> dict[str, Any]:
-    words = "{}: s={}, b={}, h={}, {} layers, {} ranks with {} GiB, {:.3g} operations/s, {:.3g} and {:.3g} B/s"
+    words = "{}: s={}, b={}, h={}, {} layers, {} ranks with {} GiB, {:.4g} operations/s, {:.3g} and {:.3g} B/s"
     return call(words.format(kind, *job), list(job), some=bool(possible(job)))
 
 
