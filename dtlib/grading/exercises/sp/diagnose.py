@@ -79,7 +79,7 @@ def observed(rng: Rng, t: int, wrong: str) -> tuple[float, float]:
     slopes = [(back.reshape(-1, h) @ out.T) * (1 - each**2) for each, out in zip(middles, down, strict=True)]
     to_x = sum(each @ own for each, own in zip(slopes, up, strict=True)).reshape(x.shape)
     apart = float(np.ptp((x * to_x).sum(1), axis=0).max()) if wrong == NORM else 0.0
-    return float(off) + float(rng.uniform(1e-7, 1e-6)), apart
+    return float(off) + float(rng.uniform(1e-7, 9e-5)), apart
 
 
 def right(case: Case) -> Any:
