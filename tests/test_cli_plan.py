@@ -239,7 +239,7 @@ def test_a_critical_batch_is_told_beside_an_answer_that_it_leaves_alone():
     goal = ["--critical-batch", 2e6, "--min-tokens", 1e12]
     plain, said = told(*asked), told(*asked, *goal)
     goals = said.pop("goals")
-    assert said == plain
+    assert said == plain | {"critical_batch": 2e6, "min_tokens": 1e12}
     found = answer(sequences=64, degrees={"tp": 2}, keep=2)
     assert goals == [vars(planner.toward_goal(found, each, 2e6, 1e12)) for each in found.plans]
     before, after = invoke(*asked), invoke(*asked, *goal)

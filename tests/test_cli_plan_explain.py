@@ -166,9 +166,35 @@ def test_saves_and_a_goal_are_explained_where_the_file_has_them(tmp_path):
         assert f"{each['meaning']}: {each['number']} (chapter {each['chapter']})" in shown
         assert each["chapter"] in ("reliability", "batch")
     assert {"saves", "goal"} & set(json.loads(run("explain", file, "--plan", 2, "--json").output)) == {"goal"}
-    for name, change in (("keeping", {"goodput": 0.1}), ("keeping", {"save_seconds": 0}), ("keeping", {"steps": "x"})):
-        file.write_text(json.dumps(said | {name: said[name] | change}), encoding="utf-8")
+    for change in (
+        {"goodput": 0.1}, {"save_seconds": 0}, {"steps": "x"}, {"steps": 10**400}, {"save_bytes": 10**400},
+    ):  # fmt: skip
+        file.write_text(json.dumps(said | {"keeping": kept | change}), encoding="utf-8")
         assert "its keeping is counted otherwise" in " ".join(run("explain", file).output.split())
     for goals in (None, [], [{"batch_share": 0.0, "most_cards": 1}] * 2):
         file.write_text(json.dumps(said | {"goals": goals}), encoding="utf-8")
         assert "Error: PLAN.json" in run("explain", file).output
+
+
+@pytest.mark.parametrize("more", [(), ("--min-tokens", 1e12)])
+def test_a_goal_that_was_changed_is_refused(more, tmp_path):
+    asked = ("llama3-8b", "--gpus", 16, "--batch", 64, "--tp", 2, "--keep", 2, "--critical-batch", 2e6, *more)
+    said = json.loads(run("plan", *asked, "--json").output)
+    file = tmp_path / "PLAN.json"
+
+    def explained(changed):
+        file.write_text(json.dumps(changed), encoding="utf-8")
+        return " ".join(run("explain", file, "--plan", 2).output.split())
+
+    first, second = said["goals"]
+    assert "over the least of the goal" in explained(said)
+    for name in second:
+        for value in (0.9, None if second[name] else 7, 10**400, "x"):
+            assert "its goals are counted otherwise" in explained(said | {"goals": [first, second | {name: value}]})
+    for change in (
+        {"critical_batch": 4e6},
+        {"critical_batch": None},
+        {"critical_batch": 10**400},
+        {"min_tokens": 3e12},
+    ):
+        assert "its goals are counted otherwise" in explained(said | change)

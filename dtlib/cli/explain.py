@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from types import NoneType
@@ -109,28 +109,36 @@ def _read(file: Path, which: int) -> tuple[Architecture, Plan, dict[str, list[Te
 def _beside(said: Mapping[str, Any], which: int, model: Architecture, plan: Plan, step: float) -> dict[str, list[Told]]:
     """The laws of the saves, told of the fastest plan, and of the goal, where the file has them."""
     from dtlib.theory.planner import Goal, Keeping
+    from dtlib.theory.planner.goal import goal_of
     from dtlib.theory.planner.keeping import kept
 
     found = {}
     if which == 1 and "keeping" in said:
-        there = _made(Keeping, said["keeping"], "keeping")
-        try:
-            counted = kept(model, plan, step, there.mtbf, there.save_bytes / there.save_seconds)
-            close = all(math.isclose(one, asdict(there)[name], rel_tol=1e-9) for name, one in asdict(counted).items())
-        except (TypeError, ValueError, ZeroDivisionError):
-            close = False
-        if not close:
-            raise ValueError("its keeping is counted otherwise: it was changed, or written by another version")
-        found["saves"] = _of_saves(there, step)
+        saves = _made(Keeping, said["keeping"], "keeping")
+        _recounted(
+            "keeping is", saves, lambda: kept(model, plan, step, saves.mtbf, saves.save_bytes / saves.save_seconds)
+        )
+        found["saves"] = _of_saves(saves, step)
     if "goals" in said:
         goals = said["goals"]
         if not isinstance(goals, list) or len(goals) != len(said["plans"]):
             raise ValueError("goals must be a list, one for each plan")
         goal = _made(Goal, goals[which - 1], "goals")
-        if not isinstance(goal.batch_share, float) or not 0 < goal.batch_share < math.inf:
-            raise ValueError(f"goals.batch_share must be finite and positive, not {goal.batch_share!r}")
+        asked: Any = said.get("critical_batch"), said.get("min_tokens")
+        _recounted("goals are", goal, lambda: goal_of(plan, plan.sequences * plan.seq_of(model), step, *asked))
         found["goal"] = _of_goal(goal)
     return found
+
+
+def _recounted(name: str, there: Any, count: Callable[[], Any]) -> None:
+    """``ValueError`` unless `there` is what it is counted as; `name` is its name in the file, with its verb."""
+    try:
+        pairs = zip(asdict(there).values(), asdict(count()).values(), strict=True)
+        close = all(one == two or math.isclose(one, two, rel_tol=1e-9) for one, two in pairs)
+    except (TypeError, ValueError, ArithmeticError):
+        close = False
+    if not close:
+        raise ValueError(f"its {name} counted otherwise: the file was changed, or written by another version")
 
 
 def _of_saves(kept: Keeping, step_seconds: float) -> list[Told]:

@@ -262,7 +262,8 @@ def plan(
     except ValueError as error:
         raise click.UsageError(with_flags(str(error), plan)) from error
     if as_json:
-        click.echo(json.dumps(_as_dict(answer, run, goals, kept, refit), indent=2, ensure_ascii=False))
+        asked = {} if goals is None else {"critical_batch": critical_batch, "min_tokens": min_tokens}
+        click.echo(json.dumps(_as_dict(answer, run, goals, kept, refit) | asked, indent=2, ensure_ascii=False))
     else:
         defaults = {f"{name}_given": given[name] is not None for name in ("seq", "batch")}
         _print(answer, run, goals, kept, refit, defaults)

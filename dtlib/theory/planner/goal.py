@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dtlib.theory.batch import examples_needed, goal_seconds, most_ranks
+from dtlib.theory.timing import Plan
 from dtlib.theory.valid import amount
 
 from .answer import Answer, Found
@@ -33,16 +34,15 @@ def toward_goal(answer: Answer, found: Found, critical_batch: float, min_tokens:
     By the law of `batch.steps_needed`; `min_tokens` are those that the goal takes with a batch far below the critical
     one. ``ValueError`` unless both are positive.
     """
+    return goal_of(found.plan, answer.tokens, found.time.total, critical_batch, min_tokens)
+
+
+def goal_of(plan: Plan, tokens: int, step: float, critical_batch: float, min_tokens: float | None) -> Goal:
+    """`toward_goal` of a plan whose step has so many `tokens` and takes `step` seconds."""
     critical = amount("critical_batch", critical_batch, positive=True)
-    plan, seconds = found.plan, found.time.total
-    cards = most_ranks(critical, answer.tokens / plan.dp) * (answer.machine.gpus // plan.dp)
+    cards = most_ranks(critical, tokens / plan.dp) * (plan.world_size // plan.dp)
     if min_tokens is None:
-        return Goal(answer.tokens / critical, cards)
+        return Goal(tokens / critical, cards)
     least = amount("min_tokens", min_tokens, positive=True)
-    return Goal(
-        answer.tokens / critical,
-        cards,
-        examples_needed(least, critical, answer.tokens),
-        float(goal_seconds(least, critical, answer.tokens, seconds)),
-        least / critical * seconds,
-    )
+    needed = float(goal_seconds(least, critical, tokens, step))
+    return Goal(tokens / critical, cards, examples_needed(least, critical, tokens), needed, least / critical * step)
