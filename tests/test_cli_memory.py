@@ -323,6 +323,19 @@ def test_the_list_has_every_model_and_its_source():
         (("tiny", "--recipe", 8), "--recipe '8' is unknown; there are 12-byte"),
         (("tiny", "--schedule", "GPipe"), "--schedule 'GPipe' is unknown; there are 1F1B, interleaved, ZB-H1"),
         (("tiny", "--schedule", "zb-h1"), "--schedule must be 1F1B with --pp=1, not ZB-H1"),
+        (("tiny", "--schedule", "interleaved"), "--schedule must be 1F1B with --pp=1, not interleaved"),
+        (
+            ("gpt3", "--schedule", "interleaved", "--pp", 4, "--micro-batches", 8),
+            "--chunks must be above 1 with --schedule=interleaved, not 1",
+        ),
+        (
+            ("gpt3", "--schedule", "1F1B", "--pp", 4, "--chunks", 2),
+            "--schedule must be interleaved with --chunks=2, not 1F1B",
+        ),
+        (
+            ("gpt3", "--schedule", "ZB-H1", "--pp", 4, "--micro-batches", 2),
+            "--micro-batches must be 4 or more with --pp=4",
+        ),
         (("tiny", "--card-memory", 0), "--card-memory must be finite and positive, not 0"),
         (("tiny", "--card-memory", 1e300), "--card-memory must be at most 1,000,000,000, not 1e+300"),
         (("tiny", "--layers", 10**9), "--layers must be at most 1,000 here"),

@@ -346,12 +346,26 @@ def test_a_framework_leaves_the_plans_that_it_runs(name):
     assert found["looked_at"] == same.looked_at < told(*asked)["looked_at"]
     assert found["space"]["framework"] == name
     said = " ".join(invoke(*asked, "--framework", name).output.split())
-    assert f"{same.looked_at:,} plans that {name} runs looked at: {in_words.of_framework(name)}" in said
+    assert f"{same.looked_at:,} plans looked at; with {name} {in_words.of_framework(name)}" in said
     for each in planner.every_plan("llama3-8b", same.machine, sequences=64, seq=8192, space=space):
         plans = [each.plan(row) for row in range(len(each.seconds))]
         assert all(plan.zero <= space.staged_zero for plan in plans if plan.pp > 1)
         assert all(plan.zero >= space.hybrid_zero for plan in plans if plan.shard is not None)
         assert "cp" not in space.without or each.mesh.cp == 1
+
+
+def test_a_rank_alone_has_no_stage_of_zero_but_one_that_was_asked_for():
+    asked = ["llama3-8b", "--gpus", 8, "--batch", 64, "--framework", "fsdp", "--cp", 1]
+    for dp, zero, stages in ((1, "", {0}), (1, "2,3", {2}), (8, "0", {0}), (8, "", {2, 3})):
+        more = ["--recipe", "16-byte", "--lora", 8] if zero == "0" else []  # else copies do not fit
+        found = told(*asked, *more, "--dp", dp, *(["--zero", zero] if zero else []))
+        assert {each["plan"]["zero"] for each in found["plans"]} <= stages
+        assert found["plans"]
+
+
+def test_deepspeed_has_messages_behind_products():
+    found = told("llama3-8b", "--gpus", 8, "--batch", 64, "--framework", "deepspeed", "--tp", 2, "--tp-overlap")
+    assert all(each["plan"]["tp_overlap"] for each in found["plans"])
 
 
 def test_who_asks_for_no_framework_sees_every_plan():

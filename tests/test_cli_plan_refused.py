@@ -82,11 +82,11 @@ def test_what_is_not_planned_is_refused_by_name(flags, said):
         ),
         (
             ["llama3-8b", "--gpus", 8, "--framework", "fsdp", "--zero", "1"],
-            "--zero must be some of 2, 3 with --framework=fsdp",
+            "--zero must be some of 0, 2, 3 with --framework=fsdp, not 1",
         ),
         (
             ["llama3-8b", "--gpus", 8, "--framework", "nanotron", "--recompute", "5"],
-            "--recompute must be some of none, full with --framework=nanotron, not 5",
+            "--recompute must be some of none, selective, full with --framework=nanotron, not 5",
         ),
         (
             ["llama3-8b", "--gpus", 8, "--framework", "nanotron", "--lora", 8],
@@ -94,7 +94,7 @@ def test_what_is_not_planned_is_refused_by_name(flags, said):
         ),
         (
             ["llama3-8b", "--gpus", 8, "--framework", "deepspeed", "--cp", 2],
-            "--cp must be 1 with --framework=deepspeed",
+            "--cp must be 1 with --framework=deepspeed: Ulysses is not planned",
         ),
         (
             ["llama3-8b", "--gpus", 8, "--framework", "deepspeed", "--pp", 2, "--zero", 3],

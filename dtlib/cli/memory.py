@@ -172,11 +172,17 @@ def _plan(given: dict[str, Any]) -> Plan:
     options = {each.name: given[each.name] for each in fields(Plan) if each.name in given}
     if options["schedule"] is None:
         options["schedule"] = "interleaved" if options["chunks"] > 1 else "1F1B"
-    options["schedule"] = find("schedule", options["schedule"], {each: each for each in SCHEDULES})
-    if options["schedule"] == "ZB-H1" and options["pp"] == 1:
-        raise ValueError("schedule must be 1F1B with pp=1, not ZB-H1")
-    if options["micro_batches"] is None:
-        options["micro_batches"] = max(options["pp"], 1)
+    pp, chunks, m = options["pp"], options["chunks"], options["micro_batches"]
+    schedule = find("schedule", options["schedule"], {each: each for each in SCHEDULES})
+    if pp == 1 and schedule != "1F1B" and given["schedule"]:
+        raise ValueError(f"schedule must be 1F1B with pp=1, not {schedule}")
+    if schedule == "interleaved" and chunks == 1:
+        raise ValueError("chunks must be above 1 with schedule=interleaved, not 1")
+    if schedule != "interleaved" and chunks > 1:
+        raise ValueError(f"schedule must be interleaved with chunks={chunks}, not {schedule}")
+    if schedule == "ZB-H1" and m is not None and m < pp:
+        raise ValueError(f"micro_batches must be {pp} or more with pp={pp} and schedule=ZB-H1, not {m}")
+    options |= {"schedule": schedule, "micro_batches": max(pp, 1) if m is None else m}
     return Plan(**options, adapters=chosen_adapters(given))
 
 

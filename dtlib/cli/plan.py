@@ -112,7 +112,7 @@ _HEADINGS = {
 @click.option("--attention", default="flash", show_default=True, help="flash, or matrix: kept as a matrix.")
 @click.option(
     "--framework",
-    help=f"Only plans that it runs, with its constants: {', '.join(FRAMEWORKS)} (with torchtitan).  "
+    help=f"Without what it does not run (below), with its constants: {', '.join(FRAMEWORKS)} (with torchtitan).  "
     "[default: every plan, with megatron's constants]",
 )
 @click.option(
@@ -172,8 +172,9 @@ def plan(
     dp ranks share them, and what their exchange takes is an estimate that no run was held to.
     Times come from formulas and the constants of --framework, which were fitted to published runs of it. By what runs
     of one regime were off, each left out of the fit, is the interval of a time; what no run was like is told. Plans
-    that tie with the fastest are marked ≈, the simplest of them first: the fewest axes, the commonest schedule. Whether
-    those marked ≟ are slower nobody knows, since they or the fastest have no interval.
+    that tie with the fastest are marked ≈: first those whose time runs hold, of them the simplest, with the fewest axes
+    and the commonest schedule. Whether those marked ≟ are slower nobody knows, since they or the fastest have no
+    interval.
 
     With --critical-batch B* a step of B tokens is taken to need 1 + B*/B times the least steps of a goal, and so 1 +
     B/B* times its least tokens: cards that double the batch save a quarter of the steps at B*, and less beyond, for
@@ -181,10 +182,11 @@ def plan(
     the gradient's noise scale (chapter "batch size") it may be far off: in published runs that was from a twentieth of
     B* to eight times as much, and for OLMo less by orders of magnitude.
 
-    With --framework megatron none has schedule ZB-H1, sequence-parallel keep, or zero 2, 3 with a pipeline; with
-    nanotron none has zero 2, 3, shard node, schedule interleaved, ZB-H1, recompute selective, some, offload, or lora;
-    with fsdp none has zero 0, 1; with deepspeed none has schedule interleaved, ZB-H1, sequence-parallel keep, zero 2, 3
-    with a pipeline, shard below zero 3, cp, or tp-overlap: by their documentation, and all else is looked at.
+    With --framework megatron none has schedule ZB-H1, sequence-parallel keep, or zero 2, 3 with a pipeline (TP, EP and
+    CP are listed with its FSDP, PP is not); with nanotron none has zero 2, 3, shard node, schedule interleaved, ZB-H1,
+    recompute some, offload, or lora; with fsdp none has zero 1 (0 is its DDP, replicate); with deepspeed none has
+    schedule interleaved, ZB-H1, sequence-parallel keep, zero 2, 3 with a pipeline, shard below zero 3, or cp (Ulysses
+    is not planned, cp is a ring): by their documentation, and all else is looked at, also what they may not run.
 
     --measured FILE has a row for each run, on such cards, nodes and network: gpus, mbs (sequences of a micro-batch),
     grad_acc (micro-batches of a rank), tok_s_gpu (tokens a second and card). It may have model and seq (else MODEL and

@@ -48,8 +48,8 @@ def head(answer: Answer, *, seq_given: bool = True, batch_given: bool = True) ->
     sequences = _number(answer.sequences, "sequence", "s") + ("" if batch_given else " (by default)")
     tokens = f"{seq:,} tokens" + ("" if seq_given else " (the model's own length)")
     name, plans = answer.space.framework, _number(answer.looked_at, "plan", "s")
-    said = f"a step: {sequences} of {tokens}; {plans}{f' that {name} runs' * bool(name)} looked at"
-    return f"{said}: {of_framework(name)}" if name else said
+    said = f"a step: {sequences} of {tokens}; {plans} looked at"
+    return f"{said}; with {name} {of_framework(name)}" if name else said
 
 
 def of_framework(name: str) -> str:

@@ -137,7 +137,8 @@ def every_plan(
         usual, asked = getattr(PLAIN, name), fixed.get(name, getattr(like, name))
         if asked != usual:
             rule = f"be {usual}" if name in AXES else "be absent"
-            raise ValueError(f"{name} must {rule} with framework={space.framework}, which has none of it")
+            why = ": Ulysses is not planned, and a ring it has not" if name == "cp" else ", which has none of it"
+            raise ValueError(f"{name} must {rule} with framework={space.framework}{why}")
     possible = list(meshes(model, machine, sequences, like.changed(seq=seq, recipe=recipe), imbalance, space))
     if not possible:
         raise ValueError(f"sequences must be a multiple of a dp that gpus={machine.gpus} allows, not {sequences}")

@@ -95,25 +95,25 @@ PLAIN = Plan()
 
 FRAMEWORKS: Mapping[str, Space] = MappingProxyType(
     {
-        # Megatron-LM: its own FSDP, with tp, cp and ep; sequence parallelism gathers again
+        # Megatron-LM: its documentation lists TP, EP and CP with FSDP, not PP; sequence parallelism gathers again
         "megatron": Space(
             framework="megatron", schedule=("1F1B", "interleaved"), sequence_parallel=("none", "again"), staged_zero=1
         ),
-        # no layer is computed again but all; ZeRO 1 at most
+        # all layers are computed again, or none, or the core of attention; ZeRO 1 at most
         "nanotron": Space(
-            framework="nanotron", zero=(0, 1), shard=("all",), schedule=("1F1B",), recompute=("none", "full"),
-            without=("offload", "adapters"),
+            framework="nanotron", zero=(0, 1), shard=("all",), schedule=("1F1B",),
+            recompute=("none", "selective", "full"), without=("offload", "adapters"),
         ),
-        # PyTorch's FSDP 2 with its pipelines and tensor parallelism, as in torchtitan
-        "fsdp": Space(framework="fsdp", zero=(2, 3)),
-        # its engine of pipelines refuses ZeRO 2 and 3; MiCS shards at stage 3; Ulysses is no ring
+        # PyTorch's FSDP 2 with its pipelines and tensor parallelism, as in torchtitan; 0 is its DDP (replicate)
+        "fsdp": Space(framework="fsdp", zero=(0, 2, 3)),
+        # its engine of pipelines refuses ZeRO 2 and 3; MiCS shards at stage 3; Ulysses, its cp, is not planned
         "deepspeed": Space(
             framework="deepspeed", schedule=("1F1B",), sequence_parallel=("none", "again"), staged_zero=1,
-            hybrid_zero=3, without=("cp", "tp_overlap"),
+            hybrid_zero=3, without=("cp",),
         ),
     }
 )  # fmt: skip
-"""What each framework of `profiles` runs, of all that is looked at, by its documentation."""
+"""What is looked at of each framework of `profiles`: all but what its documentation says that it does not run."""
 
 
 def meshes(
