@@ -235,7 +235,11 @@ def test_a_model_by_its_file_or_by_flags(tmp_path):
     assert data == told(upper)
     folder = invoke(tmp_path)
     assert folder.exit_code == 2
-    assert " ".join(folder.output.split()).endswith("cannot be read as JSON: Is a directory")
+    assert f"MODEL must be a file, such as {tmp_path / 'config.json'}, not a folder" in " ".join(folder.output.split())
+    (tmp_path / "long").mkdir()
+    long = invoke(tmp_path / "long" / ("n" * 300))  # which no path may have: Path.exists raises
+    assert long.exit_code == 2
+    assert "cannot be read as JSON: File name too long" in " ".join(long.output.split())
     upper.write_text(json.dumps(sizes | heads | {"num_hidden_layers": 10**6}), encoding="utf-8-sig")
     assert f"MODEL {upper}: layers must be at most 1,000" in " ".join(invoke(upper).output.split())
     flags = ("--layers", 4, "--hidden", 512, "--heads", 8, "--kv-heads", 4, "--ffn", 1408, "--vocab", 1000)

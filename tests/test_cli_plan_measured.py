@@ -183,6 +183,17 @@ def test_what_is_no_run_is_told_with_its_row(tmp_path, change, message):
     assert f"--measured {file}: {message}".replace(": cannot", " cannot") in result.output
 
 
+@pytest.mark.parametrize("name", ["gpus", " GPUS"])
+def test_a_column_that_is_there_twice_is_told(tmp_path, name):
+    """Told by the file's heading, which rows as dicts no longer have where both names are one."""
+    file = written(tmp_path / "runs.csv", rows(TRUE, number=2))
+    heading, *lines = file.read_text(encoding="utf-8").splitlines()
+    file.write_text("\n".join([f"{heading},{name}", *(f"{line},8" for line in lines)]), encoding="utf-8")
+    result = run("--measured", file)
+    assert result.exit_code == 2
+    assert "column 'gpus' must be there once, not 2 times" in " ".join(result.output.split())
+
+
 def test_a_file_without_runs_is_told(tmp_path):
     assert "cannot be read" in run("--measured", tmp_path / "none.csv").output
     empty = tmp_path / "empty.csv"

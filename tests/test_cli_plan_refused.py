@@ -28,6 +28,7 @@ from dtlib.cli import main
         (["--tp-overlap", "--tp", "1"], "--tp-overlap must be absent with --tp=1: a rank alone sends nothing"),
         (["--gpus", "1", "--tp", "2"], "--tp must be 1 with --gpus=1, not 2"),
         (["--zero", "-1"], "--zero '-1' is unknown; did you mean 1?"),
+        (["--zero", " - 1"], "--zero ' - 1' is unknown; there are 0, 1, 2, 3"),
         (["--tokens", "3"], "--tokens must be at least those of a step, 4,194,304, not 3"),
         (["--tokens", "1e300"], "--tokens must be at most 1e+18, not 1e+300"),
         (["--critical-batch", "1e19"], "--critical-batch must be at most 1e+18, not 1e+19"),

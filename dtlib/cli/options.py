@@ -126,13 +126,26 @@ def reason(error: Exception) -> str:
     return str(getattr(error, "strerror", None) or error)
 
 
+def _file(name: str) -> Path | None:
+    """The file that `name` is the path of, or None where it names a published model; ``ValueError`` for a folder."""
+    path = Path(name)
+    named = path.suffix.lower() == ".json"
+    try:
+        there = (named or path.parent != Path()) and path.exists()
+        if there and path.is_dir():
+            raise ValueError(f"MODEL must be a file, such as {path / 'config.json'}, not a folder")
+    except OSError:  # reading it says why
+        return path
+    return path if named or there else None
+
+
 def chosen_model(name: str, given: Mapping[str, Any]) -> Architecture:
     """The model by its name or its file, with the sizes that flags change; ``ValueError`` where there is none."""
     from dtlib.theory import hub, models
     from dtlib.theory.valid import at_most, whole
 
-    path = Path(name)
-    if path.suffix.lower() == ".json" or (path.parent != Path() and path.exists()):
+    path = _file(name)
+    if path is not None:
         config = read_json(path, f"MODEL {name}")
         try:
             found = hub.from_config(config, path.stem)

@@ -326,13 +326,15 @@ def _refit(
     try:
         text = file.read_text(encoding="utf-8-sig")
         heading = text.partition("\n")[0]
-        rows = list(csv.DictReader(io.StringIO(text), delimiter=max(",;\t", key=heading.count)))
+        table = csv.DictReader(io.StringIO(text), delimiter=max(",;\t", key=heading.count))
+        names, rows = table.fieldnames or (), list(table)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"measured {file} cannot be read: {reason(error)}") from error
     try:
+        measured.once(names)
         runs = measured.read(rows, model, machine, given["recipe"], node=given["node"], as_plan=like)
-        names = fitting.HABITS.get(framework, (None, fitting.TIME_CONSTANTS))[1]
-        return measured.refitted(runs, profile(framework), names)
+        constants = fitting.HABITS.get(framework, (None, fitting.TIME_CONSTANTS))[1]
+        return measured.refitted(runs, profile(framework), constants)
     except ValueError as error:
         raise ValueError(f"measured {file}: {error}") from error
 

@@ -33,8 +33,11 @@ def find(what: str, name: str, known: Mapping[str, Preset]) -> Preset:
 
 @lru_cache(maxsize=1024)
 def _words(name: str) -> tuple[str, ...]:
-    """Runs of letters and runs of digits: ``"NVLink4"`` and ``"nvlink 4"`` are the same two words; -1 is not 1."""
-    return tuple(re.findall(r"[a-z]+|(?:^\s*-)?\d+", name.lower()))
+    """Runs of letters and runs of digits: ``"NVLink4"`` and ``"nvlink 4"`` are the same two words.
+
+    A minus that leads counts, -1 is not 1; any other is a hyphen.
+    """
+    return tuple(re.findall(r"[a-z]+|(?:^\s*-\s*)?\d+", name.lower()))
 
 
 def _contains(words: tuple[str, ...], wanted: tuple[str, ...]) -> bool:

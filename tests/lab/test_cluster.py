@@ -191,9 +191,12 @@ def test_runs_at_once_do_not_meet_on_a_cluster_or_none(tmp_path, monkeypatch):
     here, there = str(tmp_path / "here"), str(tmp_path / "there")
     program = subprocess.Popen([sys.executable, "-c", AT_ONCE, there, here], stderr=subprocess.PIPE)
     monkeypatch.setattr(sys, "argv", ["", here, there])
-    exec(AT_ONCE, {})
-    assert program.communicate()[1] == b""
-    assert program.returncode == 0
+    try:
+        exec(AT_ONCE, {})
+        assert program.communicate()[1] == b""
+        assert program.returncode == 0
+    finally:
+        program.kill()
 
 
 @pytest.mark.parametrize(

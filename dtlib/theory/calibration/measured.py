@@ -95,8 +95,17 @@ def read(
 
 
 def _plain(row: Mapping[Any, Any]) -> dict[Any, Any]:
-    """`row` with names of columns as `COLUMNS` has them, however they are written."""
+    """`row` with names of columns as `COLUMNS` has them, however they are written, each once."""
+    once(row)
     return {name and name.strip().lower(): value for name, value in row.items()}
+
+
+def once(heading: Iterable[Any]) -> None:
+    """``ValueError`` where two columns have one name."""
+    names = [name and name.strip().lower() for name in heading]
+    for name in names:
+        if name and names.count(name) > 1:
+            raise ValueError(f"column {name!r} must be there once, not {names.count(name)} times")
 
 
 def _run(row: Row, like: tuple[Machine, int, Plan], model: Architecture) -> Run:
