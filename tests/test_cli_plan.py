@@ -156,7 +156,7 @@ def test_help_lists_the_cards_and_the_recipes_that_there_are(command):
     assert ", ".join(list(RECIPES)[:-1]) + f" or {list(RECIPES)[-1]}" in said
     assert f"Matrices with adapters: {','.join(MODULES)}." in said
     if command == "plan":
-        assert f"with its constants: {', '.join(planner.PROFILES)} (with torchtitan)." in said
+        assert f"with its constants: {', '.join(planner.PROFILES)} (torchtitan is fsdp)." in said
         assert set(planner.FRAMEWORKS) == set(planner.PROFILES)
         for name in planner.FRAMEWORKS:
             assert f" {name} {in_words.of_framework(name)}" in said.replace("- ", "-")

@@ -112,14 +112,14 @@ _HEADINGS = {
 @click.option("--attention", default="flash", show_default=True, help="flash, or matrix: kept as a matrix.")
 @click.option(
     "--framework",
-    help=f"Without what it does not run (below), with its constants: {', '.join(FRAMEWORKS)} (with torchtitan).  "
+    help=f"Without what it does not run (above), with its constants: {', '.join(FRAMEWORKS)} (torchtitan is fsdp).  "
     "[default: every plan, with megatron's constants]",
 )
 @click.option(
     "--measured",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="CSV of runs of your own: the constants that they decide are fitted to them. Columns below.",
+    help="CSV of runs of your own: the constants that they decide are fitted to them. Columns above.",
 )
 @click.option("--keep", type=int, default=5, show_default=True, help="Plans to show, and a simpler one that ties.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, in bytes and seconds.")
