@@ -41,12 +41,13 @@ MEANING: Mapping[str, tuple[str, str]] = MappingProxyType(
         "accumulated_bytes": ("bytes a parameter that a micro-batch moves to add its gradient to the sum", _PROFILES),
         "rank_host_seconds": ("seconds that the host takes for a layer, for each tensor rank that it meets", _PROFILES),
         "staged_rank_host_seconds": (
-            "the same in jobs over several nodes with a pipeline, for each of a node, once the layer is launched; "
-            "messages hide behind it",
+            "seconds that the host waits, after a layer's launch, for each tensor rank of its own node: pipelines over "
+            "several nodes; messages hide behind it",
             _PROFILES,
         ),
         "far_rank_host_seconds": (
-            "the same for each of another node; for each at all without a pipeline, where inputs are gathered again",
+            "the same for each tensor rank of another node; without a pipeline, where inputs are gathered again, for "
+            "each tensor rank",
             _PROFILES,
         ),
         "head_balance": ("1 where stages are filled by their products, the head's among them, 0 by layers", _PROFILES),
