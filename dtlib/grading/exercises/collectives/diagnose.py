@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading.exercises.inputs import Case, Cases, Rng, call, in_any_order
+from dtlib.grading.exercises.inputs import Case, Cases, Rng, call, in_any_order, in_words
 from dtlib.grading.exercises.kinds import by, on_paper
 
 MISSING, TWICE, GROUPS, MEAN, OWN, LAST, HALF, GATHERED, ROOT, NOTHING = (
@@ -34,7 +34,8 @@ def case(rng: Rng, number: int, kind: str, n: int, rank: int) -> dict[str, Any]:
         before[0] = (before[0] / 500).round(3)
     after, sent = ended(kind, before, rank)
     told = {"before": before, "after": after, "sent": sent}
-    return call(f"run {number}, on {n} ranks", [told]) | {"wrong": [kind, None if kind in OF_NO_RANK else rank]}
+    words = f"run {number}, on {n} ranks" + (f": {in_words(told)}" if before.size < 20 else "")
+    return call(words, [told]) | {"wrong": [kind, None if kind in OF_NO_RANK else rank]}
 
 
 def ended(kind: str, before: Any, rank: int) -> tuple[Any, list[int]]:

@@ -66,7 +66,7 @@ def told(number: int, run: dict[str, Any]) -> str:
         "{tp_bytes:.3g} B of tp and {dp_bytes:.3g} B of dp at {inside:.3g} and {across:.3g} B/s; "
     ).format(number=number, **run)
     seconds = ", ".join(
-        f"{name} {each.min():.3g} to {each.max():.3g} s on rank {each.argmax()}"
+        f"{name} {each.min():.3g} to {each.max():.3g} s" + f" (most on rank {each.argmax()})" * bool(each.any())
         for name, each in run["seconds"].items()
     )
     return plan + seconds + "".join(f", sent {axis} {each.max():.3g} B" for axis, each in run["sent"].items())

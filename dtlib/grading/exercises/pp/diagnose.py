@@ -1,6 +1,8 @@
 """pp.7: which schedule ran, what was slow, and which limit was hit, from a timeline; on paper."""
 
 from collections.abc import Callable
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 from dtlib.grading.exercises.inputs import Case, Rng, call, in_any_order
@@ -49,10 +51,19 @@ def case(
         base = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 0.9}[kind] * unit * factors[rank]
         return base * float(rng.uniform(0.97, 1.03)) * (8 if (rank, at) == held_up else 1)
 
-    run = [p, m, healthy, timeline(actions, seconds, message)]
+    rows = timeline(actions, seconds, message)
     told = f"{slow} {place}" if slow else "nothing"
     kinds = " | ".join("".join(kind for kind, _ in own) for own in actions)
-    return call(f"run {number}, m = {m}: {kinds}", run) | {"right": [schedule, told, limit or 0]}
+    kinds += f"; {in_milliseconds(rows)}, planned {healthy:.3g}"
+    return call(f"run {number}, m = {m}: {kinds}", [p, m, healthy, rows]) | {"right": [schedule, told, limit or 0]}
+
+
+def in_milliseconds(rows: list[list[list[Any]]]) -> str:
+    """What the stages and the messages take, so that a run can be judged by hand."""
+    usual = [median(end - start for kind, _, start, end in own if kind == "F") for own in rows]
+    first = [after[0][2] - before[0][3] for before, after in pairwise(rows)]
+    stages, messages = (", ".join(f"{each:.3g}" for each in them) for them in (usual, first))
+    return f"F usually takes {stages} ms by rank, the first message {messages} ms"
 
 
 def made(schedule: str, p: int, m: int, limit: int | None) -> Actions:

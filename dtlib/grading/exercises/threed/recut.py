@@ -52,11 +52,11 @@ def case(
     start = int(rng.integers(10)) * 100 + 0.5
     whole = start + np.add.outer(10 * np.arange(shape[0]), np.arange(shape[1]))
     if not numbered:
-        whole = rng.permutation(whole.reshape(-1)).reshape(shape)
+        whole = rng.permutation(start + np.arange(whole.size)).reshape(shape)
     pieces = [piece(whole, old, each) for each in range(old["dp"] * old["tp"])]
     named = ["{} {}, {} {}".format(*(part for pair in axes.items() for part in pair)) for axes in (old, new)]
     words = f"rank {rank} of {named[1]}, a matrix of {shape[0]} × {shape[1]} from {named[0]}"
-    words += f", with {start} + 10 i + j in row i and column j, from 0" * numbered
+    words += f", with {start} + 10 i + j in row i and column j, both counted from 0" * numbered
     properties = {"same slices": old["tp"] == new["tp"], "numbered": numbered}
     return call(words, [pieces, list(shape), old, new, rank], **properties) | {"right": piece(whole, new, rank)}
 
