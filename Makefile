@@ -33,6 +33,7 @@ test: lint unit notebooks book pages  ## run everything: lint, types, tests, not
 	@$(BIN)/python _ext/minutes.py show
 
 soak: $(READY)  ## what takes long, once for an issue: many seeds, a busy machine (ROOM=grading: that alone; see _build/soak)
+	@case "$(ROOM)" in ""|*book*) test -f $(BOOK)/index.html || $(MAKE) book;; esac
 	@$(BIN)/python _ext/soak.py $(ROOM)
 
 lint: $(READY)  ## check style and types
