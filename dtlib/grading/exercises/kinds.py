@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from . import plain
-from .compare import compare, show, show_bytes
+from .compare import close, compare, show, show_bytes
 from .exercise import EARLY, Check, Exercise, Finding, FormError, Kind, Mistake
 from .oracle import FLOAT_BYTES
 from .seen import Case, Observed, Seen
-from .signs import NEVER, Of, Sign, Sums, Theory, Wrong, common, every, known, of_sums, same, some_rank, taken_from
+from .signs import NEVER, Of, Sign, Sums, Theory, Wrong, common, every, known, of_sums, some_rank, taken_from
 
 ROOM = 6 * 2**20  # for what libraries keep, where memory is weighed
 Ranges = Mapping[str, Sign | tuple[Callable[[Case, int], float], Callable[[Case, int], float] | None]]
@@ -66,7 +66,7 @@ def values(
         return _part(theory, part, parts) if of == "answer" else theory
 
     def agrees(observed: Observed, theory: Any) -> bool:
-        return same(taken(observed), expected(theory), rtol, atol)
+        return theory is not None and close(taken(observed), expected(theory), rtol, atol)
 
     def inspect(observed: Observed) -> Finding | None:
         seen, wanted = taken(observed), expected(right(observed.case))
