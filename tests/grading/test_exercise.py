@@ -224,7 +224,7 @@ class TestChoice:
     @pytest.mark.parametrize(
         ("name", "arguments", "answer", "told"),
         [
-            ("pp.1", [960, 1, 9, 1, 0.25], 48, "Saw 48, with 20 micro-batches each, 28.6% idle; expected whole"),
+            ("pp.1", [960, 1, 9, 1, 0.25], 48, "Saw 48, with 20 micro-batches each, 28.57% idle; expected whole"),
             (
                 "pp.1",
                 [960, 1, 9, 1, 0.25],
