@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,48 +26,20 @@ from .options import (
     reason,
     recipe_option,
     size_options,
-    some_of,
     training_options,
     with_flags,
 )
+from .space import DEGREES, choice_options, chosen_framework, chosen_space, degree_options
 
 if TYPE_CHECKING:
     from dtlib.theory.calibration.measured import Refit
     from dtlib.theory.models import Architecture
-    from dtlib.theory.planner import Answer, Found, Goal, Keeping, Machine, Plan, Space, Training
+    from dtlib.theory.planner import Answer, Found, Goal, Keeping, Machine, Plan, Training
 
 # numpy, rich and dtlib.theory are imported by the functions that need them: --help answers at once.
 
 _MOST_TOKENS = 1e18
 """More are nobody's: all text there is has fewer."""
-
-_DEGREES = ("dp", "tp", "pp", "cp", "ep")
-
-
-def _degrees(command: Any) -> Any:
-    """A flag for each degree that may be held fixed."""
-    for name in reversed(_DEGREES):
-        command = click.option(f"--{name}", type=int, help=f"This {name}.")(command)
-    return command
-
-
-_CHOICES = {
-    "zero": "Stages of ZeRO (FSDP is 3, or 2 where it keeps what it gathered): 0, 1, 2, 3.",
-    "shard": "States split among so many ranks (hybrid, HSDP; 3/8 is ZeRO 3 among 8), or: all, node.",
-    "schedule": "Schedules of pipelines: 1F1B, interleaved, ZB-H1.",
-    "recompute": "What is computed again: so many layers of a stage, or: none, selective, some, full.",
-    "sequence_parallel": "How tensor parallelism splits tokens: none, again, keep.",
-}
-"""Flags that leave some choices open, in the order of help; a test holds what they name to what is looked at."""
-
-
-def _choices(command: Any) -> Any:
-    """A flag for each choice of which some may be left out."""
-    for name in reversed(_CHOICES):
-        flag = f"--{name.replace('_', '-')}"
-        command = click.option(flag, metavar="NAME[,NAME]", help=_CHOICES[name])(command)
-    return command
-
 
 _HEADINGS = {
     "gpus": "Cards",
@@ -140,8 +112,8 @@ _HEADINGS = {
 @click.option("--storage", type=float, metavar="GB/s", help="What all cards together write. Needs --mtbf.")
 @click.option("--price", type=float, help="Price of a card for an hour.")
 @click.option("--watts", type=float, help="Power of a card.  [default: its design power, if published]")
-@_degrees
-@_choices
+@degree_options
+@choice_options
 @card_memory_option
 @click.option("--card-rate", type=float, metavar="TFLOP/s", help="Dense products in 16 bits.")
 @click.option("--card-memory-rate", type=float, metavar="TB/s", help="A card's memory.")
@@ -211,7 +183,7 @@ def plan(
             raise ValueError("tokens must be given where --price or --watts is")
         if critical_batch is None and min_tokens is not None:
             raise ValueError("critical_batch must be given where --min-tokens is")
-        space, framework = _space(given), _framework(given) or "megatron"
+        space, framework = chosen_space(given), chosen_framework(given) or "megatron"
         if (mtbf is None) != (storage is None):
             lacks, has = ("storage", "mtbf") if storage is None else ("mtbf", "storage")
             raise ValueError(f"{lacks} must be given where --{has} is")
@@ -240,7 +212,7 @@ def plan(
             seq=given["seq"],
             recipe=given["recipe"],
             keep=given["keep"],
-            degrees={name: given[name] for name in _DEGREES if given[name] is not None},
+            degrees={name: given[name] for name in DEGREES if given[name] is not None},
             imbalance=given["imbalance"],
             space=space,
             constants=None if refit is None else refit.constants,
@@ -269,51 +241,6 @@ def plan(
     else:
         defaults = {f"{name}_given": given[name] is not None for name in ("seq", "batch")}
         _print(answer, run, goals, kept, refit, defaults)
-
-
-def _space(given: dict[str, Any]) -> Space:
-    """What is looked at, of all choices; ``ValueError`` for a name that is not among them."""
-    from dtlib.theory import planner
-    from dtlib.theory.timing.space import EVERYTHING, SIZED, is_size
-
-    if "selective" in (given["recompute"] or "").split(",") and given["attention"] == "flash":
-        raise ValueError("recompute must be none, some or full: flash attention leaves selective nothing to save")
-    chosen: dict[str, Any] = {}
-    for name in _CHOICES:
-        sizes = _sizes(given[name]) if name in SIZED else []
-        try:
-            chosen |= some_of(name, given[name], [*getattr(EVERYTHING, name), *sizes])
-        except ValueError as error:
-            number = ", or a number above 0" if name in SIZED and "there are" in str(error) else ""
-            raise ValueError(f"{error}{number}") from error
-    framework = _framework(given)
-    runs = EVERYTHING if framework is None else planner.FRAMEWORKS[framework]
-    for name, asked in chosen.items():
-        known = getattr(runs, name)
-        for each in asked:
-            if each not in known and not (is_size(each) and name in SIZED and {"node", "some"} & set(known)):
-                raise ValueError(
-                    f"{name} must be some of {', '.join(map(str, known))} with framework={framework}, not {each}"
-                )
-    for axis, name, alone in (("tp", "sequence_parallel", "none"), ("pp", "schedule", "1F1B")):
-        if given[axis] == 1 and alone not in chosen.get(name, (alone,)):
-            raise ValueError(f"{name} must name {alone} with {axis}=1, not {given[name]}")
-    if given["tp"] == 1 and given["tp_overlap"]:
-        raise ValueError("tp_overlap must be absent with tp=1: a rank alone sends nothing")
-    return replace(runs, **chosen)
-
-
-def _framework(given: dict[str, Any]) -> str | None:
-    """The framework that was asked for by one of its names."""
-    from dtlib.theory.lookup import find
-
-    names = {each: each for each in FRAMEWORKS} | {"torchtitan": "fsdp", "megatron-lm": "megatron"}
-    return None if given["framework"] is None else find("framework", given["framework"], names)
-
-
-def _sizes(text: str | None) -> list[int]:
-    """The whole numbers in a list such as ``node, 8``."""
-    return [int(each) for each in (text or "").split(",") if each.strip().isdecimal() and int(each)]
 
 
 def _refit(
