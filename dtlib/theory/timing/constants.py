@@ -42,7 +42,7 @@ MEANING: Mapping[str, tuple[str, str]] = MappingProxyType(
         "rank_host_seconds": ("seconds that the host takes for a layer, for each tensor rank that it meets", _PROFILES),
         "staged_rank_host_seconds": (
             "seconds that the host waits, after a layer's launch, for each tensor rank of its own node: pipelines over "
-            "several nodes; messages hide behind it",
+            "several nodes; the longer counts, the wait or the layer's work",
             _PROFILES,
         ),
         "far_rank_host_seconds": (
