@@ -32,11 +32,12 @@ KINDS = (
 LONG = ((("llama3-8b", 32, "A100", 8, 8, 64), 65536), (("llama3-70b", 80, "H100", 64, 8, 256), 16384))
 #: Machines and models on which what the others have alike decides, with the factors of the rates inside and across, and
 #: the tokens of a sequence: a card of another size and rate on a slow link; small nodes far apart; heads that tp 8 does
-#: not divide; heads of keys that tp 4 does not divide, 24 and 6.
+#: not divide; heads of keys that tp 4 does not divide, 24 and 6; few sequences, for which a pipeline fills and drains.
 ODD: tuple[tuple[Any, ...], ...] = (
     (("bloom-7.1b", 30, "B200", 8, 8, 256), 0.1, 1.0, 16384), (("bloom-3b", 30, "H100", 16, 2, 64), 1.0, 0.05, 8192),
     (("qwen2.5-7b", 28, "A100", 128, 16, 384), 1.0, 0.02, 16384),
     (("qwen2.5-7b", 28, "H100", 32, 8, 384), 1.0, 0.05, 16384, 24, 6),
+    (("gpt3-175b", 96, "H100", 256, 4, 32), 1.0, 0.02, 32768),
 )  # fmt: skip
 #: What machines are drawn from beside them: model, layers, card, the least cards and sequences.
 DRAWN = (
