@@ -10,7 +10,7 @@ from dtlib.grading.exercises.kinds import by, on_paper
 NOTHING, AFTER, ONE, WAITS, EACH, LATE, SLOW = (
     "nothing wrong", "nothing overlapped", "one bucket", "waits for each", "each micro-batch", "late", "slow",
 )  # fmt: skip
-HELD = 0.8  # of a layer's time, for which a late bucket is held back
+HELD = 0.6  # of a layer's time, for which a late bucket is held back
 OVERTAKEN = -1  # for a late bucket: it leaves behind the next one; on a slow link it is the first, after backward
 
 #: What is wrong and where (bucket or rank), ranks, micro-batches, layers of each bucket, the seconds of an all-reduce

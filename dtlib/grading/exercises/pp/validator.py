@@ -18,7 +18,7 @@ def draw(rng: Rng) -> Cases:
     """Schedules of GPipe and 1F1B with each fault, with none, and with two actions exchanged at random."""
     cases = []
     for number, kind in enumerate(rng.permutation(KINDS), 1):
-        p, m = int(rng.integers(2, 5)), int(rng.integers(3, 6))
+        p, m = int(rng.integers(2 + (kind == "stuck, all"), 5)), int(rng.integers(3, 6))
         make = pp.gpipe if rng.integers(2) else pp.one_f_one_b
         actions: Actions = [[(kind, i) for kind, _, i, _ in own] for own in make(p, m).actions]
         damage(rng, str(kind), actions, m)
@@ -53,10 +53,9 @@ def damage(rng: Rng, kind: str, actions: Actions, m: int) -> None:
         own = actions[rank := int(rng.integers(p - 1))]
         own.remove(("F", m - 1))
         own.insert(own.index(("B", m - 1)) + 1, ("F", m - 1))
-    elif kind == "stuck, all":
-        own = actions[0]
-        own.remove(("B", 0))
-        own.insert(0, ("B", 0))
+    elif kind == "stuck, all":  # by rank B, F and B, and the first has the last micro-batch: no other order is this one
+        for own, i in ((actions[0], m - 1), (actions[-1], 0)):
+            own.insert(0, own.pop(own.index(("B", i))))
     elif kind == "stuck, own":
         own = actions[-1]
         first, second = own.index(("F", i)), own.index(("B", i))
