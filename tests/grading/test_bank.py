@@ -16,7 +16,7 @@ from dtlib.grading.exercises.catalogue import STEMS, all_exercises, bare
 from dtlib.grading.exercises.exercise import Exercise
 from dtlib.grading.sandbox.harness import resolve
 
-from .answers import cells, programs
+from .answers import cells, of_the_bank, programs
 
 EXERCISES = list(all_exercises().values())
 ids = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)
@@ -75,7 +75,7 @@ def test_what_is_shipped_holds_no_right_answer(exercise: Exercise):
     shipped = bank.shipped()[exercise.id]
     assert shipped.right == ()
     found = [text for section in shipped.wrong for *_, text in section.programs]
-    wrong = [each.source for each in programs(exercise.id) if each.check]
+    wrong = [each.source for each in of_the_bank(exercise.id) if each.check]
     assert sorted(found) == (sorted(wrong) if bank.is_on_paper(exercise) else [])
 
 

@@ -22,7 +22,7 @@ from dtlib.grading.sandbox.reports import Start, _late, _told, _written
 from dtlib.grading.sandbox.runner import Answer, Cell, Limits, Outcome, Sandbox
 from dtlib.grading.sandbox.walls import WALLS
 
-from .answers import FEW, ROOT, answer, cells, programs
+from .answers import FEW, ROOT, answer, cells, open_sandbox, programs
 from .engine import on_paper, run
 
 SEED = 20263
@@ -57,6 +57,15 @@ def test_reference_passes_blank_is_not_attempted_and_a_mistake_is_named(sandbox:
     outcome = sandbox.run(found, answer(exercise, wrong.source), found.cases(SEED))
     told = {check.name: check for check in found.judge(outcome.observed).checks}[wrong.check]
     assert (told.verdict, told.mistake) == ("fail", wrong.mistake)
+
+
+def test_what_judges_an_exercise_is_seen_to_be_called_where_no_wall_hides_it():
+    source = "from dtlib.grading.exercises.collectives.all_reduce import is_sum\n\n\n"
+    source += "def ring_on_paper(full_bytes, n, link_bytes_per_s):\n    is_sum({'op': 'sum'})\n    return 1.0, 1.0\n"
+    with open_sandbox() as without_walls:
+        result, _ = judged(without_walls, "collectives.2", source)
+    assert "a call of dtlib.grading.exercises.collectives.all_reduce.is_sum" in str(result)
+    assert result.mistakes == ("library called",)
 
 
 def test_traffic_and_memory_are_seen_from_outside(sandbox: Sandbox):

@@ -17,9 +17,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from dtlib.course import stems
+
 # Paths are those that code is known by, which a link in them is part of.
 _DTLIB = str(Path(__file__).absolute().parents[3]) + os.sep
-_ANSWERS = tuple(_DTLIB + each + os.sep for each in ("theory", "ranks", os.path.join("grading", "checks")))
+_OF_STEMS = tuple(os.path.join("grading", "exercises", stem) for stem in stems("exercises"))
+_ANSWERS = tuple(_DTLIB + each + os.sep for each in ("theory", "ranks", *_OF_STEMS))
 # Constants, conversions and the registry are tools: they answer nothing.
 _TOOLS = tuple(
     os.path.join(_DTLIB + "theory", *each)
