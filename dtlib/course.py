@@ -119,11 +119,6 @@ def stems(room: str | None = None) -> tuple[str, ...]:
     return tuple(each.stem for each in CHAPTERS if room is None or room in each.rooms)
 
 
-def lessons() -> tuple[str, ...]:
-    """The stems of the chapters that are written as lessons, in the order of the book."""
-    return tuple(each.stem for each in CHAPTERS if each.is_lesson)
-
-
 def title(stem: str) -> str:
     """The subject of a chapter in words. An unknown stem raises ``ValueError``."""
     for each in CHAPTERS:

@@ -66,9 +66,6 @@ _SPARE = [  # things without a fixed colour, in the order in which a picture mee
 LOOKS: dict[str, Look] = {**_INTERVALS, **_ALGORITHMS}
 """Every thing that has one look in the whole book, by the word that the text uses for it."""
 
-INTERVALS: tuple[str, ...] = tuple(_INTERVALS)
-"""The kinds of interval that a timeline may hold."""
-
 _ALIASES = {"input gradient": "backward", "compute": "forward", "wait": "idle", "bubble": "idle"}
 
 

@@ -15,7 +15,7 @@ import pytest
 from dtlib import course
 
 ROOT = Path(__file__).parents[2]
-LESSONS = course.lessons()
+LESSONS = tuple(each.stem for each in course.CHAPTERS if each.is_lesson)
 MOST = {"cells": 60, "words": 3500, "visible lines": 250, "lines in the median cell": 6}
 FEWEST_FIGURES = 8
 MOST_LINES, MOST_OF_THE_MECHANISM, MOST_COLUMNS = 15, 25, 95

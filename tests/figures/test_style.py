@@ -48,11 +48,11 @@ def test_without_colour_dash_and_marker_still_tell_curves_apart():
 
 
 def test_without_colour_bars_still_tell_intervals_apart():
-    plain = [name for name in style.INTERVALS if "hatch" not in style.bar(name) or not style.bar(name)["hatch"]]
+    plain = [name for name in style._INTERVALS if "hatch" not in style.bar(name) or not style.bar(name)["hatch"]]
     assert plain == ["forward", "backward", "weight gradient", "idle"]
     greys = [luminance(style.color(name)) ** (1 / 3) * 116 - 16 for name in plain[:3]]
     assert min(b - a for a, b in itertools.pairwise(greys)) >= 8, "lightness must climb by a visible step"
-    hatched = [style.bar(name)["hatch"] for name in style.INTERVALS if name not in plain]
+    hatched = [style.bar(name)["hatch"] for name in style._INTERVALS if name not in plain]
     assert len(hatched) == len(set(hatched)) == 4
     assert style.bar("idle")["facecolor"] == "none"
 

@@ -17,7 +17,7 @@ def shrink(delta: float):
 
 def shuffled(n: int, k: int, seed: int = 0):
     rng = np.random.default_rng(seed)
-    return lambda x: compression.random_k(x, k, rng.permutation(n))
+    return lambda x: x * (rng.permutation(n) < k)
 
 
 def qsgd(n: int, levels: int, seed: int = 0):

@@ -154,14 +154,6 @@ class TestSpares:
             with_one, without = n / (n + 1), 1 / (1 + n / ratio)
             assert (with_one > without) == (n > bound * (1 + 1e-12))
 
-    @pytest.mark.parametrize("nodes", [1, 5, 40, 300, 2048])
-    def test_the_best_number_is_best(self, nodes):
-        made = [
-            nodes / (nodes + k) * (1 - laws.standing_share(k, nodes, 36_000.0, 80.0)) for k in range(60)
-        ]  # fmt: skip
-        assert laws.best_spares(nodes, 36_000.0, 80.0) == int(np.argmax(made))
-        assert (laws.best_spares(nodes, 36_000.0, 80.0) > 0) == (nodes > laws.spare_pays_from(36_000.0, 80.0) + 1)
-
     def test_large_loads(self):
         assert laws.spares_suffice(2000, 10_000, 1e5, 2e4) == pytest.approx(0.506, abs=0.002)
         assert (laws.spares_suffice(0, 1, 1e5, 0), laws.spares_needed(1, 1e5, 0)) == (1, 0)
@@ -242,7 +234,6 @@ class TestSaves:
         (lambda: laws.spares_suffice(10**9, 1, 1, 1), "spares must be at most 10,000"),
         (lambda: laws.spares_needed(5, 1, 1, 1.0), "chance must be at most 1 − 1e-9, not 1.0"),
         (lambda: laws.spares_needed(10**6, 1, 1), "repair must be so short"),
-        (lambda: laws.best_spares(0, 1, 1), "nodes"),
         (lambda: laws.spare_pays_from(1, 0), "repair"),
         (lambda: laws.checked_goodput(0, 1, 1), "interval"),
         (lambda: laws.check_interval(-1, 1), "check"),

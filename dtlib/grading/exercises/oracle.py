@@ -205,11 +205,6 @@ def flat(tensors: Sequence[Any]) -> Any:
     return np.concatenate([np.asarray(each, np.float64).reshape(-1) for each in tensors])
 
 
-def atol(expected: Any) -> float:
-    """How far an element of a gradient may be from what is expected: float32 rounds by some 1e-6 of the largest."""
-    return 1e-4 * float(np.abs(expected).max(initial=1e-9))
-
-
 def remembered(theory: Callable[[Case], Any]) -> Callable[[Case], Any]:
     """`theory`, computed once for each case: the same is asked by a check and by its mistakes."""
     known: dict[int, tuple[Case, Any]] = {}

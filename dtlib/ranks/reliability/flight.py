@@ -33,7 +33,6 @@ from dtlib.ranks.mesh import Group
 from dtlib.ranks.shared import alike
 from dtlib.theory.valid import whole
 
-FINGERPRINT_BYTES = 8
 SLOT_BYTES, _TEXT_BYTES = 512, 384
 _HEAD, _SLOT = struct.Struct("<III"), struct.Struct("<?II")  # rank, ranks, slots; finished, length of text, CRC
 _TENSORS = {  # which argument has what must be alike on all ranks

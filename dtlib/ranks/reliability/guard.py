@@ -16,7 +16,6 @@ from dtlib.ranks.mesh import Group
 from dtlib.ranks.shared import alike
 from dtlib.theory.valid import amount, whole
 
-CHECKSUM_BYTES = 8
 _AT_ONCE = 2**20  # words that are widened to 64 bits at a time: a checksum takes some 40 MB, however long the tensor
 _WORDS = {1: torch.uint8, 2: torch.int16}
 

@@ -1,6 +1,6 @@
 """Numbers in 8 bits, block by block: one fp32 scale a block, and one of up to 256 codes for each entry.
 
-For what travels the codes are `EVEN`, k/127: an entry is off by 1/254 of its block's largest at most (Wang et al. 2023,
+For what travels the codes are k/127: an entry is off by 1/254 of its block's largest at most (Wang et al. 2023,
 arXiv 2306.10209, section 3.1). For what an optimizer keeps, `SIGNED` and `UNSIGNED`, they are dense near zero, sparse
 near one: seven decades, each with twice as many codes as the one below, so that a moment a thousandth of its neighbours
 still keeps two digits (Dettmers et al. 2022, arXiv 2110.02861, section 2).
@@ -34,7 +34,6 @@ def _codes(*, signed: bool) -> tuple[float, ...]:
 
 
 SIGNED, UNSIGNED = _codes(signed=True), _codes(signed=False)
-EVEN = tuple(k / 127 for k in range(-127, 128))
 
 
 def quantised(x: Tensor, codes: Sequence[float], block: int) -> tuple[Tensor, Tensor]:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from dtlib.theory.models import model_parameters
-from dtlib.theory.planner import fit, plan_memory
+from dtlib.theory.planner import plan_memory
 from dtlib.theory.planner.errors import INSIDE, regime
-from dtlib.theory.timing import FITTED, Constants, profile, step_time
+from dtlib.theory.timing import FITTED, Constants, profile
 
 from .fitting import HABITS, NEUTRAL, TIME_CONSTANTS, fitted
 from .run import Run
@@ -105,21 +105,6 @@ def fitted_without(left: str, folds: Mapping[str, Sequence[Run]], framework: str
     kept = {name: [run for run in runs if run.model.experts is None and run.plans[0].precision == "bf16"]
             for name, runs in folds.items() if name != left}  # fmt: skip
     return fitted({name: runs for name, runs in kept.items() if runs}, start, names=names)
-
-
-def regret(runs: Iterable[Run], framework: str) -> dict[tuple[str, int], float]:
-    """The speed of the run that the planner picks over the best one's, of each model and number of cards.
-
-    It picks the fastest by its own time among those whose memory, with its margin, there is. A run of infinite seconds
-    failed: picked, it is worth 0. ``ValueError`` for an unknown framework.
-    """
-    k = profile(framework)
-    groups: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
-    for run in unrepeated(runs):
-        if fit(plan_memory(run.model, run.plans[0]), run.machine).has_room:
-            planned, sequences = step_time(run.model, run.plans[0], run.machine, k).total, run.plans[0].sequences
-            groups[run.model.name, run.machine.gpus].append((planned / sequences, run.seconds / sequences))
-    return {key: min(took for _, took in found) / min(found)[1] for key, found in sorted(groups.items())}
 
 
 def unrepeated(runs: Iterable[Run]) -> list[Run]:

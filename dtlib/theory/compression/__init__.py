@@ -41,7 +41,6 @@ from .quantise import (
 )
 from .sparse import (
     expected_support,
-    random_k,
     random_k_error,
     random_k_variance,
     sparse_bytes,
@@ -76,7 +75,6 @@ __all__ = [
     "qsgd_variance",
     "qsgd_variance_bound",
     "quantised_bytes",
-    "random_k",
     "random_k_error",
     "random_k_variance",
     "resnet18_cifar_shapes",

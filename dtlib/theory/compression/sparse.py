@@ -30,21 +30,6 @@ def top_k(x: Any, k: int) -> Array:
     return sent
 
 
-def random_k(x: Any, k: int, order: Any, *, unbiased: bool = False) -> Array:
-    """`x` at the first k places of `order`, a permutation of its places, and zeros elsewhere.
-
-    `unbiased` multiplies what stays by n/k: right in the mean over all orders, and never nearer to x.
-    """
-    x = finite("x", x)
-    n, k = _kept(x.size, k, 1)
-    places = np.asarray(order)
-    if places.shape != (n,) or not np.array_equal(np.sort(places), np.arange(n)):
-        raise ValueError(f"order must be a permutation of the {n} places of x")
-    sent = np.zeros_like(x)
-    sent[places[:k]] = x[places[:k]] * (n / k if unbiased else 1)
-    return sent
-
-
 @formula(
     "compression.top_k_contraction",
     source="stich2018",

@@ -21,7 +21,6 @@ from .steering import (
     bias_step,
     bias_steps,
     max_violation,
-    steer,
 )
 from .traffic import (
     COPIES,
@@ -67,6 +66,5 @@ __all__ = [
     "route",
     "scores",
     "state_bytes",
-    "steer",
     "step_bytes",
 ]

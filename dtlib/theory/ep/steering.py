@@ -6,7 +6,6 @@ Shapes: t tokens, e experts, k choices.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,7 +14,7 @@ from dtlib.theory.formula import formula
 from dtlib.theory.valid import amount, whole
 
 from .balance import largest_normal
-from .routing import checked_scoring, choices, loads, matrix, route
+from .routing import checked_scoring, choices, loads, matrix
 
 
 def _shares(scores_te: ArrayLike, experts_tk: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -125,30 +124,3 @@ def bias_steps(spread: float, rate: float) -> int:
     positive.
     """
     return math.ceil(amount("spread", spread) / (2 * amount("rate", rate, positive=True)) - 1e-9)
-
-
-@dataclass(frozen=True)
-class Steered:
-    """What `steer` returns: MaxVio of each step's batch, and the bias before the first and after each step."""
-
-    violation: NDArray[np.float64]
-    bias_se: NDArray[np.float64]
-
-
-def steer(
-    favour_e: ArrayLike, *, tokens: int, top_k: int, rate: float, steps: int, noise: float = 0.1, seed: int = 0
-) -> Steered:
-    """A router that favours some experts, steered by the bias: `steps` batches of `tokens`.
-
-    Scores are `favour_e` plus normal `noise`, drawn anew for each token and expert; they do not learn. ``ValueError``
-    for sizes below 1.
-    """
-    favour = np.asarray(amount("favour_e", favour_e), dtype=np.float64)
-    t, draw = whole("tokens", tokens, 1), np.random.default_rng(seed)
-    path, violation = [np.zeros(favour.size)], []
-    for _ in range(whole("steps", steps, 1)):
-        s = favour + amount("noise", noise) * draw.standard_normal((t, favour.size))
-        n = loads(route(s - min(0.0, s.min()), top_k, bias_e=path[-1]).experts_tk, favour.size)
-        violation.append(max_violation(n))
-        path.append(bias_step(path[-1], n, rate))
-    return Steered(np.array(violation), np.stack(path))

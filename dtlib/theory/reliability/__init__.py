@@ -9,17 +9,17 @@ Arguments out of range raise ``ValueError``, which names the argument, its value
 """
 
 from .failures import failures, mtbf, node_mtbf, survival
-from .goodput import Split, goodput, split, waste
+from .goodput import Split, goodput, waste
 from .interval import best_interval, daly_interval, young_interval
 from .levels import background_goodput, background_interval, two_level_goodput, two_level_intervals
 from .saves import best_writers, rank_save_bytes, save_bytes, save_seconds
 from .silent import check_interval, checked_goodput
 from .simulate import Run, Span, simulate
-from .spares import best_spares, spare_pays_from, spares_needed, spares_suffice, standing_share
+from .spares import spare_pays_from, spares_needed, spares_suffice, standing_share
 
 __all__ = [
-    "Run", "Span", "Split", "background_goodput", "background_interval", "best_interval", "best_spares",
-    "best_writers", "check_interval", "checked_goodput", "daly_interval", "failures", "goodput", "mtbf", "node_mtbf",
+    "Run", "Span", "Split", "background_goodput", "background_interval", "best_interval", "best_writers",
+    "check_interval", "checked_goodput", "daly_interval", "failures", "goodput", "mtbf", "node_mtbf",
     "rank_save_bytes", "save_bytes", "save_seconds", "simulate", "spare_pays_from", "spares_needed", "spares_suffice",
-    "split", "standing_share", "survival", "two_level_goodput", "two_level_intervals", "waste", "young_interval",
+    "standing_share", "survival", "two_level_goodput", "two_level_intervals", "waste", "young_interval",
 ]  # fmt: skip

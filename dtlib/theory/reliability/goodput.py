@@ -67,20 +67,6 @@ def waste(interval: Any, save: float, mtbf: float, restart: float = 0, detect: f
     return cost if np.ndim(cost) else float(cost)
 
 
-def split(interval: float, save: float, mtbf: float, restart: float = 0, detect: float = 0) -> Split:
-    """The seconds that one interval of lasting work takes in the mean, part by part, as `goodput` has it.
-
-    e^{(τ+δ)/M} − 1 attempts fail in the work or the save; each took M − (τ+δ)/(e^{(τ+δ)/M} − 1). ``ValueError`` where
-    it overflows.
-    """
-    tau, delta, mean, back, unseen = _checked(number("interval", interval), save, mtbf, restart, detect)
-    if tau + delta + back > 700 * mean:
-        raise ValueError(f"mtbf must be at least a 700th of interval, save and restart together, not {mtbf!r}")
-    failed, again = np.expm1((tau + delta) / mean), np.expm1(back / mean)
-    lost = max(0.0, mean * failed - (tau + delta))
-    return Split(tau, delta, lost, failed * unseen * (1 + again), failed * mean * again)
-
-
 def _checked(interval: Any, save: float, mtbf: float, restart: float, detect: float) -> tuple[Any, ...]:
     tau, mean = amount("interval", interval, positive=True), number("mtbf", mtbf, positive=True)
     return tau, number("save", save), mean, number("restart", restart), number("detect", detect)

@@ -54,19 +54,6 @@ def standing_share(spares: int, nodes: int, unit_mtbf: float, repair: float) -> 
     return share
 
 
-def best_spares(nodes: int, unit_mtbf: float, repair: float) -> int:
-    """How many spares make most of all nodes' time: N/(N + k) of them run, less the `standing_share`."""
-    n, (_, load) = whole("nodes", nodes, 1), _load(0, nodes, unit_mtbf, repair)
-    k, best, most, standing = 0, 0, 0.0, 1.0
-    while n / (n + k) > most:  # more would idle more than could be won
-        standing = load * standing / (k + 1 + load * standing)
-        made = n / (n + k) * (1 - standing)
-        if made > most:
-            most, best = made, k
-        k += 1
-    return best
-
-
 @formula(
     "reliability.spare_pays_from",
     source="derived here",
@@ -78,7 +65,7 @@ def spare_pays_from(unit_mtbf: float, repair: float) -> float:
     """Nodes of a job above which a spare that always suffices makes more of all nodes' time than none.
 
     N/(N + 1) of them run with it, 1/(1 + Nρ/m) of the time without: equal at N² = m/ρ. Above, one spare may suffice no
-    more (`best_spares`).
+    more.
     """
     return math.sqrt(number("unit_mtbf", unit_mtbf, positive=True) / number("repair", repair, positive=True))
 

@@ -12,7 +12,6 @@ from torch import nn
 
 from dtlib import lab
 from dtlib.ranks.reliability.guard import (
-    CHECKSUM_BYTES,
     Altered,
     AtRest,
     Drifted,
@@ -204,8 +203,8 @@ def test_bytes_are_those_of_gathering_checksums(n, differ):
         assert idle == 0
         assert checked == one + (each if differ and n > 1 else 0)
         # The library's headers are the same for 1 word, for 9 and for a byte: the difference is what theory counts.
-        assert each - one == n * (n - 1) * CHECKSUM_BYTES * (9 - 1)
-        assert one - byte == n * (n - 1) * (CHECKSUM_BYTES - 1)
+        assert each - one == n * (n - 1) * 8 * (9 - 1)  # of 8 bytes each
+        assert one - byte == n * (n - 1) * (8 - 1)
 
 
 def gradients(bad):
