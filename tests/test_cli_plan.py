@@ -10,7 +10,8 @@ from click.testing import CliRunner
 from dtlib.cli import main
 from dtlib.cli import told as in_words
 from dtlib.cli.plan import plan
-from dtlib.theory import hardware, planner, reliability
+from dtlib.cli.space import DEGREES
+from dtlib.theory import footprint, hardware, planner, reliability
 from dtlib.theory.memory import RECIPES
 from dtlib.theory.models import MODULES
 from dtlib.theory.timing.space import OPEN
@@ -75,6 +76,11 @@ def test_choices_can_be_left_out():
         flag = f"--{name.replace('_', '-')} NAME[,NAME]"
         known = ", ".join(map(str, getattr(planner.Space(), name)))
         assert f"{known}." in said.partition(flag)[2].partition(" --")[0]
+
+
+def test_degrees_are_those_of_the_theory():
+    assert DEGREES == footprint.DEGREES
+    assert set(footprint.DEGREES) == {*footprint.AXES, "ep"}
 
 
 def test_hybrid_shards_are_asked_for_and_told():

@@ -206,11 +206,12 @@ def _print(model: Architecture, plan: Plan, terms: Mapping[str, list[Term]], bes
     from rich.console import Console
     from rich.markup import escape
 
+    from dtlib.theory.footprint import DEGREES
     from dtlib.theory.planner.laws import recompute_of
     from dtlib.theory.units import format_bytes, format_seconds
 
     console = Console(highlight=False)
-    degrees = ", ".join(f"{name} {getattr(plan, name)}" for name in ("dp", "tp", "pp", "cp", "ep", "zero"))
+    degrees = ", ".join(f"{name} {getattr(plan, name)}" for name in (*DEGREES, "zero"))
     degrees += f" among {plan.shard} ranks each" * (plan.shard is not None)
     degrees += ", sequence parallel" * plan.sequence_parallel + f", {plan.schedule}" * (plan.pp > 1)
     habits = (

@@ -12,7 +12,7 @@ from .options import FRAMEWORKS, some_of
 if TYPE_CHECKING:
     from dtlib.theory.planner import Space
 
-DEGREES = ("dp", "tp", "pp", "cp", "ep")
+DEGREES = ("dp", "tp", "pp", "cp", "ep")  # as theory.footprint has them, which --help does not wait for
 
 
 def degree_options(command: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 from dtlib.theory.breakdown import Breakdown
 from dtlib.theory.calibration.measured import FEWEST, Refit
-from dtlib.theory.footprint import host_states
+from dtlib.theory.footprint import DEGREES, host_states
 from dtlib.theory.models import Architecture
 from dtlib.theory.planner import Answer, Fit, Found, Goal, Keeping, PlanMemory, margin_of
 from dtlib.theory.planner.answer import TIE
@@ -19,7 +19,7 @@ from dtlib.theory.timing import FITTED, Constants, Plan, profile
 from dtlib.theory.timing.space import EVERYTHING, FRAMEWORKS, OPEN
 from dtlib.theory.units import GiB, format_bytes, format_seconds
 
-_COLUMNS = ("dp", "tp", "pp", "cp", "ep", "ZeRO", "batch", "schedule", "again", "GiB", "step", "MFU", "tie")
+_COLUMNS = (*DEGREES, "ZeRO", "batch", "schedule", "again", "GiB", "step", "MFU", "tie")
 
 
 def columns(answer: Answer) -> tuple[str, ...]:

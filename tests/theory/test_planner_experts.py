@@ -171,7 +171,7 @@ def test_the_largest_published_model_on_2048_cards():
         ({"degrees": {"ep": 3}}, r"ep must be one of 1, 2, 4, 8 with gpus=8, not 3"),
         ({"imbalance": 0.5}, "imbalance must be 1 or more, not 0.5"),
         ({"imbalance": float("nan")}, "imbalance must be"),
-        ({"degrees": {"sp": 2}}, "degrees must be some of dp, tp, pp, cp and ep, not sp"),
+        ({"degrees": {"sp": 2}}, "degrees must be some of dp, tp, pp, cp, ep, not sp"),
     ],
 )
 def test_bad_input_is_refused(how, said):

@@ -13,9 +13,9 @@ A parameter that some of the ranks hold alone, as experts are, `belongs_to` a gr
 from dtlib.ranks.shared.replicas import belongs_to
 
 from .base import DataParallel, global_mean_loss
+from .blocking import FlatDataParallel, NaiveDataParallel
 from .bucketed import Bucket, BucketedDataParallel, Exchange, all_reduce
 from .checkpoint import load, save
-from .simple import FlatDataParallel, NaiveDataParallel
 
 __all__ = [
     "Bucket",

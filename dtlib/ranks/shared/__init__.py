@@ -1,2 +1,6 @@
-"""What the ranks of more than one stem stand on: `peers` for messages, `replicas` for wrappers of a module, `split` for
-parameters of which each rank has a slice, `clipping` for the norm of a gradient that lies on several ranks."""
+"""What the ranks of more than one stem stand on.
+
+- messages: `peers`, `exchange`, `packing` and `quantise`; `alike` refuses calls that differ;
+- parameters: `replicas` (who holds which), `split` and `parts` (slices), `held` (what counts here), `clipping`;
+- checkpoints: `checkpoint`, with its `planners` and `files`, and `background`.
+"""

@@ -13,8 +13,8 @@ Loss, clipping and checkpoints are those of `ranks.tp`. Source: Korthikanti et a
 from dtlib.ranks.shared.split import clip_grad_norm, load_state_dict, split, state_dict, unsplit
 from dtlib.ranks.tp import next_token_loss
 
+from .conjugate import GatherTokens, ScatterSum, all_tokens, gather_tokens, scatter_sum, summed_tokens
 from .gpt import SplitNorm, SplitPositions, SplitTokens, parallelize
-from .simple import GatherTokens, ScatterSum, all_tokens, gather_tokens, scatter_sum, summed_tokens
 
 __all__ = [
     "GatherTokens",

@@ -18,7 +18,7 @@ from dtlib.ranks.shared.alike import described, refuse_unlike_calls
 from dtlib.ranks.tp.blocks import Layers
 from dtlib.ranks.tp.gpt import split_all
 
-from .simple import all_tokens, gather_tokens, refuse_length, scatter_sum, summed_tokens
+from .conjugate import all_tokens, gather_tokens, refuse_length, scatter_sum, summed_tokens
 
 
 @dataclass(frozen=True)

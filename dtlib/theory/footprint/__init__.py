@@ -7,7 +7,7 @@ Arguments out of range raise ``ValueError``, which names the argument, its value
 
 from .budget import fits, largest_micro_batch, largest_that
 from .rank import RankMemory, host_states, memory_by_stage, rank_memory, rank_states, trained_parameters
-from .setup import AXES, BALANCES, Setup, checked_pp
+from .setup import AXES, BALANCES, DEGREES, Setup, checked_pp
 from .stages import (
     chunks_in_flight,
     cost_layers,
@@ -21,6 +21,7 @@ from .stages import (
 __all__ = [
     "AXES",
     "BALANCES",
+    "DEGREES",
     "RankMemory",
     "Setup",
     "checked_pp",

@@ -24,6 +24,9 @@ PRECISIONS = ("bf16", "fp8")
 AXES = ("pp", "dp", "cp", "tp")
 """The axes of a mesh of ranks, the outermost first: those of a tensor group lie side by side."""
 
+DEGREES = ("dp", "tp", "pp", "cp", "ep")
+"""The sizes of these axes, and the ranks of dp that share experts, in the order in which plans are told."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
@@ -82,7 +85,7 @@ class Setup:
     offload: bool = False
 
     def __post_init__(self) -> None:
-        for name in (*AXES, "ep", "micro_batch", "chunks"):
+        for name in (*DEGREES, "micro_batch", "chunks"):
             object.__setattr__(self, name, whole(name, getattr(self, name), 1))
         for name in ("sequence_parallel", "dropout", "offload"):
             flag(name, getattr(self, name))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dtlib.theory.footprint import DEGREES
 from dtlib.theory.memory import training_flops_per_token
 from dtlib.theory.models import Architecture, active_parameters
 from dtlib.theory.timing import FITTED, Constants, Machine, Plan, StepTime, step_time
@@ -21,8 +22,7 @@ _COMMON = ("1F1B", "interleaved", "ZB-H1")
 
 def effort(mesh: Plan, schedule: str) -> tuple[int, int]:
     """What makes a plan the less simple: its axes, then how rare its schedule is."""
-    axes = sum(mesh.size(axis) > 1 for axis in ("dp", "tp", "pp", "cp")) + (mesh.ep > 1)
-    return axes, _COMMON.index(schedule)
+    return sum(mesh.size(name) > 1 for name in DEGREES), _COMMON.index(schedule)
 
 
 @dataclass(frozen=True)

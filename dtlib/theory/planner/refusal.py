@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from dtlib.theory.footprint import DEGREES
 from dtlib.theory.models import Architecture
 from dtlib.theory.timing import Constants, Machine, Plan
 from dtlib.theory.timing.space import EVERYTHING, MOST_CARDS, Space, larger, meshes
@@ -52,9 +53,8 @@ def nothing_fits(
 
 
 def _degrees(plan: Plan) -> str:
-    degrees = ", ".join(f"{axis} {getattr(plan, axis)}" for axis in ("dp", "tp", "pp", "cp"))
-    experts, among = f", ep {plan.ep}" * (plan.ep > 1), f" among {plan.shard} ranks" * (plan.shard is not None)
-    return f"{degrees}{experts}, ZeRO {plan.zero}{among}"
+    degrees = ", ".join(f"{name} {getattr(plan, name)}" for name in DEGREES if name != "ep" or plan.ep > 1)
+    return f"{degrees}, ZeRO {plan.zero}" + f" among {plan.shard} ranks" * (plan.shard is not None)
 
 
 def _least(model: Architecture, timed: list[Timed], k: Constants, partly: bool) -> tuple[Plan, float]:

@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from dtlib.theory.footprint import AXES
+from dtlib.theory.footprint import AXES, DEGREES
 from dtlib.theory.models import Architecture, checked_model
 from dtlib.theory.timing import FITTED, Constants, Machine, Plan, profile, step_terms, step_time
 from dtlib.theory.timing.space import EVERYTHING, PLAIN, Space, choices, is_size, meshes
@@ -125,8 +125,8 @@ def every_plan(
     """
     model = checked_model(model)
     fixed = {name: whole(name, size, 1) for name, size in (degrees or {}).items()}
-    if set(fixed) - {*AXES, "ep"}:
-        raise ValueError(f"degrees must be some of dp, tp, pp, cp and ep, not {', '.join(fixed)}")
+    if not set(fixed) <= set(DEGREES):
+        raise ValueError(f"degrees must be some of {', '.join(DEGREES)}, not {', '.join(fixed)}")
     at_least("imbalance", imbalance, 1)
     for layers in filter(is_size, space.recompute):
         if layers >= model.num_layers:

@@ -1,4 +1,4 @@
-"""Sequence parallelism on a page: the conjugate pair that stands where tensor parallelism has its all-reduces.
+"""The conjugate pair that stands where tensor parallelism has its all-reduces, and its halves without gradients.
 
 Shapes: b sequences, s positions, h hidden, t ranks; rank r has positions r·s/t to (r+1)·s/t of each sequence. Source:
 Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2.
