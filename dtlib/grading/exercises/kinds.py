@@ -76,7 +76,8 @@ def values(
             return _first(compare(one, two, f"{name}; {words}", rtol, atol, whole=False) for name, one, two in named)
         if of == "answer":
             return compare(seen, wanted, observed.words, rtol, atol, whole=part is None)
-        off = _compare_ranks(observed, seen, wanted, names(observed.case) if names else (), rtol, atol)
+        called, whole = names(observed.case) if names else (), kind != "gradient"  # nobody returns what is in `.grad`
+        off = _compare_ranks(observed, seen, wanted, called, rtol, atol, whole=whole)
         return off or (_unheard(observed, least_sent) if least_sent else None)
 
     mistakes = [*known(wrong, agrees), *common(where)]
@@ -361,14 +362,15 @@ def _part(value: Any, part: str | int | tuple[str, ...] | None, parts: str) -> A
 
 
 def _compare_ranks(
-    observed: Observed, seen: Sequence[Any], wanted: Sequence[Any], names: Sequence[str], rtol: float, atol: float
-) -> Finding | None:
+    observed: Observed, seen: Sequence[Any], wanted: Sequence[Any], names: Sequence[str], rtol: float, atol: float,
+    *, whole: bool,
+) -> Finding | None:  # fmt: skip
     if len(seen) != len(wanted):
         return Finding(f"{len(seen)} of them", f"{len(wanted)}, one for each rank", observed.words)
     for rank, (one, two) in enumerate(zip(seen, wanted, strict=True)):
         where = f"on rank {rank}; {observed.words}" if len(wanted) > 1 else observed.words
         if not names:
-            finding = compare(one, two, where, rtol, atol)
+            finding = compare(one, two, where, rtol, atol, whole=whole)
         elif not isinstance(one, list) or len(one) != len(two):
             told = f"a list of {len(one)}" if isinstance(one, list) else show(one)
             finding = Finding(told, f"{len(two)} tensors", where)

@@ -25,9 +25,11 @@ def case(
     return drawn | more | {"world_size": n, "weighed": weighed, "words": words, "is": told}
 
 
-def longest_first(lengths: list[int]) -> list[int]:
-    """The longest in front: places from rank times the own length then overlap, and are in another order."""
-    return sorted(lengths, key=lambda each: each != max(lengths))
+def in_front(lengths: list[int]) -> list[int]:
+    """The longest in front: places from rank times the own length then overlap, and are in another order. Of four the
+    shortest: places from rank times the first length overlap as well."""
+    first = min(lengths) if len(lengths) == 4 else max(lengths)
+    return sorted(lengths, key=lambda each: each != first)
 
 
 def given(case: Case, rank: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from dtlib.grading.exercises.seen import Case, Observed
 from dtlib.grading.exercises.signs import Sign, Theory, Wrong, every, only_if
 
 from . import _attention as attention
-from .ring import everything, from_each, from_own, needed, where
+from .ring import PLACES, everything, needed, where
 
 TOLERANCE = 2e-4  # float32, sums of some dozen numbers around 1
 Blocks = Callable[[int, int], Sequence[int]]
@@ -29,7 +29,7 @@ def draw(rng: inputs.Rng) -> inputs.Cases:
     ):  # fmt: skip
         own = int(rng.integers(10, 18))
         lengths = [own] * n if is_equal else [int(each) for each in own + rng.permutation(n) * 3]
-        lengths = attention.longest_first(lengths) if causal else lengths
+        lengths = attention.in_front(lengths) if causal else lengths
         if n == 4 and causal:
             lengths[int(rng.integers(1, n))] = 1
         cases.append(attention.case(rng, lengths, causal=causal))
@@ -90,7 +90,7 @@ def of_either(of: Callable[..., Theory]) -> Wrong:
     return {
         "inner product forgotten": of(inner=0.0), "scores not scaled": of(power=0.0),
         "softmax of each block": of(own=True), "positions from 0": where("causal", of(mask=attention.local)),
-        "places from the own length": tuple(where("causal", of(mask=each)) for each in (from_each, from_own)),
+        "places from the own length": tuple(where("causal", of(mask=each)) for each in PLACES),
         "causal forgotten": where("causal", of(mask=everything)),
         "right for equal lengths only": only_if("equal lengths"),
     }  # fmt: skip
@@ -103,6 +103,7 @@ KEYS: Wrong = {
 }  # fmt: skip
 TRAFFIC: Wrong = {
     "whole gradients travel": sent(lambda case: needed(case) * (1 + case["world_size"])),
+    "a round too many": sent(lambda case: most(case) + needed(case) / (case["world_size"] - 1)),
     "more than keys, values and their gradients": sent(lambda case: most(case) + needed(case)),
 }
 right = partial(values, rtol=TOLERANCE, atol=TOLERANCE, kind="gradient", least_sent=lambda case: needed(case))

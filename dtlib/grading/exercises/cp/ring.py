@@ -30,8 +30,8 @@ def draw(rng: inputs.Rng) -> inputs.Cases:
     ):  # fmt: skip
         own = int(rng.integers(10, 18))
         lengths = [own] * n if is_equal else [int(each) for each in own + rng.permutation(n) * 3]
-        if causal:  # else places from rank times the own length are in the right order too
-            lengths = attention.longest_first(lengths)
+        if causal:  # else places from rank times one length are in the right order too
+            lengths = attention.in_front(lengths)
         if n == 4 and causal and not is_equal:
             lengths[int(rng.integers(1, n))] = 1
         cases.append(attention.case(rng, lengths, causal=causal, largest=largest))
@@ -71,14 +71,17 @@ def everything(case: Case, rank: int, block: int) -> Any:
     return np.ones((case["lengths"][rank], case["lengths"][block]), bool)
 
 
-def from_each(case: Case, rank: int, block: int) -> Any:
-    """As if all ranks before one had as many tokens as that one."""
-    return attention.local(case, rank, block, *(each * case["lengths"][each] for each in (rank, block)))
+def places_from(whose: Callable[[int, int], int]) -> Callable[[Case, int, int], Any]:
+    """As if all ranks before one had as many tokens as ``whose(that one, the one that computes)``."""
+
+    def mask(case: Case, rank: int, block: int) -> Any:
+        first, first_key = (each * case["lengths"][whose(each, rank)] for each in (rank, block))
+        return attention.local(case, rank, block, first, first_key)
+
+    return mask
 
 
-def from_own(case: Case, rank: int, block: int) -> Any:
-    """As if all ranks had as many as the one that computes."""
-    return attention.local(case, rank, block, *(each * case["lengths"][rank] for each in (rank, block)))
+PLACES = [places_from(each) for each in (lambda each, rank: each, lambda each, rank: rank, lambda each, rank: 0)]
 
 
 def own_block_alone(case: Case, rank: int, block: int) -> Any:
@@ -110,7 +113,7 @@ def held(blocks: float) -> Callable[[Case, int], float]:
 
 
 OUTPUT: Wrong = {
-    "places from the own length": tuple(where("causal", output(mask=each)) for each in (from_each, from_own)),
+    "places from the own length": tuple(where("causal", output(mask=each)) for each in PLACES),
     "later blocks not hidden": where("causal", output(mask=own_block_alone)),
     "averaged": (output(attention.averaged), output(attention.averaged_of_seen)),
     "each block its own largest": output(attention.own_largest),

@@ -1,6 +1,5 @@
 """pp.6: one loop that carries out any schedule, forward and backward, on ranks that have a stage each."""
 
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -183,17 +182,20 @@ def more_messages(each: Observed) -> bool:
 
 
 def misfit(each: Observed) -> bool:
-    """Whether shapes did not fit together somewhere: where lengths are alike, the numbers alone are wrong."""
-    return each.trouble is not None and re.search("shape|size", each.trouble.text) is not None
+    """Whether a gradient did not fit: where lengths are alike, the numbers alone are wrong."""
+    return each.trouble is not None and "grad_output" in each.trouble.text
 
 
+ALIKE = only_if(lambda case: len(set(case["rows"])) == 1)
 GRADIENTS: Wrong = {
+    "right for micro-batches of one size": ALIKE,
     "messages taken for each other": only_if("one order"),
     "the last one alone": gradients(lambda case, rank: back(case, rank)[-1:]),
     "divided by the micro-batches": gradients(times=lambda case: 1 / len(case["rows"])),
     "another micro-batch": Sign(lambda failing, passing: any(map(misfit, failing))),
 }
 LOSS: Wrong = {
+    "right for micro-batches of one size": ALIKE,
     "messages taken for each other": only_if("one order"),
     "the last one alone": loss(lambda losses, forward: losses[forward[-1]]),
     "mean for a sum": loss(lambda losses, forward: sum(losses) / len(losses)),

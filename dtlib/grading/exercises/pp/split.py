@@ -19,7 +19,8 @@ def draw(rng: Rng) -> Cases:
     cases = []
     for layers, under_way in ((1, 1), (2, 1), (3, 1), (1, 3), (2, 2), (4, 3)):
         rows, width = int(rng.integers(3, 9)), int(rng.integers(4, 12))
-        words = f"{layers} layers of width {width}, {under_way} micro-batches of {rows} rows under way"
+        words = f"{layers} layer{'s' * (layers > 1)} of width {width}, {under_way} micro-batch"
+        words += f"{'es' * (under_way > 1)} of {rows} rows under way"
         sizes = {"layers": layers, "under_way": under_way, "rows": rows, "width": width}
         seeds = {name: int(rng.integers(2**31)) for name in ("seed", "weights_seed")}
         cases.append({**sizes, **seeds, "words": words, "is": {"one under way": under_way == 1}})
@@ -118,6 +119,7 @@ EXERCISE = Exercise(
                       "the last one alone": only_if("one under way")}),
         values(3, "weights", "the gradients of the weights", of_weights(), of="weights", rtol=RTOL, atol=ATOL,
                wrong={"tanh not differentiated": (of_weights(derived=False), of_weights(before=False)),
+                      "the last layer first": lambda case: [[each[::-1] for each in gradients(case)[1]]],
                       "the last one alone": only_if("one under way")}),
     ),
 )  # fmt: skip

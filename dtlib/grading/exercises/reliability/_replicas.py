@@ -22,6 +22,7 @@ LAYOUTS: dict[str, Any] = {
 LOW, FIRST, LAST, SIGN, SIGN_2 = "low bit", "first element", "last element", "sign of an odd one", "sign of an even one"
 SWAP, ACROSS, CARRY, PAIR = "two swapped", "two swapped across parameters", "one up, one down", "a bit of two"
 SIGNS, OF_TWO, MIRROR = "signs of two", "signs in two parameters", "one swapped with its negative"
+THREE = "one up, one down by two, one up"
 NAN, NANS, ZERO, NOTHING, STAYS = "NaN on all", "NaN on all, or another", "0.0 on all, or -0.0", "nothing", "as before"
 ONE: tuple[tuple[int, ...], ...] = ((1,),)
 ALL: tuple[tuple[int, ...], ...] = ()
@@ -36,12 +37,12 @@ KINDS: tuple[tuple[str, int, int, str, int, tuple[Event, ...]], ...] = (
     ("bits", 4, 1, "mixed", 1, tuple((each, ONE) for each in (LOW, LOW, LAST, FIRST, SIGN, SIGN_2))),
     ("bits", 3, 1, "large", 2, tuple((each, ONE) for each in (LOW, FIRST, LAST))),
     ("bits", 3, 1, "many", 1, tuple((each, ONE) for each in (LOW, LAST, LOW))),
-    ("places", 3, 1, "float32", 1, tuple((each, ONE) for each in (SWAP, ACROSS, CARRY, PAIR, SIGNS))),
+    ("places", 3, 1, "float32", 1, tuple((each, ONE) for each in (SWAP, ACROSS, CARRY, PAIR, SIGNS, THREE))),
     ("places", 4, 1, "float64", 1, tuple((each, ONE) for each in (ACROSS, SWAP, SIGNS, MIRROR, OF_TWO, PAIR, CARRY))),
-    ("places", 3, 1, "bfloat16", 1, tuple((each, ONE) for each in (CARRY, PAIR, SWAP, ACROSS, MIRROR))),
+    ("places", 3, 1, "bfloat16", 1, tuple((each, ONE) for each in (CARRY, PAIR, SWAP, ACROSS, MIRROR, THREE))),
     ("places", 3, 1, "many", 1, ((ACROSS, ONE), (SWAP, ONE), (ACROSS, ONE))),
     ("places", 3, 1, "scalars", 1, ((ACROSS, ONE),)),
-    ("equal", 3, 1, "float32", 1, ((NOTHING, ALL), (NAN, ALL), (ZERO, ALL), (NAN, ONE), (ZERO, ONE), (NAN, ALL))),
+    ("equal", 3, 1, "float32", 1, ((NOTHING, ALL), (NAN, ALL), (ZERO, ALL), (NAN, ONE), (ZERO, ONE), (NANS, ONE))),
     ("equal", 2, 1, "bfloat16", 2, ((NAN, ALL), (NOTHING, ALL))),
     ("equal", 3, 1, "mixed", 1, ((ZERO, ONE), (NAN, ALL), (NAN, ONE), (NANS, ONE))),
     ("who", 2, 1, "float32", 1, ((LOW, ((0,),)), (NOTHING, ALL), (SWAP, ((1,),)))),
@@ -139,18 +140,20 @@ def changed(
     other = next((int(each) for each in rng.permutation(words.size) if words[each] != word), at)
     two = at + 2 if at + 2 < words.size else max(0, at - 2)
     nan = (2 ** (bits - low) - 1) << (low - 1)
+    row = [(each & ~255) | 64 for each in words[:3]]  # no byte carries
     common = {
-        NAN: [[place, at, nan]], NANS: [[place, at, nan]], ZERO: [[place, at, 0]],
-        MIRROR: [[place, two, word ^ sign]],
+        NAN: [[place, at, nan]], NANS: [[place, at, nan | 1]], ZERO: [[place, at, 0]],
+        MIRROR: [[place, two, word ^ sign]], THREE: [[place, i, each] for i, each in enumerate(row)],
     }.get(what, [])  # fmt: skip
     change = {
         SIGN: [[place, at, word ^ sign]], SIGN_2: [[place, at, word ^ sign]], ZERO: [[place, at, sign]],
         SWAP: [[place, at, words[other]], [place, other, word]], NAN: [[place, other, words[other] ^ 1]],
-        NANS: [[place, at, nan ^ 1]],
+        NANS: [[place, at, nan ^ (1 << (low - 1)) | 1]],  # a wider format makes one of both
         ACROSS: [[1, at, int(clean[2][at])], [2, at, int(clean[1][at])]] if what == ACROSS else [],
         CARRY: [[place, at, word + 1], [place, other, words[other] - 1]],
         PAIR: [[place, at, word ^ 4], [place, other, words[other] ^ 4]],
         SIGNS: [[place, at, word ^ sign], [place, two, words[two] ^ sign]],
+        THREE: [[place, i, each + (1, -2, 1)[i]] for i, each in enumerate(row)],
         OF_TWO: [[each, 0, int(clean[each][0]) ^ sign] for each in (1, 2)],
         MIRROR: [[place, at, word ^ sign], [place, two, word]],
     }.get(what)  # fmt: skip
