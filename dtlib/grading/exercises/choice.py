@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -212,14 +213,16 @@ def largest(
 
 
 def plans(
-    parts: str, unit: str, *, names: Sequence[str] = (), checks: tuple[str, str], words: tuple[str, str]
-) -> tuple[Check, Check]:
+    parts: str, unit: str, *, names: Sequence[str] = (), checks: tuple[str, str], words: tuple[str, str],
+    tells: Callable[[Any, Plan], str] = lambda job, plan: "",
+) -> tuple[Check, Check]:  # fmt: skip
     """That a plan is possible (3), and that no other costs less (4).
 
     A plan is a tuple of `parts`, as many as that text names: whole numbers, the first one of `names` where there are
     some. `unit` says what a cost is counted in. Cases have each possible plan with its cost under ``"plans"``,
     ``[*plan, cost]``, and say under ``"is"`` whether there are `some`; where there are none, the right answer is None,
-    and something else is the mistake "a plan where none will do".
+    and something else is the mistake "a plan where none will do". ``tells(job, plan)`` is what one that will not do
+    comes to, ", so much".
     """
     length = len(parts.split(", "))
 
@@ -241,7 +244,10 @@ def plans(
         answer, known = answered(observed), costs(observed)
         if answer in known or (answer is None and not known):
             return None
-        return Finding(show(observed.said[0]["answer"]), "a plan that will do" if known else "None", observed.words)
+        told = show(observed.said[0]["answer"])
+        with suppress(ArithmeticError, LookupError, ValueError):  # of one that nobody can carry out
+            told += tells(observed.case["arguments"][0], answer) if answer else ""
+        return Finding(told, "a plan that will do" if known else "None", observed.words)
 
     def find_dear(observed: Observed) -> Finding | None:
         answer, known = answered(observed), costs(observed)

@@ -1,5 +1,6 @@
 """dp.7: ranks, micro-batch and accumulation that fit, are in time, and take the fewest rank-seconds; on paper."""
 
+import math
 from typing import Any
 
 from dtlib.grading.exercises import choice
@@ -70,6 +71,11 @@ def possible(job: dict[str, Any]) -> dict[Plan, float]:
     return found
 
 
+def tells(job: dict[str, Any], plan: Plan) -> str:
+    needed = job["state_bytes"] + plan[1] * job["sample_bytes"]
+    return f", {math.prod(plan)} samples in {seconds(job, plan):.4g} s, of {needed:.4g} bytes a rank"
+
+
 EXERCISE = on_paper(
     "dp.7", "cheapest_plan", "How many ranks, and how large a micro-batch?", draw,
     *choice.plans(
@@ -77,6 +83,6 @@ EXERCISE = on_paper(
         words=(
             "the plan is exact, fits and is in time, and is None where none is",
             "no other takes fewer rank-seconds",
-        ),
+        ), tells=tells,
     ),
 )  # fmt: skip

@@ -174,5 +174,6 @@ EXERCISE = on_paper(
     *choice.plans(
         "dp, tp, pp", "s", checks=("fits", "fastest"),
         words=("the degrees are possible and fit, and None where none do", "no others that fit are faster"),
+        tells=lambda job, plan: f", {1.2 * needed(job, *plan):.4g} bytes with the margin",
     ),
 )  # fmt: skip
