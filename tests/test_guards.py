@@ -28,7 +28,9 @@ sys.meta_path.insert(0, Blocked())
 """
 ROOMS = (
     "theory", "theory.planner", "theory.calibration", "ranks", "lab", "grading", "grading.sandbox", "grading.classroom",
+    "cli",
 )  # fmt: skip
+TOOLS = {"formula", "units", "valid", "cluster", "decompose"}  # of the theory
 NOT_LOADED = (
     "\nimport sys\nassert not any(name.partition('.')[0] == 'torch' for name in sys.modules), 'torch was loaded'\n"
 )
@@ -103,14 +105,15 @@ def rooms(source):
 @pytest.mark.parametrize(
     ("room", "forbidden"),
     [
-        ("theory", {"ranks", "lab", "grading"}),
+        ("theory", {"ranks", "lab", "grading", "cli"}),
         ("theory/timing", {"theory.planner", "theory.calibration"}),
         ("theory/planner", {"theory.calibration"}),
-        ("ranks", {"lab", "grading"}),
-        ("lab", {"ranks", "grading"}),
+        ("ranks", {"lab", "grading", "cli"}),
+        ("lab", {"ranks", "grading", "cli"}),
         ("figures", {"ranks", "lab", "grading"}),
-        ("grading/exercises", {"ranks", "lab", "grading.sandbox", "grading.classroom"}),
-        ("grading/sandbox", {"ranks", "grading.classroom"}),
+        ("grading/exercises", {"ranks", "lab", "grading.sandbox", "grading.classroom", "cli"}),
+        ("grading/sandbox", {"ranks", "grading.classroom", "cli"}),
+        ("grading/classroom", {"ranks", "cli"}),
         ("processes", {*ROOMS}),
     ],
 )
@@ -119,6 +122,25 @@ def test_rooms_import_only_what_they_may(room, forbidden):
     assert files
     trespassers = {file.name: rooms(file.read_text()) & forbidden for file in files}
     assert {name: found for name, found in trespassers.items() if found} == {}
+
+
+def of_theory(source):
+    """Which modules of the theory the Python text `source` imports."""
+    found = re.findall(r"^\s*from dtlib\.theory\.(\w+)[.\w]* import", source, re.M)
+    for names in re.findall(r"^\s*from dtlib\.theory import \(?([\w, ]+)", source, re.M):
+        found += re.findall(r"\w+", names)
+    return {*found, *(["theory"] if re.search(r"^\s*from dtlib import .*\btheory\b", source, re.M) else [])}
+
+
+def test_instruments_know_no_formula():
+    found = {file.name: of_theory(file.read_text()) - TOOLS for file in (ROOT / "dtlib" / "lab").rglob("*.py")}
+    assert {name: names for name, names in found.items() if names} == {}
+    assert of_theory("from dtlib.theory import dp, units\n    from dtlib.theory.zero.step import x\n") == {
+        "dp",
+        "units",
+        "zero",
+    }
+    assert of_theory("from dtlib import lab, theory") == {"theory"}
 
 
 def names_a_room(text):

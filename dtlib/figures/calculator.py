@@ -1,4 +1,4 @@
-"""A sum of parts over choices, on a page without a kernel: what a rank keeps in memory, and whether it fits."""
+"""A sum of parts over choices, on a page without Python: what a rank keeps in memory, and whether it fits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shell of what a reader moves on a page without a kernel: a figure with its look, data and script inside."""
+"""The shell of what a reader moves on a page without Python: a figure with its look, data and script inside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pipeline to play with: a schedule's time grid, its bubble and its memory, on a page without a kernel too."""
+"""A pipeline to play with: a schedule's time grid, its bubble and its memory, on a page without Python too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The planner on a page without a kernel: a reader chooses model, card and number, and sees the answer and why."""
+"""The planner on a page without Python: a reader chooses model, card and number, and sees the answer and why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A slider that works on a page without a kernel, and recomputes where there is one."""
+"""A slider that works on a page without Python, and recomputes where there is one."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ class Slider:
         )  # fmt: skip
 
     def html(self) -> str:
-        """The fragment for a page without a kernel: it holds every position and needs nothing else."""
+        """The fragment for a page without Python: it holds every position and needs nothing else."""
         from .slider_view import page
 
         return page(self)
