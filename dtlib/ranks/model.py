@@ -215,7 +215,35 @@ class Block(nn.Module):
         return x_bsh + self.drop(self.mlp(self.mlp_norm(x_bsh)))
 
 
-class GPT(nn.Module):
+class Layers(nn.Module):
+    """Layers of a GPT, and what stands before and behind them: a whole one has both, a stage of a pipeline may not."""
+
+    config: GPTConfig
+    token_embedding: nn.Embedding
+    position_embedding: nn.Embedding
+    blocks: nn.ModuleList
+    norm: nn.Module
+    head: nn.Module
+
+    def embed(self, tokens_bs: Tensor, offset: int | Tensor = 0) -> Tensor:
+        """Tokens (b, s), int64, to activations (b, s, h); learned positions begin at `offset`, as in `forward`."""
+        x_bsh = self.token_embedding(tokens_bs)
+        if self.config.rotary:
+            return x_bsh
+        return x_bsh + self.position_embedding(torch.arange(tokens_bs.shape[1], device=tokens_bs.device) + offset)
+
+    def run_blocks(self, x_bsh: Tensor, **where: Any) -> Tensor:
+        """All layers, one after another; returns the same shape. Rotary ones may be told ``offset=``."""
+        for block in self.blocks:
+            x_bsh = block(x_bsh, **where)
+        return x_bsh
+
+    def logits(self, x_bsh: Tensor) -> Tensor:
+        """The last norm and the head: activations (b, s, h) to scores (b, s, v)."""
+        return self.head(self.norm(x_bsh))
+
+
+class GPT(Layers):
     """A pre-norm GPT whose weights depend on `config` and `seed` alone, whatever the global random state.
 
     Built inside ``with torch.device("meta")`` it has shapes and no memory. ``forward`` is ``embed``, the
@@ -249,23 +277,6 @@ class GPT(nn.Module):
                 parameter.copy_(drawn.mul_(deviation))
             else:
                 parameter.fill_(1.0 if name.endswith("norm.weight") else 0.0)
-
-    def embed(self, tokens_bs: Tensor, offset: int | Tensor = 0) -> Tensor:
-        """Tokens (b, s), int64, to activations (b, s, h); learned positions begin at `offset`, as in `forward`."""
-        x_bsh = self.token_embedding(tokens_bs)
-        if self.config.rotary:
-            return x_bsh
-        return x_bsh + self.position_embedding(torch.arange(tokens_bs.shape[1], device=tokens_bs.device) + offset)
-
-    def run_blocks(self, x_bsh: Tensor, **where: Any) -> Tensor:
-        """All layers, one after another; returns the same shape. Rotary ones may be told ``offset=``."""
-        for block in self.blocks:
-            x_bsh = block(x_bsh, **where)
-        return x_bsh
-
-    def logits(self, x_bsh: Tensor) -> Tensor:
-        """The last norm and the head: activations (b, s, h) to scores (b, s, v)."""
-        return self.head(self.norm(x_bsh))
 
     def forward(self, tokens_bs: Tensor, *, offset: int | Tensor = 0, **where: Any) -> Tensor:
         """Scores (b, s, v) of the token after each position. Column j stands at position j + `offset`, which may be a

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dtlib.ranks.model import GPT, refuse_positions
+from dtlib.ranks.model import GPT, Layers, refuse_positions
 from dtlib.theory.footprint import stage_layers
 from dtlib.theory.valid import amount
 
 
-class Stage(nn.Module):
+class Stage(Layers):
     """Consecutive layers of a GPT: the first stage embeds tokens, the last gives logits.
 
     | | in | out |
@@ -35,8 +35,6 @@ class Stage(nn.Module):
         if last:
             self.norm, self.head = model.norm, model.head
         self.train(model.training)
-
-    embed, run_blocks, logits = GPT.embed, GPT.run_blocks, GPT.logits
 
     def forward(self, x: Tensor, *, offset: int | Tensor = 0, **where: Any) -> Tensor:
         """Through this stage's layers; see the table for shapes, and `GPT.forward` for `offset` and what else blocks
