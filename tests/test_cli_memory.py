@@ -25,6 +25,13 @@ def told(*arguments):
     return json.loads(result.output)
 
 
+def is_refused(arguments, message):
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert message in result.output
+    assert "Traceback" not in result.output
+
+
 def test_it_is_a_command_of_dtlib():
     assert main.commands["memory"] is memory
     result = CliRunner().invoke(main, ["memory", "-h"])
@@ -359,10 +366,7 @@ def test_the_list_has_every_model_and_its_source():
     ],
 )
 def test_what_is_impossible_says_what_is_possible(arguments, message):
-    result = invoke(*arguments)
-    assert result.exit_code == 2
-    assert message in result.output
-    assert "Traceback" not in result.output
+    is_refused(arguments, message)
 
 
 def test_help_needs_neither_numpy_nor_rich():

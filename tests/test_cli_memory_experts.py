@@ -10,19 +10,10 @@ from dtlib.cli import main
 from dtlib.theory import ep, footprint, models, planner, threed, units
 from dtlib.theory.footprint import Setup
 
+from .test_cli_memory import invoke, is_refused, told
 from .theory.hub_experts import EXPERTS
 
 V3 = ("deepseek-v3", "--pp", 16, "--dp", 128, "--ep", 64, "--zero", 1, "--seq", 4096)
-
-
-def invoke(*arguments):
-    return CliRunner().invoke(main, ["memory", *map(str, arguments)])
-
-
-def told(*arguments):
-    result = invoke(*arguments, "--json")
-    assert result.exit_code == 0, result.output
-    return json.loads(result.output)
 
 
 def test_671_billion_parameters_on_2048_cards():
@@ -162,10 +153,7 @@ def test_the_list_has_what_is_active():
     ],
 )
 def test_what_is_impossible_says_what_is_possible(arguments, message):
-    result = invoke(*arguments)
-    assert result.exit_code == 2
-    assert message in result.output
-    assert "Traceback" not in result.output
+    is_refused(arguments, message)
 
 
 def test_a_plan_says_its_ep_and_that_no_run_was_held_to_it():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -13,6 +12,7 @@ import numpy as np
 
 from dtlib.theory import units
 
+from .html import table_html
 from .launch import context, run
 
 KiB, MiB = units.KiB, units.MiB
@@ -127,16 +127,7 @@ class LinkFit:
         return "\n".join(rows)
 
     def _repr_html_(self) -> str:
-        style = "padding:.1rem .7rem;text-align:right"
-        head = "".join(f'<th style="{style}">{html.escape(name)}</th>' for name in _COLUMNS)
-        body = "".join(
-            "<tr>" + "".join(f'<td style="{style}">{html.escape(cell)}</td>' for cell in row) + "</tr>"
-            for row in self._rows()
-        )
-        caption = f'<caption style="caption-side:top;text-align:left">{html.escape(self._headline)}</caption>'
-        return (
-            f'<table class="dataframe dtlib-fit">{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
-        )
+        return table_html(_COLUMNS, self._rows(), caption=self._headline)
 
     @property
     def _headline(self) -> str:

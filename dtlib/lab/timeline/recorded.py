@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from dtlib.lab.html import table_html
 from dtlib.lab.launch import context
 from dtlib.theory import units
 
@@ -154,13 +155,7 @@ class Timelines:
         return "\n".join(map(repr, self.ranks))
 
     def _repr_html_(self) -> str:
-        style = "padding:.1rem .7rem;text-align:right"
-        head = "".join(f'<th scope="col" style="{style}">{name}</th>' for name in _COLUMNS)
-        rows = (
-            "<tr>" + "".join(f'<td style="{style}">{cell}</td>' for cell in timeline._row()) + "</tr>"
-            for timeline in self.ranks
-        )
-        return f'<table class="dataframe"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
+        return table_html(_COLUMNS, (timeline._row() for timeline in self.ranks))
 
     @property
     def start_seconds(self) -> float:
