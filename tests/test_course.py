@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import runpy
@@ -135,6 +136,13 @@ def test_make_chapter_lays_out_the_rooms_and_what_is_empty_is_named(copy):
     for wrong in ("Bread", "two words", ""):
         with pytest.raises(ValueError, match="STEM must be one word in lower case"):
             tool["lay_out"](wrong, "baking", copy)
+
+
+@pytest.mark.parametrize("stem", course.stems("ranks"))
+def test_a_room_of_ranks_says_what_stands_on_the_page(stem):
+    """The version that fits on a page stands there, where it is run and checked, and nowhere else."""
+    room = importlib.import_module(f"dtlib.ranks.{stem}")
+    assert "chapter's page" in room.__doc__
 
 
 # Stems that take more than an evening.

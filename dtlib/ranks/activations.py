@@ -2,7 +2,8 @@
 
 `checkpoint` runs a function and keeps its inputs alone; `through` runs layers with a checkpoint every k of them;
 `recompute` puts checkpoints into a model of `ranks.model`. Values and gradients stay the same to the bit, dropout
-included: the random state of the forward pass is restored for the second one.
+included: the random state of the forward pass is restored for the second one. A checkpoint of one input in few lines
+stands on the chapter's page.
 
 It works on one process and below every wrapper of the course: what is computed again calls the modules again, so
 their hooks gather weights again.

@@ -1,4 +1,4 @@
-"""Collectives from scratch, on send and receive alone.
+"""Collectives from scratch, on send and receive alone. A bare ring stands on the chapter's page.
 
 For 1 rank and more, tensors of any length (0, and not divisible by the ranks), contiguous or not, in floating
 point or whole numbers. `op` is sum, mean or max; `group` a torch.distributed group, whose ranks are meant

@@ -7,7 +7,8 @@ ranks. Three ways to send the same bytes:
 - `FlatDataParallel`: one all-reduce of everything, after the backward pass;
 - `BucketedDataParallel`: one all-reduce a bucket, or another `Exchange`, while the backward pass is still running.
 
-A parameter that some of the ranks hold alone, as experts are, `belongs_to` a group of its own.
+Buckets in few lines, without buffers, unused parameters and micro-batches, stand on the chapter's page. A parameter
+that some of the ranks hold alone, as experts are, `belongs_to` a group of its own.
 """
 
 from dtlib.ranks.shared.replicas import belongs_to

@@ -2,6 +2,8 @@
 
     optimizer = memory.MixedAdamW(module.parameters(), "16-byte", lr=1e-3)
 
+AdamW with a master copy in few lines stands on the chapter's page.
+
 | recipe | weights | gradients | in the optimizer |
 |---|---|---|---|
 | ``12-byte`` | bf16 | bf16 | two moments in fp32 |

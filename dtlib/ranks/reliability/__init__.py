@@ -1,5 +1,7 @@
 """Training that goes on when something breaks: noticing it, and starting again from what was saved.
 
+A loop that saves and goes on stands in few lines on the chapter's page. With any wrapper:
+
     sampler = reliability.Sampler(num_samples, batch=64, seed=0)
     ...
     extra = reliability.capture(step=step, scheduler=scheduler, sampler=sampler)

@@ -1,6 +1,7 @@
 """Sequence parallelism on real processes: tensor parallelism whose ranks split the tokens between the matrices.
 
-Begin with `gather_tokens` and `scatter_sum`, the conjugate pair, which fits on a page. `parallelize` splits a GPT:
+The mechanism stands on the chapter's page: a conjugate pair, here `gather_tokens` and `scatter_sum`. `parallelize`
+splits a GPT:
 
     model = sp.parallelize(GPT(config), group)
     optimizer = torch.optim.AdamW(model.parameters())
