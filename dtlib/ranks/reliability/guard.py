@@ -70,7 +70,7 @@ class Drifted(RuntimeError):
         self.drift = drift
 
 
-def compare(names: Sequence[str], checksums: Sequence[Sequence[int]], step: int = 0) -> Drift | None:
+def drift_of(names: Sequence[str], checksums: Sequence[Sequence[int]], step: int = 0) -> Drift | None:
     """Who differs, from a row of checksums of each rank, one for each name; None where all rows are alike.
 
     Each parameter is voted on by itself, by more than half of the ranks. ``ValueError`` for rows of other lengths.
@@ -107,10 +107,10 @@ class Replicas:
     def step(self) -> None:
         """Count a step, and compare if it is time to. Raises `Drifted`."""
         self.num_steps += 1
-        if self.num_steps % self.every == 0 and (drift := self.compare()) is not None:
+        if self.num_steps % self.every == 0 and (drift := self.look()) is not None:
             raise Drifted(drift)
 
-    def compare(self) -> Drift | None:
+    def look(self) -> Drift | None:
         """Compare now, on all ranks: who differs, or None."""
         state = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
         if not state:
@@ -119,7 +119,7 @@ class Replicas:
         totals = alike.gathered(_weighed(sums).reshape(1), self.group)
         if (totals == totals[0]).all():
             return None
-        return compare(list(state), alike.gathered(sums, self.group).tolist(), self.num_steps)
+        return drift_of(list(state), alike.gathered(sums, self.group).tolist(), self.num_steps)
 
 
 class Altered(RuntimeError):

@@ -18,7 +18,7 @@ from dtlib.ranks.reliability.guard import (
     Replicas,
     Spikes,
     checksum,
-    compare,
+    drift_of,
     not_finite,
 )
 
@@ -116,17 +116,17 @@ def test_long_tensors_are_summed_in_parts():
     ],
 )
 def test_who_differs_by_majority(rows, first, undecided):
-    found = compare("ab", rows, 7)
+    found = drift_of("ab", rows, 7)
     assert (found.step, found.first, found.undecided) == (7, first, undecided)
     assert all(f"rank {rank} differs from most, first in {name}" in str(found) for rank, name in first.items())
     assert ("no value has a majority" in str(found)) == bool(undecided)
 
 
 def test_replicas_alike_and_rows_of_other_lengths():
-    assert compare("ab", [[1, 2]] * 5) is None
-    assert compare("ab", [[1, 2]]) is None
+    assert drift_of("ab", [[1, 2]] * 5) is None
+    assert drift_of("ab", [[1, 2]]) is None
     with pytest.raises(ValueError, match="checksums must have 2 of each rank, one a name; rank 1 has 1"):
-        compare("ab", [[1, 2], [1]])
+        drift_of("ab", [[1, 2], [1]])
 
 
 class Net(nn.Module):
