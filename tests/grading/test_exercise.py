@@ -10,7 +10,7 @@ from dtlib.grading.exercises import choice
 from dtlib.grading.exercises.catalogue import all_exercises
 from dtlib.grading.exercises.compare import close, compare
 from dtlib.grading.exercises.seen import Ask, Header, Seen, rounds
-from dtlib.grading.exercises.signs import only_if
+from dtlib.grading.exercises.signs import ABANDONED, DEADLOCK, only_if
 
 
 def is_seven(observed: Observed) -> Finding | None:
@@ -177,6 +177,15 @@ def messages(*pairs: tuple[int, int]) -> Seen:
 def test_memory_given_back_is_none_held():
     seen = Seen(asks=[Ask(0, 0, 0, "", -107_136, -107_136, "between")], peak_at_end=[-107_136])
     assert (seen.held(0, "between"), seen.peak(0)) == (0, 0)
+
+
+@pytest.mark.parametrize(("begun", "is_thrown"), [(["receive"], False), (["send"], False), (["send", "receive"], True)])
+def test_thrown_away_is_what_both_ends_have_begun(begun: list[str], is_thrown: bool):
+    """One message has come, of the next one end has begun, or both."""
+    ends = {"send": Header("send", 0, 1, "send", 0, 8), "receive": Header("receive", 1, 0, "send", 0, 8)}
+    log = [*ends.values(), Header("data", 0, 1, "send", 0, 8), *(ends[kind] for kind in begun)]
+    hung = [Observed({"words": ""}, (), Seen(log), Trouble("hung", "nothing moves", "dist.recv(arriving, 0)"))]
+    assert (ABANDONED.fits(hung, []), DEADLOCK.fits(hung, [])) == (is_thrown, not is_thrown)
 
 
 class TestRounds:

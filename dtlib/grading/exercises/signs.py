@@ -98,7 +98,7 @@ def _thrown_away(each: Observed) -> bool:
     for kind, rank, peer, op, tag, *_ in each.seen.log:
         if op == "send":
             ends[kind][(peer, rank, tag) if kind == "receive" else (rank, peer, tag)] += 1
-    return _hangs(each) and any((ends["send"] & ends["receive"] - ends["data"]).values())
+    return _hangs(each) and any(((ends["send"] & ends["receive"]) - ends["data"]).values())
 
 
 ABANDONED = Sign(lambda failing, passing: any(map(_thrown_away, failing)))
