@@ -31,15 +31,31 @@ class Gate(torch.autograd.Function):
         return grad_outputs[0] * torch.from_numpy(key), None, None
 
 
+class Own(torch.nn.Module):
+    """A linear layer that is none of torch's: what is told a model may meet any."""
+
+    def __init__(self, before: int, after: int, bias: bool) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(after, before))
+        self.bias = torch.nn.Parameter(torch.empty(after)) if bias else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[samples, before] to [samples, after]."""
+        return torch.nn.functional.linear(x, self.weight, self.bias)
+
+
 class Model(torch.nn.Module):
-    """Linear layers with tanh between them, used in the order that the case says; gated where it is given a `desk`."""
+    """Linear layers with tanh between them, the last one of a class of its own, used in the order that the case says;
+    gated where it is given a `desk`."""
 
     def __init__(self, given: Mapping[str, Any], desk: Desk | None = None) -> None:
         super().__init__()
         biased, frozen = given.get("biases", True), given.get("frozen", ())
         self.layers = torch.nn.ModuleList()
-        for before, after in pairwise(given["widths"]):
-            self.layers.append(torch.nn.utils.skip_init(torch.nn.Linear, before, after, bias=biased))
+        *others, last = pairwise(given["widths"])
+        for each in others:
+            self.layers.append(torch.nn.utils.skip_init(torch.nn.Linear, *each, bias=biased))
+        self.layers.append(Own(*last, bias=biased))
         for index, (parameter, value) in enumerate(zip(self.parameters(), inputs.parameters(given), strict=True)):
             parameter.data = torch.from_numpy(value)
             parameter.requires_grad_(index not in frozen)
