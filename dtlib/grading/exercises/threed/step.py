@@ -88,7 +88,7 @@ def found(
 
 
 def theory(
-    *along: str, over: str = "", times: int = 1, forward: bool = True, backward: bool = True, slope: bool = True
+    *along: str, over: str = "", times: float = 1, forward: bool = True, backward: bool = True, slope: bool = True
 ) -> Theory:
     """The gradients of each rank, added up along these axes, divided by the ranks of the axis `over`, so many times."""
 
@@ -105,7 +105,7 @@ def theory(
 
 
 def wire(first: int = 0) -> Theory:
-    """What all ranks send, with so many sums of the first stage's x besides those that are needed."""
+    """What all ranks send, with so many sums of activations besides those that are needed."""
 
     def of(case: Case) -> float:
         n, p, t = (case["axes"][name] for name in ("dp", "pp", "tp"))
@@ -119,9 +119,11 @@ def wire(first: int = 0) -> Theory:
 WRONG: Wrong = {
     "not summed over dp": theory(), "mean over dp": theory("dp", over="dp"), "summed over tp": theory("dp", "tp"),
     "no sum forward": theory("dp", forward=False), "no sum backward": theory("dp", backward=False),
-    "no half": theory("dp", times=2), "no slope": theory("dp", slope=False),
+    "g summed over tp": lambda case: theory("dp", times=case["axes"]["tp"])(case),
+    "a mean over rows": (theory("dp", times=1 / ROWS), theory("dp", times=1 / (ROWS * HIDDEN))),
+    "turned round": theory("dp", times=-1), "no half": theory("dp", times=2), "no slope": theory("dp", slope=False),
 }  # fmt: skip
-TRAFFIC: Wrong = {"gradient of the first x summed": wire(first=1), "weights gathered": GATHERED}
+TRAFFIC: Wrong = {"a sum over tp too many": wire(first=1), "weights gathered": GATHERED}
 
 
 def axes_in_use(case: Case) -> int:
