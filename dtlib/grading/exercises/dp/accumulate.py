@@ -37,6 +37,11 @@ def scaled(factor: Callable[[Case], float] = lambda case: 1.0, *, only_last: boo
     return oracle.remembered(theory)
 
 
+def first_only(case: Case) -> Any:
+    m = case["micro_batches"]
+    return scaled()(dict(case, micro_batches=1)) if m > 1 else None
+
+
 def all_but_last(case: Case) -> Any:
     m = case["micro_batches"]
     return [oracle.combined([own], (m - 1) / m) for own in scaled()(dict(case, micro_batches=m - 1))] if m > 1 else None
@@ -83,6 +88,9 @@ GRADIENT: signs.Wrong = {
     "sum over ranks": scaled(lambda case: case["world_size"]),
     "not divided by the micro-batches": scaled(lambda case: case["micro_batches"]),
     "not divided at all": scaled(lambda case: case["micro_batches"] * case["world_size"]),
+    "divided twice": scaled(lambda case: 1 / case["world_size"]),
+    "divided by the micro-batches twice": scaled(lambda case: 1 / case["micro_batches"]),
+    "first micro-batch only": first_only,
     "last micro-batch only": (scaled(only_last=True), scaled(lambda case: 1 / case["micro_batches"], only_last=True)),
     "last micro-batch missing": all_but_last,
     "not written back": signs.every(lambda each: is_alone(each) and each.seen.total_bytes >= 0.99 * needed(each.case)),

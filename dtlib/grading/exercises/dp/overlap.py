@@ -105,7 +105,11 @@ def find_buckets(observed: Observed) -> Finding | None:
     found, wanted = sent(observed), lengths(observed.case)
     if close(found, wanted, 0.0, SLACK):
         return None
-    return Finding(f"all-reduces of {show(found)} B in {STEPS} steps", f"{show(wanted)} B", observed.words)
+    pairs = list(zip(found, wanted, strict=False))
+    alike = next((k for k, pair in enumerate(pairs) if not close(*pair, 0.0, SLACK)), len(pairs))
+    behind = f"behind the {alike} longest, which are right; " if alike else ""
+    told, right = show(found[alike:]), show(wanted[alike:])
+    return Finding(f"all-reduces of {told} B in {STEPS} steps", f"{right} B", behind + observed.words)
 
 
 def overflows(observed: Observed) -> bool:
