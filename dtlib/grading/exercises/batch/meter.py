@@ -10,7 +10,7 @@ from dtlib.grading.exercises.compare import show_bytes
 from dtlib.grading.exercises.exercise import Exercise, Finding
 from dtlib.grading.exercises.kinds import heard, order, own_work, values
 from dtlib.grading.exercises.seen import Case, Observed
-from dtlib.grading.exercises.signs import Theory, Wrong, every
+from dtlib.grading.exercises.signs import Theory, Wrong, every, only_if
 
 Array = inputs.Array
 RTOL, ATOL = 1e-3, 1e-3  # float32, squares around 1, variances around 50
@@ -42,6 +42,7 @@ def drawn(rng: inputs.Rng, n: int, rows: int, columns: int, steps: int, particul
         case = {"world_size": n, "shape": shape, "steps": steps, "counts": counts.tolist(), "particular": particular}
         case |= {"words": f"{words} ({particular})", "seed": int(rng.integers(2**31))}
         case["is"] = {"two ranks": n == 2, "one dimension": not rows, "noise": particular == "noise"}
+        case["is"]["a first meter"] = (n, particular) in ((2, "equal"), (3, "different"), (4, "different"))
         if is_clear(case):
             return case
 
@@ -198,9 +199,7 @@ ESTIMATES: dict[str, dict[str, Any]] = {
     "of a rank's mean": {
         "estimate": changed(lambda square, variance, rows, counts: (square, variance * (1 / counts).mean()))
     },
-    "of a step": {
-        "estimate": changed(lambda square, variance, rows, counts: (square, variance / counts.sum()))
-    },
+    "of a step": {"estimate": changed(lambda square, variance, rows, counts: (square, variance / counts.sum()))},
     "a difference of squares": {
         "estimate": changed(lambda square, variance, rows, counts: (
             square, variance * ((1 / counts).mean() - 1 / counts.sum()))
@@ -225,7 +224,8 @@ MEAN: Wrong = {
 def part(points: int, name: str, description: str, right: Theory) -> Any:
     known = {each: theory(name, **options) for each, options in ESTIMATES.items()}
     ratios = {each: theory(name, ratio=ratio) for each, ratio in RATIOS.items()} if name == "scale" else {}
-    wrong = {each: tuple(some[each] for some in (ratios, known) if each in some) for each in {**ratios, **known}}
+    wrong: Any = {each: tuple(some[each] for some in (ratios, known) if each in some) for each in {**ratios, **known}}
+    wrong["another meter's steps"] = only_if("a first meter")
     return values(points, name, description, right, of=name, rtol=RTOL, atol=ATOL, wrong=wrong)
 
 
@@ -239,6 +239,12 @@ def find_more(each: Observed) -> Finding | None:
     if seen <= 1.01 * needed(each.case) + MORE * n * (n - 1) * each.case["steps"]:
         return None
     return Finding(f"{show_bytes(seen)} sent in all", f"hardly more than {show_bytes(needed(each.case))}", each.words)
+
+
+def in_double(each: Observed) -> bool:
+    """Whether one all-reduce sends twice what a step needs."""
+    longest = max((size for _, size in each.seen.collectives()), default=0)
+    return longest > 1.9 * needed(each.case) / each.case["steps"]
 
 
 def times(least: Callable[[int], float]) -> Any:
@@ -257,6 +263,7 @@ EXERCISE = Exercise(
         part(2, "variance", "the estimate of σ² after each step", VARIANCE),
         part(2, "scale", "the noise scale after each step", SCALE),
         order(2, "traffic", "one all-reduce of the gradient in each step, and a few numbers", find_more,
-              kind="traffic", wrong={"two all-reduces": times(lambda n: 2), "gathered": times(lambda n: n / 2)}),
+              kind="traffic", wrong={"in double precision": every(in_double), "two all-reduces": times(lambda n: 2),
+                                     "gathered": times(lambda n: n / 2)}),
     ),
 )  # fmt: skip
