@@ -81,7 +81,11 @@ def _in_form(seen: Any, expected: Any) -> Any:
     """`seen` as a list where it is a row of numbers and `expected` a list, as an array where that is one."""
     if isinstance(expected, list | tuple) and plain.is_array(seen) and seen.ndim == 1:
         return seen.tolist()
-    if isinstance(expected, np.ndarray) and isinstance(seen, list | tuple) and all(map(plain.is_number, seen)):
+    if (
+        isinstance(expected, np.ndarray)
+        and isinstance(seen, list | tuple)
+        and all(type(each) in (int, float) for each in seen)
+    ):
         return np.asarray(seen, np.float64)
     return seen
 

@@ -11,9 +11,9 @@ from dtlib.grading.exercises.kinds import on_paper, values
 
 #: Batches in units of the critical one, how far the steps are off, how many runs did not get there, the new batch in
 #: the same units, and the deadline in units of S_min: runs on both sides of the critical batch and on one, two runs
-#: alone, a batch that was tried twice, no error at all; deadlines that no batch meets.
+#: alone, a batch that was tried twice, a new one that was tried, no error at all; deadlines that no batch meets.
 KINDS = (
-    ((0.1, 0.5, 2, 8), 0.05, 0, 1, 1.5), ((0.3, 3), 0.1, 0, 30, 1.1), ((0.05, 0.2, 0.8, 3, 12, 50), 0.08, 2, 0.5, 3),
+    ((0.1, 0.5, 2, 8), 0.05, 0, 2, 1.5), ((0.3, 3), 0.1, 0, 30, 1.1), ((0.05, 0.2, 0.8, 3, 12, 50), 0.08, 2, 0.5, 3),
     ((0.2, 0.2, 1, 5, 5), 0.1, 1, 0.02, 0.6), ((0.02, 0.05, 0.1, 0.3), 0.01, 0, 5, 4),
     ((2, 4, 10, 40), 0.02, 1, 0.3, 1.8), ((0.1, 1, 10), 0, 0, 3, 0.9), ((0.3, 1, 3, 9, 0.1), 0.06, 1, 100, 20),
 )  # fmt: skip
@@ -27,7 +27,7 @@ def drawn(rng: Rng, times: tuple[float, ...], error: float, lost: int, new: floa
         off = np.exp(error * rng.uniform(0.5, 1, len(batches)) * rng.choice([-1, 1], len(batches)))
         exact = [min_steps * (1 + critical / batch) for batch in batches]
         steps: list[float | None] = [float(each) for each in np.round(off * exact, 0 if error else 9)]
-        for place in rng.permutation(len(batches))[:lost]:
+        for place in rng.permutation(len(batches) - (lost == 1))[:lost]:  # one alone is not the last
             steps[place] = None
         kept = {batch for batch, taken in zip(batches, steps, strict=True) if taken}
         new_batch, most_steps = max(1, round(new * critical)), int(deadline * min_steps)

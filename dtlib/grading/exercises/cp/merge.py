@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dtlib.grading.exercises.inputs import Case, Cases, Rng, call
+from dtlib.grading.exercises.inputs import Case, Cases, Rng, call, in_words
 from dtlib.grading.exercises.kinds import on_paper, values
 from dtlib.grading.exercises.seen import Observed
 from dtlib.grading.exercises.signs import Sign, Wrong, every
@@ -27,19 +27,18 @@ def draw(rng: Rng) -> Cases:
 
 
 def case(rng: Rng, blocks: int, around: float, apart: float, hidden: float) -> dict[str, Any]:
-    queries, width = int(rng.integers(5, 9)), int(rng.integers(2, 5))
+    queries, width = int(rng.integers(4, 6)), int(rng.integers(1, 3))
     outputs, log_sums = rng.standard_normal((blocks, queries, width)), rng.standard_normal((blocks, queries))
-    log_sums = around + apart * log_sums
+    outputs, log_sums = outputs.round(2), (around + apart * log_sums).round(2)
     if hidden:
         unseen = rng.random((blocks, queries)) < hidden
         unseen[0, 0] = unseen[-1, 1] = True  # nothing of the first block, of the last
         unseen[:, 2], unseen[:, 3] = True, False  # of any, of none
         unseen[-1, 0] = unseen[0, 1] = False
         log_sums[unseen], outputs[unseen] = -np.inf, 0
-    words = f"{blocks} blocks, {queries} queries, log-sums around {around} and {apart} apart"
-    arguments = [list(outputs), list(log_sums)]
     told = {"small": not around and apart < 10, "all seen": not hidden}
-    return call(words + ", some queries see nothing" * bool(hidden), arguments, **told)
+    words = in_words({"log_sums": log_sums, "outputs": outputs})
+    return call(words, [list(outputs), list(log_sums)], **told)
 
 
 def right(case: Case) -> list[Any]:
