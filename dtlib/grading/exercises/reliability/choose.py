@@ -79,6 +79,8 @@ def job_of(
         "prices": dict(zip(WAYS, prices, strict=True)), "spare_price": spare,
     }  # fmt: skip
     job["spares"] = int(out(job) + 3 * math.sqrt(out(job))) + int(rng.integers(1, 4))
+    if any(math.isclose(60 * written(job, way), each) for way in WAYS for each in job["minutes"]):  # by rounding alone
+        return job_of(rng, nodes, mtbf, restart, repair, size, store, copy, link, share)
     best = max(parts(job).values(), default=0.0)
     return job | {"goal": math.floor(share * best * 1e4) / 1e4}
 
