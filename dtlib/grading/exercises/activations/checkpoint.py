@@ -45,7 +45,8 @@ def draw(rng: inputs.Rng) -> inputs.Cases:
         case(2, 0.0, "both of x, the first goes back first", leaf=True, apart=True),
         case(1, 0.3, "x a leaf that others use too", leaf=True, residual=True),
         case(3, 0.5, "x the result of an operation"),
-        case(2, 0.0, "large", weighed=True, tokens=10240, width=256, hidden=512),
+        # A layer's result is nobody's input here, as it is added to x: who keeps it keeps a tensor more.
+        case(2, 0.0, "large, x used by others too", weighed=True, residual=True, tokens=10240, width=256, hidden=512),
     ]
 
 

@@ -11,7 +11,7 @@ from dtlib.grading.exercises.compare import close, show_bytes
 from dtlib.grading.exercises.exercise import Exercise, Finding
 from dtlib.grading.exercises.kinds import heard, order, own_work, values
 from dtlib.grading.exercises.seen import Case, Observed
-from dtlib.grading.exercises.signs import Sign, Wrong, every, raised, some_rank
+from dtlib.grading.exercises.signs import Sign, Wrong, every, only_if, raised, some_rank
 
 from . import _routing
 from ._experts import at_home, by_tokens, everyone, first_in_row, last_of_rank, ranks_of, tensors, theory
@@ -43,7 +43,7 @@ def case(
     goes = np.argsort(np.argsort(-liked, axis=1), axis=1) < visits
     experts = _routing.experts(rng, len(homes), top_k, np.repeat(goes, own, axis=1) * _routing.uneven(rng, n * own))
     words = f"{n} ranks with {', '.join(map(str, tokens))} tokens and {own} experts each, {top_k} experts a token"
-    told = {"two ranks": n == 2, "lean": lean}
+    told = {"two ranks": n == 2, "lean": lean, "all visited": not idle}
     drawn = {"tokens": list(tokens), "own": own, "shape": [64 + 8 * int(rng.integers(5)), width], "experts": experts}
     return drawn | {"world_size": n, "is": told, "words": words, "seed": int(rng.integers(2**31))}
 
@@ -143,6 +143,7 @@ def nothing_at(name: str) -> Sign:
 
 right = partial(values, rtol=RTOL, atol=ATOL)
 OUTPUT: Wrong = {
+    "no way back where no token came": only_if("all visited"),
     "cut off from autograd": raised("does not require grad"),
     "weights forgotten": theory("output", power=0),
     "weighed twice": theory("output", power=2),
