@@ -28,16 +28,16 @@ def draw(rng: inputs.Rng) -> inputs.Cases:
     for n, width, weighed in (
         (2, 2 * int(rng.integers(46, 54)), False),
         (3, 3 * int(rng.integers(31, 35)) + 1, False),
-        (4, 91 + 2 * int(rng.integers(0, 4)), False),
+        (4, 4 * int(rng.integers(23, 26)), False),
         (3, 1100, True),
     ):
         large = 17 if weighed else 5
         widths = [*[width] * (large + 1), width - n * int(rng.integers(1, 4)), 1]
-        adds = n == 3 and not weighed
+        adds = n == 4
         words = f"{large} layers of {width}×{width} and two smaller ones{', no update in between' * adds}"
         own = {"steps": 1, "gates": list(range(1, large + 2))} if weighed else {"steps": 2, "gates": [1]}
         own |= {"biases": False, "weighed": weighed, "adds": adds}
-        cases.append(inputs.training(rng, n, widths, words, {"divisible": n == 2, "no gradients yet": not adds}, **own))
+        cases.append(inputs.training(rng, n, widths, words, {"divisible": n != 3, "no gradients yet": not adds}, **own))
     return cases
 
 
