@@ -72,6 +72,7 @@ def off(holds: Callable[[Any, list[int], bool], bool]) -> Sign:
 WRONG: Wrong = {
     "says nothing": off(lambda one, two, is_due: one is None),
     "says it at other steps": off(lambda one, two, is_due: not is_due or one == []),
+    "nobody is named": said(silent),
     "a change is not seen": off(lambda one, two, is_due: one == [] and is_due),
     "equal replicas are accused": off(lambda one, two, is_due: set(two) < set(one)),
     "places for ranks": said(places=True),
@@ -79,7 +80,6 @@ WRONG: Wrong = {
     "rank 0 is right": said(lambda sums: [rank for rank, each in enumerate(sums) if each != sums[0]]),
     "who differs from itself": said(own=True),
     "all are named": said(lambda sums: list(range(len(sums))) if len(set(sums)) > 1 else []),
-    "nobody is named": said(silent),
 }
 
 
