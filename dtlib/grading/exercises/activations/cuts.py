@@ -17,12 +17,17 @@ from dtlib.grading.exercises.signs import NEVER_ENDS, Sign, Wrong, every, raised
 
 def draw(rng: Rng) -> Cases:
     """Layers alike and not, and a single one; among those with growing inputs and among 40, every wrong way to plan has
-    a larger peak."""
+    a larger peak. Then for each wrong count of a plan's bytes layers for which who goes by it finds no best plan."""
     kinds = (("equal", 12), ("unequal", 9), ("narrowing", 11), ("widening", 10), ("all unlike", 40), ("equal", 1))
     cases = [case(kind, layers, rng) for kind, layers in kinds]
     for place in (3, 4):
         while best(cases[place])[0] in (peak_of(plan(cases[place]), cases[place]) for plan in WAYS):
             cases[place] = case(*kinds[place], rng)
+    for count in COUNTS:
+        misleading = case("unequal", 8, rng)
+        while misled(misleading, count) == best(misleading)[0]:
+            misleading = case("unequal", 8, rng)
+        cases.append(misleading)
     return cases
 
 
@@ -61,11 +66,19 @@ def parts(starts: Sequence[int], case: Case) -> tuple[list[int], list[int]]:
     return [inputs[start] for start in starts], own
 
 
-def peak_of(starts: Sequence[int], case: Case, *, twice: bool = False) -> float:
-    """The most that is alive at one time in backward, with segments that begin at `starts`; with own inputs `twice`."""
-    checkpoints, own = parts(starts, case)
-    waiting = accumulate(checkpoints) if twice else accumulate(checkpoints, initial=0)
-    return max(before + size for before, size in zip(waiting, own, strict=False))
+def waiting(inputs: list[int], own: list[int]) -> int:
+    """The most that is alive, of checkpoints that wait and a segment."""
+    return max(before + size for before, size in zip(accumulate(inputs, initial=0), own, strict=False))
+
+
+def own_twice(inputs: list[int], own: list[int]) -> int:
+    """The same where a segment's first input is counted beside what the segment keeps."""
+    return waiting(inputs, [size + first for first, size in zip(inputs, own, strict=True)])
+
+
+def peak_of(starts: Sequence[int], case: Case) -> float:
+    """The most that is alive at one time in backward, with segments that begin at `starts`."""
+    return waiting(*parts(starts, case))
 
 
 def never_freed(starts: Sequence[int], case: Case) -> int:
@@ -123,6 +136,23 @@ def forwards(case: Case) -> list[int]:
 
 
 WAYS = (even, best_filled, forwards)
+#: Wrong peaks, of a plan's checkpoints and what its segments keep: the first checkpoint not counted, a segment's own
+#: input taken off, counted twice, that of the next counted, all checkpoints as large as the first.
+COUNTS: tuple[Callable[[list[int], list[int]], int], ...] = (
+    lambda inputs, own: waiting([0, *inputs[1:]], own),
+    lambda inputs, own: waiting(inputs, [size - first for first, size in zip(inputs, own, strict=True)]),
+    own_twice,
+    lambda inputs, own: waiting(inputs, [size + then for then, size in zip([*inputs[1:], 0], own, strict=True)]),
+    lambda inputs, own: waiting([inputs[0]] * len(inputs), own),
+)
+
+
+def misled(case: Case, count: Callable[[list[int], list[int]], int]) -> float:
+    """The smallest peak of a plan that is among the best by a wrong `count`."""
+    layers = len(case["arguments"][0])
+    plans = [[0, *(each for each in range(1, layers) if number >> each & 1)] for number in range(0, 2**layers, 2)]
+    counted = [count(*parts(plan, case)) for plan in plans]
+    return min(peak_of(plan, case) for plan, each in zip(plans, counted, strict=True) if each == min(counted))
 
 
 def find_peak(observed: Observed) -> Finding | None:
@@ -174,7 +204,7 @@ PEAKS = {
     "checkpoints never freed": peak_is(never_freed),
     "live segment forgotten": peak_is(lambda starts, case: sum(parts(starts, case)[0])),
     "checkpoints forgotten": peak_is(lambda starts, case: max(parts(starts, case)[1])),
-    "own input twice": peak_is(lambda starts, case: peak_of(starts, case, twice=True)),
+    "own input twice": peak_is(lambda starts, case: own_twice(*parts(starts, case))),
     "everything kept": peak_is(lambda starts, case: sum(case["arguments"][0])),
 }
 PLANS: Wrong = {  # others are known by the bank's programs
