@@ -1,4 +1,4 @@
-"""A slider that works on a page without Python, and recomputes where there is one."""
+"""A slider that works on a page without Python, and recomputes where there is."""
 
 from __future__ import annotations
 

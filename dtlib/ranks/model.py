@@ -215,7 +215,7 @@ class Block(nn.Module):
         return x_bsh + self.drop(self.mlp(self.mlp_norm(x_bsh)))
 
 
-class Layers(nn.Module):
+class Stack(nn.Module):
     """Layers of a GPT, and what stands before and behind them: a whole one has both, a stage of a pipeline may not."""
 
     config: GPTConfig
@@ -243,7 +243,7 @@ class Layers(nn.Module):
         return self.head(self.norm(x_bsh))
 
 
-class GPT(Layers):
+class GPT(Stack):
     """A pre-norm GPT whose weights depend on `config` and `seed` alone, whatever the global random state.
 
     Built inside ``with torch.device("meta")`` it has shapes and no memory. ``forward`` is ``embed``, the

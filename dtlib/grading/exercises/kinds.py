@@ -76,7 +76,10 @@ def values(
             return _first(compare(one, two, f"{name}; {words}", rtol, atol, whole=False) for name, one, two in named)
         if of == "answer":
             return compare(seen, wanted, observed.words, rtol, atol, whole=part is None)
-        called, whole = names(observed.case) if names else (), kind != "gradient"  # nobody returns what is in `.grad`
+        called, whole = (
+            names(observed.case) if names else (),
+            kind != "gradient",
+        )  # most are in `.grad`, which nobody returns
         off = _compare_ranks(observed, seen, wanted, called, rtol, atol, whole=whole)
         return off or (_unheard(observed, least_sent) if least_sent else None)
 

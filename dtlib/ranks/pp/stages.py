@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dtlib.ranks.model import GPT, Layers, refuse_positions
+from dtlib.ranks.model import GPT, Stack, refuse_positions
 from dtlib.theory.footprint import stage_layers
 from dtlib.theory.valid import amount
 
 
-class Stage(Layers):
+class Stage(Stack):
     """Consecutive layers of a GPT: the first stage embeds tokens, the last gives logits.
 
     | | in | out |

@@ -66,19 +66,19 @@ def parts(starts: Sequence[int], case: Case) -> tuple[list[int], list[int]]:
     return [inputs[start] for start in starts], own
 
 
-def waiting(inputs: list[int], own: list[int]) -> int:
+def most_alive(inputs: list[int], own: list[int]) -> int:
     """The most that is alive, of checkpoints that wait and a segment."""
     return max(before + size for before, size in zip(accumulate(inputs, initial=0), own, strict=False))
 
 
 def own_twice(inputs: list[int], own: list[int]) -> int:
     """The same where a segment's first input is counted beside what the segment keeps."""
-    return waiting(inputs, [size + first for first, size in zip(inputs, own, strict=True)])
+    return most_alive(inputs, [size + first for first, size in zip(inputs, own, strict=True)])
 
 
 def peak_of(starts: Sequence[int], case: Case) -> float:
     """The most that is alive at one time in backward, with segments that begin at `starts`."""
-    return waiting(*parts(starts, case))
+    return most_alive(*parts(starts, case))
 
 
 def never_freed(starts: Sequence[int], case: Case) -> int:
@@ -139,11 +139,11 @@ WAYS = (even, best_filled, forwards)
 #: Wrong peaks, of a plan's checkpoints and what its segments keep: the first checkpoint not counted, a segment's own
 #: input taken off, counted twice, that of the next counted, all checkpoints as large as the first.
 COUNTS: tuple[Callable[[list[int], list[int]], int], ...] = (
-    lambda inputs, own: waiting([0, *inputs[1:]], own),
-    lambda inputs, own: waiting(inputs, [size - first for first, size in zip(inputs, own, strict=True)]),
+    lambda inputs, own: most_alive([0, *inputs[1:]], own),
+    lambda inputs, own: most_alive(inputs, [size - first for first, size in zip(inputs, own, strict=True)]),
     own_twice,
-    lambda inputs, own: waiting(inputs, [size + then for then, size in zip([*inputs[1:], 0], own, strict=True)]),
-    lambda inputs, own: waiting([inputs[0]] * len(inputs), own),
+    lambda inputs, own: most_alive(inputs, [size + then for then, size in zip([*inputs[1:], 0], own, strict=True)]),
+    lambda inputs, own: most_alive([inputs[0]] * len(inputs), own),
 )
 
 
@@ -152,7 +152,8 @@ def misled(case: Case, count: Callable[[list[int], list[int]], int]) -> float:
     layers = len(case["arguments"][0])
     plans = [[0, *(each for each in range(1, layers) if number >> each & 1)] for number in range(0, 2**layers, 2)]
     counted = [count(*parts(plan, case)) for plan in plans]
-    return min(peak_of(plan, case) for plan, each in zip(plans, counted, strict=True) if each == min(counted))
+    least = min(counted)
+    return min(peak_of(plan, case) for plan, each in zip(plans, counted, strict=True) if each == least)
 
 
 def find_peak(observed: Observed) -> Finding | None:

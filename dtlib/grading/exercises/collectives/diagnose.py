@@ -27,7 +27,7 @@ def draw(rng: Rng) -> Cases:
 
 
 def case(rng: Rng, number: int, kind: str, n: int, rank: int) -> dict[str, Any]:
-    """No sums are by chance what a fault makes, and few enough numbers to be told."""
+    """No number is by chance the sum of its column, and few enough to be told."""
     before = rng.uniform(-50, 50, (n, n * (2 if n < 5 else 1))).round(2)
     while np.isclose(before, before.sum(0)).any():
         before = rng.uniform(-50, 50, before.shape).round(2)

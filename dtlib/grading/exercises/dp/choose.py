@@ -72,6 +72,8 @@ def possible(job: dict[str, Any]) -> dict[Plan, float]:
 
 
 def tells(job: dict[str, Any], plan: Plan) -> str:
+    if plan[0] > (most := job["ranks_per_node"] * job["num_nodes"]):
+        return f", {plan[0]} of {most} ranks"
     needed = job["state_bytes"] + plan[1] * job["sample_bytes"]
     return f", {math.prod(plan)} samples in {seconds(job, plan):.4g} s, of {needed:.4g} bytes a rank"
 

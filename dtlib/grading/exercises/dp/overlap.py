@@ -108,8 +108,8 @@ def find_buckets(observed: Observed) -> Finding | None:
     pairs = list(zip(found, wanted, strict=False))
     alike = next((k for k, pair in enumerate(pairs) if not close(*pair, 0.0, SLACK)), len(pairs))
     behind = f"behind the {alike} longest, which are right; " if alike else ""
-    told, right = show(found[alike:]), show(wanted[alike:])
-    return Finding(f"all-reduces of {told} B in {STEPS} steps", f"{right} B", behind + observed.words)
+    told, right = (f"{show(each[alike:])} B" if each[alike:] else "none" for each in (found, wanted))
+    return Finding(f"all-reduces of {told} in {STEPS} steps", right, behind + observed.words)
 
 
 def overflows(observed: Observed) -> bool:

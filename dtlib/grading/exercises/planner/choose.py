@@ -1,7 +1,7 @@
 """planner.3: the fastest degrees that fit, for three clusters; on paper."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -180,11 +180,20 @@ WRONG: tuple[Callable[[Job], Seconds], ...] = (
     *(partial(possible, seconds=partial(to_neighbours, *each)) for each in ((1, 99), (0, 2))),
     *(partial(possible, seconds=each) for each in (partial(behind, 2 / 3, 1 / 3, -math.inf), bubble_without_tp)),
 )
+
+
+def tells(job: dict[str, Any], plan: Sequence[int]) -> str:
+    """What a plan comes to: its cards, and its bytes where it has as many as there are."""
+    if (cards := math.prod(plan)) != job["cards"]:
+        return f", {cards} of {job['cards']} cards"
+    return f", {1.2 * needed(job, *plan):.4g} bytes with the margin"
+
+
 EXERCISE = on_paper(
     "planner.3", "choose_degrees", "Which degrees for this cluster?", draw,
     *choice.plans(
         "dp, tp, pp", "s", checks=("fits", "fastest"),
         words=("the degrees are possible and fit, and None where none do", "no others that fit are faster"),
-        tells=lambda job, plan: f", {1.2 * needed(job, *plan):.4g} bytes with the margin",
+        tells=tells,
     ),
 )  # fmt: skip

@@ -146,6 +146,6 @@ EXERCISE = on_paper(
     *choice.plans(
         "way, spares, minutes", "of the price", names=WAYS, checks=("possible", "cheapest"),
         words=("the plan loses little enough", "no other that does costs less"),
-        tells=lambda job, plan: f", a part of {parts(job)[plan]:.4g}",  # type: ignore[index]
+        tells=lambda job, plan: f", which leaves {parts(job)[plan]:.7g} of the time",  # type: ignore[index]
     ),
 )  # fmt: skip
