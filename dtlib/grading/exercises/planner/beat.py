@@ -28,16 +28,18 @@ KINDS = (
     ("llama3-70b", 80, "A100", 512, 8, 512), ("llama3-8b", 36, "A100", 16, 8, 256),
     ("gpt3-175b", 96, "A100", 256, 8, 2048), ("gpt3-175b", 96, "H100", 1024, 8, 2048),
 )  # fmt: skip
-#: Where nothing fits unless it is computed again; with the tokens of a sequence.
-LONG = ((("llama3-8b", 32, "A100", 8, 8, 64), 65536), (("llama3-70b", 80, "H100", 64, 8, 256), 16384))
-#: Machines and models on which what the others have alike decides, with the factors of the rates inside and across, and
-#: the tokens of a sequence: a card of another size and rate on a slow link; small nodes far apart; heads that tp 8 does
-#: not divide; heads of keys that tp 4 does not divide, 24 and 6; few sequences, for which a pipeline fills and drains.
+#: Where nothing fits unless it is computed again, with the factors of the rates inside and across, and the tokens of a
+#: sequence; one with few sequences, for which a pipeline fills and drains.
+LONG = (
+    (("llama3-8b", 32, "A100", 8, 8, 64), 1.0, 1.0, 65536), (("llama3-70b", 80, "H100", 64, 8, 256), 1.0, 1.0, 16384),
+    (("gpt3-175b", 96, "H100", 256, 4, 32), 1.0, 0.02, 32768),
+)  # fmt: skip
+#: Machines and models on which what the others have alike decides, with the same: a card of another size and rate on a
+#: slow link; small nodes far apart; heads that tp 8 does not divide; heads of keys that tp 4 does not divide, 24 and 6.
 ODD: tuple[tuple[Any, ...], ...] = (
     (("bloom-7.1b", 30, "B200", 8, 8, 256), 0.1, 1.0, 16384), (("bloom-3b", 30, "H100", 16, 2, 64), 1.0, 0.05, 8192),
     (("qwen2.5-7b", 28, "A100", 128, 16, 384), 1.0, 0.02, 16384),
     (("qwen2.5-7b", 28, "H100", 32, 8, 384), 1.0, 0.05, 16384, 24, 6),
-    (("gpt3-175b", 96, "H100", 256, 4, 32), 1.0, 0.02, 32768),
 )  # fmt: skip
 #: What machines are drawn from beside them: model, layers, card, the least cards and sequences.
 DRAWN = (
@@ -49,8 +51,7 @@ DRAWN = (
 def draw(rng: Rng) -> Cases:
     """Each kind, and machines that nobody has seen before, in any order."""
     cases = [case(*kind, 1.0, 1.0) for kind in KINDS]
-    cases += [case(*kind, 1.0, 1.0, seq) for kind, seq in LONG]
-    cases += [case(*kind, *more) for kind, *more in ODD]
+    cases += [case(*kind, *more) for kind, *more in (*LONG, *ODD)]
     for name, layers, card, cards, sequences in DRAWN:
         more, longer = (2 ** int(rng.integers(3)) for _ in range(2))
         inside, across = (float(rng.uniform(0.8, 1.2)) for _ in range(2))
@@ -77,7 +78,7 @@ def case(
     told += f", links {inside:g} and {across:g} times as fast as theirs" * bool({inside, across} != {1.0})
     words = f"{layers} layers of {name} on {cards} {card} in nodes of {node}, {sequences} sequences a step{told}"
     slow, best = limits(sequences, *named)
-    is_long = (name, layers, card, cards, node, sequences) in [kind for kind, _ in LONG]
+    is_long = (name, layers, card, cards, node, sequences) in [kind for kind, *_ in LONG]
     judged_by = {"named": list(named), "sequences": sequences, "naive": slow, "best": best}
     return call(words, [job], long=is_long) | judged_by
 
