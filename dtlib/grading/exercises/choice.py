@@ -255,7 +255,7 @@ def plans(
         if cost <= least * (1 + 1e-6):
             return None
         told = show(observed.said[0]["answer"]) + (f", {cost:.4g} {unit}" if answer in known else "")
-        return Finding(told, f"one with {least:.4g}", observed.words)
+        return Finding(told, f"one with {least:.4g} {unit}", observed.words)
 
     def agrees(observed: Observed, other: Any) -> bool:
         return answered(observed) == (None if other is None else tuple(other))

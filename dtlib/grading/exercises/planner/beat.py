@@ -35,11 +35,13 @@ LONG = (
     (("gpt3-175b", 96, "H100", 256, 4, 32), 1.0, 0.02, 32768),
 )  # fmt: skip
 #: Machines and models on which what the others have alike decides, with the same: a card of another size and rate on a
-#: slow link; small nodes far apart; heads that tp 8 does not divide; heads of keys that tp 4 does not divide, 24 and 6.
+#: slow link; small nodes far apart; heads that tp 8 does not divide; heads of keys that tp 4 does not divide, 24 and 6;
+#: a fast link inside, and a slow one across.
 ODD: tuple[tuple[Any, ...], ...] = (
     (("bloom-7.1b", 30, "B200", 8, 8, 256), 0.1, 1.0, 16384), (("bloom-3b", 30, "H100", 16, 2, 64), 1.0, 0.05, 8192),
     (("qwen2.5-7b", 28, "A100", 128, 16, 384), 1.0, 0.02, 16384),
     (("qwen2.5-7b", 28, "H100", 32, 8, 384), 1.0, 0.05, 16384, 24, 6),
+    (("gpt3-175b", 96, "B200", 128, 8, 128), 1.0, 0.02, 8192),
 )  # fmt: skip
 #: What machines are drawn from beside them: model, layers, card, the least cards and sequences.
 DRAWN = (
