@@ -13,14 +13,18 @@ from dtlib.ranks.mesh import Group
 from .base import DataParallel
 
 
-class NaiveDataParallel(DataParallel):
-    """One blocking all-reduce a parameter, after the backward pass: 2(N−1)α for each of them. See `DataParallel`."""
+class _Blocking(DataParallel):
+    """Nothing is sent while backward runs."""
 
     def _ready(self, index: int) -> None:
         pass
 
     def _abandon(self) -> None:
         pass
+
+
+class NaiveDataParallel(_Blocking):
+    """One blocking all-reduce a parameter, after the backward pass: 2(N−1)α for each of them. See `DataParallel`."""
 
     @torch.no_grad()
     def _average(self, unused: Sequence[int]) -> None:
@@ -31,17 +35,11 @@ class NaiveDataParallel(DataParallel):
             dist.all_reduce(parameter.grad, group=group)
 
 
-class FlatDataParallel(DataParallel):
+class FlatDataParallel(_Blocking):
     """One blocking all-reduce of all gradients, one for each dtype and group, after the backward pass.
 
     See `DataParallel`. Afterwards the gradients are views of one flat buffer.
     """
-
-    def _ready(self, index: int) -> None:
-        pass
-
-    def _abandon(self) -> None:
-        pass
 
     @torch.no_grad()
     def _average(self, unused: Sequence[int]) -> None:
