@@ -7,14 +7,15 @@ from typing import Any
 from dtlib.grading.exercises.inputs import Case, Rng, call, in_order
 from dtlib.grading.exercises.kinds import on_paper, values
 
-#: Ranks, bytes of a value, elements that share a scale, levels, rank of the factors: one rank and two, a power of two
-#: and none, levels around a power of two.
+#: Ranks, bytes of a value, elements that share a scale, levels, rank of the factors, and with how many ranks top-k
+#: sends as much: one rank and two, levels around a power of two; one rank alone, 64 just so, more than a thousand.
 SPLITS = (
-    (1, 4, 64, 7, 2), (2, 4, 128, 8, 4), (3, 2, 32, 1, 1), (6, 4, 256, 15, 3), (16, 2, 64, 100, 8), (40, 4, 8, 4, 2),
+    (1, 4, 64, 7, 2, 30.75), (2, 4, 128, 8, 4, 64), (3, 2, 32, 1, 1, 0.75), (6, 4, 256, 15, 3, 1500.75),
+    (16, 2, 64, 100, 8, 20.25), (40, 4, 8, 4, 2, 99.75),
 )  # fmt: skip
 
 
-def drawn(rng: Rng, n: int, value_bytes: int, block: int, levels: int, rank: int) -> dict[str, Any]:
+def drawn(rng: Rng, n: int, value_bytes: int, block: int, levels: int, rank: int, most: float) -> dict[str, Any]:
     """Matrices that are wide and tall, one of which is longer as two factors, and vectors."""
     tall, wide = ([int(each) for each in rng.integers(60, 400, 2)] for _ in range(2))
     small = [rank + 1, int(rng.integers(rank + 1, 2 * rank + 2))]  # r(a + b) > ab
@@ -23,7 +24,7 @@ def drawn(rng: Rng, n: int, value_bytes: int, block: int, levels: int, rank: int
     rest = sum(a * b for a, b in (shapes[0], shapes[1], small)) + shapes[2][0]
     shapes.append([whole - rest % whole + whole * int(rng.integers(1, 3))])
     num_elements = rest + shapes[-1][0]
-    kept = int(num_elements * rng.uniform(0.01, 0.06))
+    kept = int(2 * value_bytes * num_elements / ((value_bytes + 4) * most))
     words = f"shapes {shapes}, N={n}, {value_bytes} B a value, blocks of {block}, s={levels}, k={kept}, r={rank}"
     return call(words, [shapes, n, value_bytes, block, levels, kept, rank])
 
@@ -41,7 +42,7 @@ def right(case: Case) -> dict[str, float]:
         "top-k": (n - 1) * kept * (value_bytes + 4.0),
         "random-k": twice * value_bytes * kept,
         "low rank": twice * value_bytes * sum(factors),
-        "most": 2 * value_bytes * sum(sizes) // (kept * (value_bytes + 4)),
+        "most": max(1, 2 * value_bytes * sum(sizes) // (kept * (value_bytes + 4))),
     }
 
 

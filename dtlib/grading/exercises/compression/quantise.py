@@ -8,10 +8,11 @@ import numpy as np
 from dtlib.grading.exercises.inputs import Array, Case, Rng, call, in_order
 from dtlib.grading.exercises.kinds import on_paper, values
 
-#: Entries, levels, and what is particular: levels around powers of two, one entry alone, entries that are 0 or all.
+#: Entries, levels, and what is particular: levels around powers of two, one entry alone, zeros, or powers of two
+#: that are half a step long, so that a number may be the very probability.
 KINDS = (
     (6, 4, ""), (9, 1, ""), (12, 3, "sparse"), (7, 16, ""), (11, 127, "sparse"), (5, 8, "one entry"), (4, 5, "zeros"),
-    (1, 2, ""), (40, 2, "many"),
+    (1, 2, ""), (40, 2, "many"), (4, 1, "halves"),
 )  # fmt: skip
 
 
@@ -25,11 +26,13 @@ def drawn(rng: Rng, num_elements: int, levels: int, particular: str) -> dict[str
             x[1:] = 0
             x[0] *= particular == "one entry"
         uniforms = np.round(rng.random(num_elements), 3)
+        if particular == "halves":
+            x, uniforms = 2.0 ** rng.integers(3) * rng.choice([-1, 1], 4), rng.permutation([0.25, 0.5, 0.5, 0.75])
         share = fractions(x, levels)
         is_up = uniforms < share
         is_clear = (np.abs(uniforms - share)[share > 0] > 1e-3).all() and (uniforms > 1e-3).all()
         is_mixed = num_elements < 5 or particular in ("one entry", "zeros") or 2 <= is_up.sum() <= (share > 0).sum() - 2
-        if is_clear and is_mixed and (np.any(x) or particular == "zeros"):
+        if (is_clear or particular == "halves") and is_mixed and (np.any(x) or particular == "zeros"):
             return call(f"x = {x.tolist()}, s={levels}, uniforms = {uniforms.tolist()}", [x, levels, uniforms])
 
 
