@@ -11,14 +11,14 @@ from dtlib.theory import pp
 
 Actions = list[list[tuple[str, int]]]
 
-#: Schedule, ranks, micro-batches, what is slow ("stage", "link" or nothing), the limit, and which action hiccups.
+#: Schedule, ranks, micro-batches, what is slow (a stage or a link, with or without its place), the limit, what hiccups.
 KINDS = (
     ("1F1B", 4, 8, "", None, "last but one"), ("1F1B", 4, 8, "", None, "first"), ("1F1B", 4, 10, "stage", None, "any"),
     ("1F1B", 3, 7, "link", None, ""), ("1F1B", 2, 5, "link", None, "backward"), ("1F1B", 5, 8, "stage", 3, ""),
-    ("1F1B", 4, 8, "", 2, "second"), ("1F1B", 6, 9, "link", 4, ""), ("1F1B", 4, 3, "stage", None, ""),
+    ("1F1B", 4, 8, "", 2, "second"), ("1F1B", 6, 9, "link", 5, ""), ("1F1B", 4, 3, "stage 0", None, ""),
     ("1F1B", 2, 6, "stage", None, ""),
-    ("GPipe", 4, 6, "", None, ""), ("GPipe", 4, 6, "stage", None, "any"), ("GPipe", 3, 10, "", 4, ""),
-    ("GPipe", 4, 9, "link", 3, "last"), ("GPipe", 5, 6, "link", None, ""), ("GPipe", 3, 6, "stage", 2, ""),
+    ("GPipe", 4, 6, "", None, ""), ("GPipe", 4, 6, "stage 0", None, "any"), ("GPipe", 3, 10, "", 7, ""),
+    ("GPipe", 4, 9, "link", 3, "last"), ("GPipe", 5, 6, "link 0", None, ""), ("GPipe", 3, 6, "stage 2", 2, ""),
     ("sequential", 3, 6, "", None, ""), ("sequential", 4, 6, "stage", None, ""),
     ("sequential", 3, 6, "link", None, "second"),
     ("ZB-H1", 4, 8, "", None, "last"), ("ZB-H1", 3, 8, "stage", None, ""), ("ZB-H1", 4, 9, "link", None, ""),
@@ -30,17 +30,18 @@ KINDS = (
 def case(
     rng: Rng, number: int, schedule: str, p: int, m: int, slow: str, limit: int | None, hiccup: str
 ) -> dict[str, Any]:
+    slow, _, at = slow.partition(" ")
     # Slow links of quick ranks are quicker than healthy ones of slow ranks: what a message should take is told.
     unit = float({"link": rng.uniform(5, 15), "": rng.uniform(60, 150)}.get(slow, rng.uniform(5, 150)))  # milliseconds
     healthy = unit * float(
         {"link": rng.uniform(0.005, 0.01 if limit else 0.03), "": rng.uniform(0.1, 0.15)}.get(slow, 0.04)
     )
     factors, message = [1.0] * p, [healthy] * (p - 1)
-    place = int(rng.integers(p if slow == "stage" else p - 1))
-    if slow == "stage":
-        factors[place] = 1.4 if p == 2 else float(rng.uniform(1.35, 1.8))  # of two it moves the median
-    if slow == "link":
-        message[place] = float(rng.uniform(12, 25)) * healthy
+    place = int(at or rng.integers(p if slow == "stage" else p - 1))
+    if slow != "link":  # of two stages the slow one moves the median; what is a little slower is healthy
+        factors[place] = 1.1 if not slow else 1.42 if p == 2 else float(rng.uniform(1.42, 1.8))
+    if slow != "stage":
+        message[place] = float(rng.uniform(11, 14) if slow else 2.2) * healthy
     actions = made(schedule, p, m, limit)
     rank = p - 2 if hiccup in ("second", "last but one") else int(rng.integers(p))  # a gradient waits meanwhile
     own, chance = "".join(kind for kind, _ in actions[rank]), int(rng.integers(2 * m))
