@@ -156,6 +156,17 @@ class TestCompare:
             assert not close(form([5, 7, 7]), expected)
         assert not any(close(other, expected) for other in ([5, "7"], [5, True], [[5, 7]], np.array([[5, 7]]), 5))
 
+    @pytest.mark.parametrize("form", [np.array, lambda table: [*map(np.array, table)], tuple, list])
+    def test_a_table_of_numbers_may_be_an_array_or_rows_in_a_list(self, form):
+        for expected in (np.array([[5, 7], [2, 0]]), [[5.0, 7.0], [2.0, 0.0]]):
+            assert close(form([[5, 7], [2, 0]]), expected)
+            assert not close(form([[5, 7], [2, 1]]), expected)
+            assert not any(
+                close(other, expected) for other in ([[5, 7]], [[5, 7], [2]], [["5", "7"], [2, 0]], [5, 7, 2, 0])
+            )
+        assert close(form([[True, False]]), np.array([[True, False]]))
+        assert "shape (1, 2); expected shape (2, 2)" in str(compare(form([[5, 7]]), np.zeros((2, 2)), ""))
+
     def test_a_dictionary_is_close_entry_by_entry(self):
         wanted = {"a": 0.3, "b": [1, 2.0]}
         assert close({"b": [1, 2], "a": 0.1 + 0.2}, wanted)

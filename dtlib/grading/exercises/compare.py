@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ _SHOWN_ELEMENTS = 4
 def close(seen: Any, expected: Any, rtol: float = 1e-6, atol: float = 0.0) -> bool:
     """Whether `seen` has the form of `expected`, each number within ``atol + rtol·|expected|``; NaN nowhere.
 
-    A row of numbers may come as a list or as an array.
+    A row or a table of numbers may come as a list or as an array.
     """
     seen = _in_form(seen, expected)
     if isinstance(expected, np.ndarray):
@@ -78,15 +79,13 @@ def compare(
 
 
 def _in_form(seen: Any, expected: Any) -> Any:
-    """`seen` as a list where it is a row of numbers and `expected` a list, as an array where that is one."""
-    if isinstance(expected, list | tuple) and plain.is_array(seen) and seen.ndim == 1:
+    """`seen` as a list where it is an array and `expected` a list; where that is an array as one, of rows too."""
+    if isinstance(expected, list | tuple) and plain.is_array(seen) and seen.ndim:
         return seen.tolist()
-    if (
-        isinstance(expected, np.ndarray)
-        and isinstance(seen, list | tuple)
-        and all(type(each) in (int, float) for each in seen)
-    ):
-        return np.asarray(seen, np.float64)
+    if isinstance(expected, np.ndarray) and isinstance(seen, list | tuple):
+        with suppress(ValueError):  # rows of different lengths
+            table = np.array(seen)
+            return table.astype(np.float64) if plain.is_array(table) else seen
     return seen
 
 

@@ -13,8 +13,8 @@ from dtlib.grading.exercises.kinds import on_paper
 
 Job = dict[str, Any]
 Plan = tuple[int, int]
+Hours = Callable[[float], float]
 MORE, NONE = 25, 3
-HOUR = 3600.0
 NUMBERS = (
     "min_steps", "critical_batch", "largest", "ranks", "batches", "room", "pass_seconds", "sample_seconds",
     "gradient_bytes", "link", "price", "budget",
@@ -74,22 +74,23 @@ def case(kind: str, job: Job) -> Job:
 
 
 def seconds(
-    job: Job, n: int, batch: int, *, steps_by: str = "both", waits: bool = True, one_pass: bool = False,
-    passes_free: bool = False, each_pass: bool = False, whole: bool = False, latency: bool = True, once: bool = False,
-    gathered: bool = False, own: bool = False, upside_down: bool = False, even: bool = False,
+    job: Job, n: int, batch: int, *, steps_by: str = "both", waits: bool = True, passes_by: str = "whole",
+    passes_free: bool = False, each_pass: bool = False, latency: bool = True, once: bool = False,
+    gathered: bool = False, own: bool = False, upside_down: bool = False, full_passes: bool = False,
 ) -> float:  # fmt: skip
     """Seconds of the run; what is named has another sync, other passes, or other steps."""
-    (alpha, rate), full = job["link"], job["gradient_bytes"]
+    (alpha, rate), full, room = job["link"], job["gradient_bytes"], job["room"]
     sync = (1 if once else 2) * (n - 1) * (alpha * latency + full / (1 if gathered else n) / rate) * waits
-    passes = 1 if one_pass else batch / job["room"] if even else -(-batch // job["room"])
-    work = passes * job["pass_seconds"] * (not passes_free) + batch * job["sample_seconds"]
+    passes = {"whole": -(-batch // room), "one": 1, "even": batch / room, "full": max(1, batch // room)}[passes_by]
+    samples = passes * min(batch, room) if full_passes else batch
+    work = passes * job["pass_seconds"] * (not passes_free) + samples * job["sample_seconds"]
     ratio = job["critical_batch"] / (batch if own else n * batch)
     steps = {"both": 1 + (1 / ratio if upside_down else ratio), "least": 1.0, "samples": ratio}[steps_by]
     return float(job["min_steps"] * steps * (work + sync * (passes if each_pass else 1)))
 
 
-def costs(job: Job, n: int, batch: int, time: Callable[..., float] = seconds) -> float:
-    return float(time(job, n, batch) / HOUR * n * job["price"])
+def costs(job: Job, n: int, batch: int, time: Callable[..., float] = seconds, hours: Hours = float) -> float:
+    return float(hours(time(job, n, batch) / 3600) * n * job["price"])
 
 
 def possible(job: Job, time: Callable[..., float] = seconds, fits: Callable[..., bool] | None = None,
@@ -104,8 +105,8 @@ def possible(job: Job, time: Callable[..., float] = seconds, fits: Callable[...,
     return found
 
 
-def within(job: Job, n: int, batch: int) -> bool:
-    return costs(job, n, batch) <= job["budget"]
+def within(job: Job, n: int, batch: int, hours: Hours = float) -> bool:
+    return costs(job, n, batch, hours=hours) <= job["budget"]
 
 
 def allowed(job: Job, n: int, batch: int) -> bool:
@@ -113,9 +114,9 @@ def allowed(job: Job, n: int, batch: int) -> bool:
 
 
 FALSE: tuple[dict[str, Any], ...] = (
-    {"steps_by": "least"}, {"steps_by": "samples"}, {"waits": False}, {"one_pass": True}, {"passes_free": True},
+    {"steps_by": "least"}, {"steps_by": "samples"}, {"waits": False}, {"passes_by": "one"}, {"passes_free": True},
     {"each_pass": True}, {"latency": False}, {"once": True}, {"gathered": True}, {"own": True}, {"upside_down": True},
-    {"even": True},
+    {"passes_by": "even"}, {"passes_by": "full"}, {"full_passes": True},
 )  # fmt: skip
 WRONG: tuple[Callable[[Job], dict[Plan, float]], ...] = (
     *(partial(possible, time=partial(seconds, **each)) for each in FALSE),
@@ -130,14 +131,17 @@ WRONG: tuple[Callable[[Job], dict[Plan, float]], ...] = (
     ),
     partial(possible, fits=lambda job, n, batch: allowed(job, n, batch) and costs(job, n, batch) <= n * job["budget"]),
     partial(possible, fits=lambda job, n, batch: within(job, n, batch) and n * batch < job["largest"]),
+    partial(possible, fits=lambda job, n, batch: allowed(job, n, batch) and within(job, n, batch, math.ceil)),
+    partial(possible, fits=lambda job, n, batch: allowed(job, n, batch) and within(job, n, batch, math.floor)),
 )
 """Wrong steps, passes and syncs; no budget, no largest batch; the cheapest, the largest batch, the most ranks, the
-batch nearest to the critical one; one pass alone, the price of one rank, a batch below the largest."""
+batch nearest to the critical one; one pass alone, the price of one rank, a batch below the largest; whole hours."""
 
 EXERCISE = on_paper(
     "batch.7", "choose_batch", "How many ranks, and how many days?", draw,
     *choice.plans(
         "ranks, samples of a rank", "days", checks=("possible", "fastest"),
         words=("the plan is possible, and None where none is", "no other that is possible takes fewer days"),
+        tells=lambda job, plan: f", {plan[0] * plan[1]} samples in a step, at a cost of {costs(job, *plan):.5g}",
     ),
 )  # fmt: skip

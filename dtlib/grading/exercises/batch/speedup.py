@@ -17,7 +17,7 @@ KINDS = (
 
 
 WORDS = "gap {}, L = {}, σ² = {}, b = {}, N = {}, T = {}, goal {}"
-EXACT = [2.0, 8.0, 32.0, 4, 8, 1001, 3.0]  # sure of the goal after 16 steps, to the bit
+EXACT = [2.0, 8.0, 32.0, 4, 8, 1024, 3.0]  # sure of the goal after 16 steps, free up to 256 ranks, to the bit
 
 
 def draw(rng: Rng) -> Cases:

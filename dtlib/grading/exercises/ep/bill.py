@@ -19,7 +19,7 @@ def draw(rng: Rng) -> Cases:
     cases = [case(4096, 7168, 256, 8, 8, 1, 2)]
     for num_experts, top_k, ep in SPLITS:
         there, back = (int(each) for each in rng.permutation([1, 2, 4])[:2])
-        tokens, hidden = 128 * int(rng.integers(3, 60)) + 7, 64 * int(rng.integers(8, 90))
+        tokens, hidden = 20 * int(rng.integers(3, 60)) + 7, 20 * int(rng.integers(1, 9)) + 3  # no multiples of 5
         cases.append(case(tokens, hidden, num_experts, top_k, ep, there, back))
     return cases
 
