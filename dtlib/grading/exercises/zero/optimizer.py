@@ -16,11 +16,13 @@ ATOL = 2e-4  # a step moves a weight by about 1e-2; float32 rounds gradients, an
 
 
 def draw(rng: inputs.Rng) -> inputs.Cases:
-    """Both optimizers on 2 to 4 ranks, SGD as Nesterov has it too, and so many weights that they can be weighed."""
+    """Both optimizers on 2 to 4 ranks, SGD as Nesterov has it too, so many weights that they can be weighed. N divides
+    their number in one case of each; elsewhere one is left over."""
     cases: inputs.Cases = []
     for n, kind in ((3, "adamw"), (2, "sgd"), (4, "adamw"), (4, "sgd"), (4, "adamw")):
         weighed = len(cases) == 4
-        widths = [64, 2048, 2800, 1] if weighed else [48, int(rng.integers(90, 120)), int(rng.integers(80, 100)), 1]
+        middle = n * int(rng.integers(90 // n, 120 // n)) - ((n, kind) in ((2, "sgd"), (4, "adamw")))
+        widths = [64, 2048, 2800, 1] if weighed else [48, middle, 12 * int(rng.integers(7, 9)), 1]
         settings: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "nesterov": n == 4}
         if kind == "adamw":
             settings = {"lr": 0.01, "betas": [0.9, 0.99], "eps": 1e-4}
@@ -49,14 +51,27 @@ def told(case: Case, path: list[oracle.Tensors]) -> Any:
     return [[oracle.flat(each)[asked_for(case)] for each in path]] * case["world_size"]
 
 
-def after_steps(factor: Callable[[int], float] = lambda n: 1.0, *, fresh: bool = False) -> signs.Theory:
-    """What every rank tells where a step takes ``factor(n)`` times the mean gradient."""
+def after_steps(
+    factor: Callable[[int], float] = lambda n: 1.0, *, fresh: bool = False, own: bool = False, late: bool = False
+) -> signs.Theory:
+    """What every rank tells where a step takes ``factor(n)`` times the mean gradient, or for each share that of its
+    `own` rank; `late` tells the weights before each step."""
 
     def theory(case: Case) -> Any:
-        def scaled(at: Any, number: int) -> Any:
-            return oracle.combined([oracle.mean_gradients(case, [number], at)], factor(case["world_size"]))
+        known: list[oracle.Tensors] = []
 
-        return told(case, oracle.trajectory(case, case["steps"], scaled, fresh=fresh))
+        def gradients(now: Any, number: int) -> Any:
+            known.append(now)
+            at, n = known[max(0, number - late)], case["world_size"]
+            if not own:
+                return oracle.combined([oracle.mean_gradients(case, [number], at)], factor(n))
+            parts = [oracle.flat(oracle.loss_and_gradients(case, at, rank, number)[1]) for rank in range(n)]
+            whole = np.concatenate([np.array_split(part, n)[rank] for rank, part in enumerate(parts)])
+            pieces = np.split(whole, np.cumsum(oracle.sizes(case))[:-1])
+            return [piece.reshape(each.shape) for piece, each in zip(pieces, at, strict=True)]
+
+        path = oracle.trajectory(case, case["steps"], gradients, fresh=fresh)
+        return told(case, known if late else path)
 
     return oracle.remembered(theory)
 
@@ -82,12 +97,6 @@ def most(case: Case, rank: int) -> float:
     """The weights; of the share the states, a copy and the gradient."""
     own = (STATES[case["optimizer"]] + 2) * share_bytes(case, rank, flat=True)
     return oracle.num_bytes(case) + own + kinds.ROOM
-
-
-def uneven(observed: Observed) -> bool:
-    """Whether some ranks hold more than others by more than all weights are."""
-    held = [observed.seen.held(rank, "between steps") for rank in range(len(observed.said))]
-    return max(held) - min(held) > 1.2 * oracle.num_bytes(observed.case)
 
 
 @oracle.remembered
@@ -118,10 +127,6 @@ def right_only(condition: str) -> signs.Sign:
     return signs.Sign(lambda failing, passing: holds(failing, passing) and all(map(off, failing)))
 
 
-def wholes(case: Case, rank: int) -> float:
-    return oracle.num_bytes(case) * (1 + STATES[case["optimizer"]]) - kinds.ROOM
-
-
 def needed(case: Case) -> float:
     return 2 * case["steps"] * oracle.gather_bytes(case)
 
@@ -132,13 +137,20 @@ WEIGHTS: signs.Wrong = {
     "divided twice": after_steps(lambda n: 1 / n),
     "nothing happened": at_start,
     "a fresh optimizer each step": after_steps(fresh=True),
+    "each rank's own gradient": after_steps(own=True),
+    "the weights before the step": after_steps(late=True),
     "only the own share is new": signs.every(lambda each: new(each).any(0).all() and not new(each).all(1).any()),
     "some weights never move": signs.Sign(some_never_move),
     "right for one optimizer only": (right_only("adamw"), right_only("plain")),
 }
 MEMORY: kinds.Ranges = {
-    "whole parameters on a rank": signs.every(uneven),
-    "replicated states": (wholes, None),
+    "whole parameters on a rank": signs.every(  # some hold more than others by more than all weights are
+        lambda each: (
+            np.ptp([each.seen.held(rank, "between steps") for rank in range(each.case["world_size"])])
+            > 1.2 * oracle.num_bytes(each.case)
+        )
+    ),
+    "replicated states": (lambda case, _: oracle.num_bytes(case) * (1 + STATES[case["optimizer"]]) - kinds.ROOM, None),
     "more than a share needs": (most, None),
 }
 TRAFFIC: signs.Wrong = {

@@ -23,16 +23,17 @@ LAYERS_IN_USE = 7  # a weight, what is sent and received of it, its gradient, an
 
 
 def draw(rng: inputs.Rng) -> inputs.Cases:
-    """Sizes that N divides and others; two backwards before one update; so many weights that they can be weighed."""
+    """Sizes that N divides and others; two backwards before one update; so many weights that each can be weighed, and
+    in each case a last layer, which is used again at once, whose bytes are seen."""
     cases = []
     for n, width, weighed in (
         (2, 2 * int(rng.integers(46, 54)), False),
         (3, 3 * int(rng.integers(31, 35)) + 1, False),
         (4, 4 * int(rng.integers(23, 26)), False),
-        (3, 1100, True),
+        (3, 1450, True),
     ):
-        large = 17 if weighed else 5
-        widths = [*[width] * (large + 1), width - n * int(rng.integers(1, 4)), 1]
+        large, last = (13, width) if weighed else (5, width // 2)
+        widths = [*[width] * (large + 1), width - n * int(rng.integers(1, 4)), last]
         adds = n == 4
         words = f"{large} layers of {width}×{width} and two smaller ones{', no update in between' * adds}"
         own = {"steps": 1, "gates": list(range(1, large + 2))} if weighed else {"steps": 2, "gates": [1]}
@@ -222,7 +223,10 @@ MEMORY: signs.Wrong = {
 ORDER: signs.Wrong = {
     "all layers at once": some_step(lambda first, forward, back: first > 0.5),
     "gathered more than once": some_step(lambda first, forward, back: forward > 1.5 or back > 2.5),
-    "not gathered again": some_step(lambda first, forward, back: back < 1.5),
+    "not gathered again": (
+        some_step(lambda first, forward, back: back < 1.5),
+        signs.every(lambda each: find_order(each) is None and each.seen.total_bytes < needed(each.case)),
+    ),
     "all-reduce for reduce-scatter": signs.every(all_reduced),
 }
 CHECKS = (
