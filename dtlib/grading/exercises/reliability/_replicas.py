@@ -1,5 +1,9 @@
 """Replicas that get other bits: the cases, what each rank is told, and what replicas hold when they are checked."""
 
+import hashlib
+import zlib
+from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -24,6 +28,16 @@ SWAP, ACROSS, CARRY, PAIR = "two swapped", "two swapped across parameters", "one
 SIGNS, OF_TWO, MIRROR = "signs of two", "signs in two parameters", "one swapped with its negative"
 THREE = "one up, one down by two, one up"
 NAN, NANS, ZERO, NOTHING, STAYS = "NaN on all", "NaN on all, or another", "0.0 on all, or -0.0", "nothing", "as before"
+CRC8 = [reduce(lambda crc, _: (crc << 1) ^ (0x107 if crc & 128 else 0), range(8), byte) for byte in range(256)]
+#: Digests of one byte, each of which misses one of 256 changes.
+BYTES: dict[str, Callable[[bytes], int]] = {
+    "a change that the first byte of sha256 misses": lambda data: hashlib.sha256(data).digest()[0],
+    "a change that the last byte of sha256 misses": lambda data: hashlib.sha256(data).digest()[-1],
+    "a change that the first byte of md5 misses": lambda data: hashlib.md5(data).digest()[0],
+    "a change that the last byte of crc32 misses": lambda data: zlib.crc32(data) % 256,
+    "a change that crc8 misses": lambda data: reduce(lambda crc, byte: CRC8[crc ^ byte], data, 0),
+    "a change that a polynomial misses": lambda data: reduce(lambda all, byte: (31 * all + byte) % 256, data, 0),
+}
 ONE: tuple[tuple[int, ...], ...] = ((1,),)
 ALL: tuple[tuple[int, ...], ...] = ()
 Event = tuple[str, tuple[tuple[int, ...], ...]]
@@ -37,6 +51,7 @@ KINDS: tuple[tuple[str, int, int, str, int, tuple[Event, ...]], ...] = (
     ("bits", 4, 1, "mixed", 1, tuple((each, ONE) for each in (LOW, LOW, LAST, FIRST, SIGN, SIGN_2))),
     ("bits", 3, 1, "large", 2, tuple((each, ONE) for each in (LOW, FIRST, LAST))),
     ("bits", 3, 1, "many", 1, tuple((each, ONE) for each in (LOW, LAST, LOW))),
+    ("bits", 3, 1, "scalars", 1, tuple((each, ONE) for each in BYTES)),
     ("places", 3, 1, "float32", 1, tuple((each, ONE) for each in (SWAP, ACROSS, CARRY, PAIR, SIGNS, THREE))),
     ("places", 4, 1, "float64", 1, tuple((each, ONE) for each in (ACROSS, SWAP, SIGNS, MIRROR, OF_TWO, PAIR, CARRY))),
     ("places", 3, 1, "bfloat16", 1, tuple((each, ONE) for each in (CARRY, PAIR, SWAP, ACROSS, MIRROR, THREE))),
@@ -130,6 +145,8 @@ def changed(
     rng: inputs.Rng, case: Case, what: str, clean: Words, ways: int
 ) -> tuple[list[list[int]], list[list[list[int]]]]:
     """What is written on all ranks, and, in so many ways, what changes on some."""
+    if what in BYTES:
+        return [], [[missed(rng, BYTES[what], clean)]]
     drawn = int(rng.choice([place for place, each in enumerate(clean) if each.size > 3]))
     place = {FIRST: 0, LAST: len(clean) - 1, ACROSS: 1}.get(what, drawn)
     words, bits = clean[place].astype(object), case["bits"][place]
@@ -158,3 +175,13 @@ def changed(
         MIRROR: [[place, at, word ^ sign], [place, two, word]],
     }.get(what)  # fmt: skip
     return common, [change or [[place, at, word ^ (1 << way)]] for way in range(ways)]
+
+
+def missed(rng: inputs.Rng, digest: Callable[[bytes], int], clean: Words) -> list[int]:
+    """Another word in the first parameter, of which `digest` sees nothing."""
+    while True:
+        words = [each.copy() for each in clean]
+        at = int(rng.integers(words[0].size))
+        words[0][at] ^= rng.integers(1, 2**31)
+        if len({digest(b"".join(each.tobytes() for each in held)) for held in (clean, words)}) == 1:
+            return [0, at, int(words[0][at])]

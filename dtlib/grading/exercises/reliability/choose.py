@@ -56,17 +56,16 @@ def frail(rng: Rng) -> Job:
     each, hours, store, copy, link = np.exp(rng.uniform(least, most))
     job = job_of(
         rng, 1024, 1024 * hours, 0.2, 8, each, 1024 * each / store / HOUR, each / copy / HOUR, each / link / HOUR,
-        float(rng.uniform(0.4, 1)),
+        float(rng.uniform(0.4, 1)), intervals=int(rng.choice([2, 5])),
     )  # fmt: skip
-    if rng.random() < 0.5:
-        job["minutes"] = sorted(int(each) for each in rng.choice(MINUTES, 2, replace=False))
+    if len(job["minutes"]) == 2:
         job["prices"]["stop"] /= 10
     return job
 
 
 def job_of(
     rng: Rng, nodes: int, mtbf: float, restart: float, repair: float, size: float, store: float, copy: float,
-    link: float, share: float,
+    link: float, share: float, intervals: int = 5,
 ) -> Job:  # fmt: skip
     def about(number: float) -> float:
         return float(f"{number * rng.uniform(0.9, 1.1):.3g}")
@@ -75,14 +74,16 @@ def job_of(
     job: Job = {
         "nodes": nodes, "node_mtbf": about(mtbf), "restart": about(restart), "repair": about(repair),
         "node_bytes": about(size) * GB, "store": about(store) * GB, "copy": about(copy) * GB, "link": about(link) * GB,
-        "minutes": sorted(int(each) for each in rng.choice(MINUTES, 5, replace=False)),
+        "minutes": sorted(int(each) for each in rng.choice(MINUTES, intervals, replace=False)),
         "prices": dict(zip(WAYS, prices, strict=True)), "spare_price": spare,
     }  # fmt: skip
     job["spares"] = int(out(job) + 3 * math.sqrt(out(job))) + int(rng.integers(1, 4))
-    if any(math.isclose(60 * written(job, way), each) for way in WAYS for each in job["minutes"]):  # by rounding alone
-        return job_of(rng, nodes, mtbf, restart, repair, size, store, copy, link, share)
     best = max(parts(job).values(), default=0.0)
-    return job | {"goal": math.floor(share * best * 1e4) / 1e4}
+    job["goal"] = math.floor(share * best * 1e4) / 1e4
+    near = any(math.isclose(60 * written(job, way), each) for way in WAYS for each in job["minutes"])
+    if near or any(math.isclose(each, job["goal"]) for each in parts(job).values()):
+        return job_of(rng, nodes, mtbf, restart, repair, size, store, copy, link, share, intervals)  # else by rounding
+    return job
 
 
 def case(kind: str, job: Job) -> Job:

@@ -86,10 +86,6 @@ WRONG: Wrong = {
 # What it sends
 
 
-def least(case: Case) -> float:
-    return float(case["world_size"] * len(case["events"]))
-
-
 def find_more(each: Observed) -> Finding | None:
     most = MOST_BYTES * each.case["world_size"] * (each.case["world_size"] - 1) * len(each.case["events"])
     if each.seen.total_bytes <= most:
@@ -108,17 +104,13 @@ def find_busy(each: Observed) -> Finding | None:
     return Finding(f"rank {rank} sent {found} messages in {calls}", "nothing in the others", each.words)
 
 
-def names(case: Case) -> list[str]:
-    return [f"after step {step}" for step in range(1, case["steps"] + 1)]
-
-
-of = by("about", right, of="found", wrong=WRONG, names=names)
+of = by("about", right, of="found", wrong=WRONG, names=lambda case: [f"call {n + 1}" for n in range(case["steps"])])
 EXERCISE = Exercise(
     id="reliability.7", function="guard", title="Replicas that drift", harness="replicas.guarded",
     draw=draw, handed_out=handed_out,
     checks=(
         own_work("guard"),
-        heard("guard", least),
+        heard("guard", lambda case: case["world_size"] * len(case["events"])),
         of("bits")(2, "bits", "any bit of any element"),
         of("places")(2, "places", "elements that have changed places, changes that cancel"),
         of("equal")(2, "equal", "equal bits are equal, NaN too; 0.0 and -0.0 are not"),
