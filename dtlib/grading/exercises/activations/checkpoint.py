@@ -21,21 +21,19 @@ TOLERANCE = 1e-4  # of float32, on numbers around 1; a known mistake is off by f
 
 def draw(rng: inputs.Rng) -> inputs.Cases:
     """A leaf and a result, used by others too or not, weights with gradients and without, layers in a row and side by
-    side; dropout, of units so few that a result tells which; large."""
+    side, a layer that is used twice; dropout, of units so few that a result tells which; large."""
 
     def case(num_layers: int, dropout: float, words: str, **more: Any) -> dict[str, Any]:
-        drawn = {
-            "layers": num_layers,
-            "dropout": dropout,
-            "tokens": int(rng.integers(5, 12)),
-            "width": int(rng.integers(24, 40)),
-            "hidden": int(rng.integers(12, 20) if num_layers == 1 else rng.integers(50, 90)),
-            **{name: int(rng.integers(0, 2**31)) for name in ("seed", "weights_seed", "dice")},
-        }
-        drawn = dict.fromkeys(("leaf", "residual", "apart", "earlier", "weighed"), False) | drawn | more
+        ranges = {"tokens": (5, 12), "width": (24, 40), "hidden": (12, 20) if num_layers == 1 else (50, 90)}
+        ranges |= dict.fromkeys(("seed", "weights_seed", "dice"), (0, 2**31))
+        drawn: dict[str, Any] = {name: int(rng.integers(*most)) for name, most in ranges.items()}
+        drawn |= dict.fromkeys(("leaf", "residual", "apart", "earlier", "weighed"), False)
+        drawn |= {"layers": num_layers, "own": num_layers, "dropout": dropout} | more
         told = f"{num_layers} layer{'s' * (num_layers > 1)}, {words}" + (f", dropout {dropout}" if dropout else "")
+        uses = num_layers // drawn["own"]
         where = {"dropout": bool(dropout), "one layer": num_layers == 1, "in a row": not drawn["apart"]}
-        return drawn | {"words": told, "is": where | {"no gradients yet": not drawn["earlier"]}}
+        where |= {"no gradients yet": uses == 1 and not drawn["earlier"]}
+        return drawn | {"uses": uses, "words": told, "is": where}
 
     return [
         case(1, 0.0, "x a leaf", leaf=True),
@@ -43,6 +41,8 @@ def draw(rng: inputs.Rng) -> inputs.Cases:
         case(2, 0.0, "x used by others too", residual=True),
         case(3, 0.0, "weights that have gradients already", earlier=True),
         case(2, 0.0, "both of x, the first goes back first", leaf=True, apart=True),
+        case(3, 0.0, "one and the same, x the result of an operation", own=1),
+        case(2, 0.0, "one and the same, of x and of -x, the first goes back first", own=1, leaf=True, apart=True),
         case(1, 0.3, "x a leaf that others use too", leaf=True, residual=True),
         case(3, 0.5, "x the result of an operation"),
         # A layer's result is nobody's input here, as it is added to x: who keeps it keeps a tensor more.
@@ -90,22 +90,24 @@ def step(case: Case, *, arrives: bool = True) -> list[Any]:
     y = x if case["leaf"] else np.tanh(x)
     result, to_x, passed, of_weights = y, np.zeros(()), list[Any](), list[Any]()
     for number, kept in enumerate(dice(case)[0]):
-        first, bias, second, other = own = weights(case, number)
-        inside = np.tanh(y @ first.T + bias)
-        passed.append((number, kept, own, y, inside))
-        out = (inside * kept @ second.T + other) * keys[f"layer {number}"]
+        first, bias, second, other = own = weights(case, which := number % case["own"])
+        sign = -1 if case["apart"] and number > which else 1
+        inside = np.tanh(sign * y @ first.T + bias)
+        passed.append((number, which, sign, kept, own, sign * y, inside))
+        out = (inside * kept @ second.T + other) * keys[f"layer {which}"]
         result = out + (result if case["residual"] or (case["apart"] and number) else 0)
         y = y if case["apart"] else result
-    for number, kept, own, before, inside in reversed(passed):
+    for number, which, sign, kept, own, before, inside in reversed(passed):
         first, _, second, _ = own
         arrived = back * (number + 1 if case["apart"] else 1) if arrives else np.ones_like(back)
-        to_out = arrived * keys[f"back {number}"]
+        to_out = arrived * keys[f"back {which}"]
         to_inside = to_out @ second * kept * (1 - inside**2)
         matrices = [to_inside.T @ before, to_inside.sum(0), to_out.T @ (inside * kept), to_out.sum(0)]
         of_weights = [*(one + case["earlier"] * own[part] for part, one in enumerate(matrices)), *of_weights]
-        to_x = to_inside @ first + (back if case["residual"] else to_x if case["apart"] else 0)
+        to_x = sign * to_inside @ first + (back if case["residual"] else to_x if case["apart"] else 0)
         back = back if case["apart"] else to_x
     back = to_x if case["leaf"] else to_x * (1 - np.tanh(x) ** 2)
+    of_weights = [sum(of_weights[part :: 4 * case["own"]]) for part in range(4 * case["own"])]
     return [result[row, at % width], back[row, at % width], *([] if case["weighed"] else of_weights)]
 
 
@@ -119,7 +121,7 @@ def results(case: Case, *, arrives: bool = True) -> Any:
 
 def names(case: Case) -> list[str]:
     parts = ("first matrix", "first bias", "second matrix", "second bias")
-    of = [] if case["weighed"] else [f"the {part} of layer {n + 1}" for n in range(case["layers"]) for part in parts]
+    of = [] if case["weighed"] else [f"the {part} of layer {n + 1}" for n in range(case["own"]) for part in parts]
     dice = ["dice thrown after forward", "dice thrown after backward"] if case["dropout"] else []
     return ["result", *(f"gradient of {each}" for each in ("the input", *of)), *dice]
 
@@ -189,7 +191,7 @@ def dropped_others(*, in_forward: bool) -> Sign:
 
 def calls(each: Observed) -> list[list[int]]:
     """How often each layer ran in forward and in backward, and how often a gradient came back to it."""
-    labels, numbers = [ask.label for ask in each.seen.asks], range(each.case["layers"])
+    labels, numbers = [ask.label for ask in each.seen.asks], range(each.case["own"])
     half = labels.index("between")
     runs = [[part.count(f"layer {number}") for number in numbers] for part in (labels[:half], labels[half:])]
     return [*runs, [labels.count(f"back {number}") for number in numbers]]
@@ -200,12 +202,12 @@ def find_again(each: Observed) -> Finding | None:
 
 
 def find_calls(each: Observed) -> Finding | None:
-    """That each layer ran once in either half, and was gone back through once, to the right result."""
+    """That each layer ran once a use in either half, and was gone back through once, to the right result."""
     ways = ("calls of layer {} during forward", "calls of layer {} during backward", "ways back through layer {}")
     for way, counts in zip(ways, calls(each), strict=True):
         for number, count in enumerate(counts, 1):
-            if count != 1:
-                return Finding(f"{count} {way.format(number)}", "1", each.words)
+            if count != each.case["uses"]:
+                return Finding(f"{count} {way.format(number)}", str(each.case["uses"]), each.words)
     return None if same(each, slice(1)) else Finding("another result", "that of the calls of the layers", each.words)
 
 
@@ -215,6 +217,7 @@ GRADIENTS: Wrong = {
     "weights without a gradient": every(input_alone_is_served),
     "what arrives is ignored": (raised("implicitly created only for scalar"), partial(results, arrives=False)),
     "one memory for all layers": (only_if("one layer"), only_if("in a row")),
+    "one memory for a function": Sign(lambda failing, _: all(each.case["uses"] > 1 for each in failing)),
     "earlier gradients are gone": only_if("no gradients yet"),
 }
 DICE = {
@@ -224,9 +227,9 @@ DICE = {
 }
 AGAIN = {"not computed again": every(lambda each: not any(calls(each)[1]))}
 CALLS = {
-    "twice forward": every(lambda each: max(calls(each)[0]) > 1),
-    "computed again more than once": every(lambda each: max(calls(each)[1]) > 1),
-    "two backward passes": every(lambda each: max(calls(each)[2]) > 1),
+    "twice forward": every(lambda each: max(calls(each)[0]) > each.case["uses"]),
+    "computed again more than once": every(lambda each: max(calls(each)[1]) > each.case["uses"]),
+    "two backward passes": every(lambda each: max(calls(each)[2]) > each.case["uses"]),
 }
 
 KEPT = "between forward and backward nothing is alive but the layers' inputs, and nothing outlives the step"
@@ -258,11 +261,8 @@ EXERCISE = Exercise(
         own_work(FUNCTION, built_in=True),
         order(0, "again", "layers run a second time", find_again, wrong=AGAIN, gate=True),
         compared(3, "gradient", ALL, wrong=GRADIENTS, where="not dropout", kind="gradient"),
-        replace(
-            between,
-            inspect=lambda each: between.inspect(each) or after.inspect(each),
-            mistakes=(*between.mistakes, *after.mistakes),
-        ),
+        replace(between, inspect=lambda each: between.inspect(each) or after.inspect(each),
+                mistakes=(*between.mistakes, *after.mistakes)),
         order(2, "recompute", ONCE, find_calls, wrong=CALLS, where="not dropout"),
         compared(2, "dice", DICE_TOO, wrong=DICE, where="dropout", kind="gradient"),
     ),

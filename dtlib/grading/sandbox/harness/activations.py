@@ -48,20 +48,22 @@ def gated(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
 def checkpoint(function: Callable[..., Any], desk: Desk) -> dict[str, Any]:
     """A step through layers, each called as ``function(fn, x)``, with dice thrown by others after either half.
 
-    Layers that are `apart` are all called with the same x, and what the first one gives goes back first, and twice
-    as much to the second. Where there are `earlier` gradients, those of the weights are the weights themselves. The
-    desk is asked between the two and after them as in `gated`, and by each layer: when it is called, and when a
-    gradient comes back to it.
+    Where fewer have weights of their `own`, they are used again. Layers that are `apart` are all called with one x,
+    or again with -x, and what the first one gives goes back first, and twice as much to the second. Where there are
+    `earlier` gradients, those of the weights are the weights themselves. The desk is asked between the two and after
+    them as in `gated`, and by each layer: when it is called, and when a gradient comes back to it.
     """
     given = desk.next()
-    layers = [_Layer(given, number, desk) for number in range(given["layers"])]
+    layers = [_Layer(given, number, desk) for number in range(given["own"])]
     shape = (given["tokens"], given["width"])
     x = torch.from_numpy(inputs.noise(given, "x", shape)).requires_grad_()
     torch.manual_seed(given["dice"])
     y = x if given["leaf"] else x.tanh()
     ends = []
-    for layer in layers:
-        out = function(_opaque(layer), y)
+    functions = [_opaque(layer) for layer in layers]
+    for number in range(given["layers"]):
+        again, which = divmod(number, given["own"])
+        out = function(functions[which], -y if again and given["apart"] else y)
         if given["apart"]:
             ends.append(out)
         else:
