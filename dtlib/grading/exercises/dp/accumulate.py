@@ -55,8 +55,9 @@ def alone(case: Case) -> Any:
 
 
 def is_alone(observed: Observed) -> bool:
-    """Whether each rank holds the sum or the mean over its own micro-batches."""
-    sums, factors = alone(observed.case), (1, 1 / observed.case["micro_batches"])
+    """Whether each rank holds the sum over its own micro-batches, divided by their number, by the ranks, or by both."""
+    sums, m, n = alone(observed.case), observed.case["micro_batches"], observed.case["world_size"]
+    factors = (1, 1 / m, 1 / n, 1 / m / n)
     seen = [said["gradients"] for said in observed.said]
     return any(close(seen, [oracle.combined([own], factor) for own in sums], RTOL, ATOL) for factor in factors)
 
@@ -95,6 +96,7 @@ GRADIENT: signs.Wrong = {
     "last micro-batch missing": all_but_last,
     "not written back": signs.every(lambda each: is_alone(each) and each.seen.total_bytes >= 0.99 * needed(each.case)),
     "no sync": signs.every(is_alone),
+    "the mean on top of one's own": lambda case: [*map(oracle.combined, zip(scaled()(case), alone(case), strict=True))],
     "right for one micro-batch only": signs.only_if("one micro-batch"),
 }
 TRAFFIC: signs.Wrong = {

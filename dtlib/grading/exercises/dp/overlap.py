@@ -26,10 +26,9 @@ SIZES = ((2, 7, 0, False), (3, 1, 1, False), (2, 5, 0, True), (3, 6, 100, True),
 
 
 def draw(rng: inputs.Rng) -> inputs.Cases:
-    """Buckets of several parameters, of one each (the first is too long by itself), of some, of all: filled to the last
-    byte, or a few bytes too short for the next. Layers in the order of the list, and in another: there the last-listed
-    parameter of a bucket is not always the last to be ready, and a bucket is complete before one that was cut earlier.
-    """
+    """Buckets of several parameters, of one each (the first too long by itself), of some, of all: filled to the last
+    byte, or a few bytes too short. Layers in the order of the list, and in another: there a parameter that is listed
+    last in its bucket is not always ready last, and a bucket is complete before one that was cut earlier."""
     cases: inputs.Cases = []
     for n, parameters, less, shuffled in SIZES:
         width, use = int(rng.integers(40, 60)), list(range(LAYERS))
@@ -210,8 +209,17 @@ def elsewhere(observed: Observed) -> bool:
     return all(close(np.sort(oracle.flat(said["gradients"])), wanted, RTOL, ATOL) for said in observed.said)
 
 
+def too_early(observed: Observed) -> bool:
+    """Whether what is wrong is a part of the sum, divided: what this rank found, with or without some other rank's."""
+    ranks, told = np.arange(observed.case["world_size"]), [oracle.flat(said["gradients"]) for said in observed.said]
+    own = np.stack([oracle.flat(each) for each in contributions(observed.case, 0)]) / len(ranks)
+    parts = [[own.sum(0), *(own[rank] + own * (ranks != rank)[:, None])] for rank in ranks]
+    return all(np.isclose(one, some, RTOL, ATOL).any(0).all() for one, some in zip(told, parts, strict=True))
+
+
 GRADIENT: signs.Wrong = {
     "finish does not wait": NO_WAIT,
+    "read too early": signs.every(too_early),
     "right in the first step only": signs.first_step("gradients", right, RTOL, ATOL),
     "right numbers in wrong places": signs.every(elsewhere),
     "right for one bucket size only": signs.only_if("one bucket"),
