@@ -161,54 +161,39 @@ def changed(change: Callable[[float, float, Array, Array], tuple[float, float]])
     return lambda rows, counts, rank: change(*two_estimates(rows, counts, rank), rows, counts)
 
 
-ESTIMATES: dict[str, dict[str, Any]] = {
-    "the mean of the counts": {"estimate": other(per_small=lambda rows, counts, rank: 1 / counts.mean())},
-    "own samples for all": {"estimate": other(per_small=lambda rows, counts, rank: 1 / counts[rank])},
-    "its own square": {
-        "estimate": other(
-            small=lambda rows, counts, rank: (rows[rank] ** 2).sum(),
-            per_small=lambda rows, counts, rank: 1 / counts[rank],
-        )
-    },
-    "squares by samples": {
-        "estimate": other(small=lambda rows, counts, rank: counts @ (rows**2).sum(1) / counts.sum())
-    },
-    "square of the mean length": {
-        "estimate": other(small=lambda rows, counts, rank: np.sqrt((rows**2).sum(1)).mean() ** 2)
-    },
-    "square of the plain mean": {"estimate": other(large=lambda rows, counts, rank: (rows.mean(0) ** 2).sum())},
-    "lengths for squares": {
-        "estimate": other(
-            small=lambda rows, counts, rank: np.sqrt((rows**2).sum(1)).mean(),
-            large=lambda rows, counts, rank: np.sqrt((by_samples(rows, counts) ** 2).sum()),
-        )
-    },
-    "below zero cut off": {"so": lambda told: (max(0.0, so_far(told)[0]), so_far(told)[1])},
-    "each step cut off": {"estimate": changed(lambda square, variance, rows, counts: (max(0.0, square), variance))},
-    "a variance cut off": {"estimate": changed(lambda square, variance, rows, counts: (square, max(0.0, variance)))},
-    "a variance without its sign": {
-        "estimate": changed(lambda square, variance, rows, counts: (square, abs(variance)))
-    },
-    "without its sign": {"so": lambda told: (abs(so_far(told)[0]), so_far(told)[1])},
-    "the last step alone": {"so": lambda told: told[-1]},
-    "the first step alone": {"so": lambda told: told[0]},
-    "sums of the steps": {"so": lambda told: tuple(sum(each) for each in zip(*told, strict=True))},
-    "that of the mean itself": {
-        "estimate": changed(lambda square, variance, rows, counts: ((by_samples(rows, counts) ** 2).sum(), variance))
-    },
-    "of a rank's mean": {
-        "estimate": changed(lambda square, variance, rows, counts: (square, variance * (1 / counts).mean()))
-    },
-    "of a step": {"estimate": changed(lambda square, variance, rows, counts: (square, variance / counts.sum()))},
-    "a difference of squares": {
-        "estimate": changed(lambda square, variance, rows, counts: (
-            square, variance * ((1 / counts).mean() - 1 / counts.sum()))
-        )
-    },
-    "divided by N": {
-        "estimate": changed(lambda square, variance, rows, counts: (square, variance * (1 - 1 / len(counts))))
-    },
-}  # fmt: skip
+ESTIMATES: dict[str, Callable[..., Any]] = {
+    "the mean of the counts": other(per_small=lambda rows, counts, rank: 1 / counts.mean()),
+    "own samples for all": other(per_small=lambda rows, counts, rank: 1 / counts[rank]),
+    "its own square": other(
+        per_small=lambda rows, counts, rank: 1 / counts[rank], small=lambda rows, counts, rank: (rows[rank] ** 2).sum()
+    ),
+    "squares by samples": other(small=lambda rows, counts, rank: counts @ (rows**2).sum(1) / counts.sum()),
+    "square of the mean length": other(small=lambda rows, counts, rank: np.sqrt((rows**2).sum(1)).mean() ** 2),
+    "square of the plain mean": other(large=lambda rows, counts, rank: (rows.mean(0) ** 2).sum()),
+    "lengths for squares": other(
+        small=lambda rows, counts, rank: np.sqrt((rows**2).sum(1)).mean(),
+        large=lambda rows, counts, rank: np.sqrt((by_samples(rows, counts) ** 2).sum()),
+    ),
+    "each step cut off": changed(lambda square, variance, rows, counts: (max(0.0, square), variance)),
+    "a variance cut off": changed(lambda square, variance, rows, counts: (square, max(0.0, variance))),
+    "a variance without its sign": changed(lambda square, variance, rows, counts: (square, abs(variance))),
+    "that of the mean itself": changed(
+        lambda square, variance, rows, counts: ((by_samples(rows, counts) ** 2).sum(), variance)
+    ),
+    "of a rank's mean": changed(lambda square, variance, rows, counts: (square, variance * (1 / counts).mean())),
+    "of a step": changed(lambda square, variance, rows, counts: (square, variance / counts.sum())),
+    "a difference of squares": changed(
+        lambda square, variance, rows, counts: (square, variance * ((1 / counts).mean() - 1 / counts.sum()))
+    ),
+    "divided by N": changed(lambda square, variance, rows, counts: (square, variance * (1 - 1 / len(counts)))),
+}
+JOINED: dict[str, So] = {
+    "below zero cut off": lambda told: (max(0.0, so_far(told)[0]), so_far(told)[1]),
+    "without its sign": lambda told: (abs(so_far(told)[0]), so_far(told)[1]),
+    "the last step alone": lambda told: told[-1],
+    "the first step alone": lambda told: told[0],
+    "sums of the steps": lambda told: (sum(each[0] for each in told), sum(each[1] for each in told)),
+}
 RATIOS: dict[str, Any] = {
     "a mean of ratios": lambda told: float(np.mean([variance / square for square, variance in told])),
     "upside down": lambda told: so_far(told)[0] / so_far(told)[1],
@@ -222,7 +207,8 @@ MEAN: Wrong = {
 
 
 def part(points: int, name: str, description: str, right: Theory) -> Any:
-    known = {each: theory(name, **options) for each, options in ESTIMATES.items()}
+    known = {each: theory(name, estimate) for each, estimate in ESTIMATES.items()}
+    known |= {each: theory(name, so=so) for each, so in JOINED.items()}
     ratios = {each: theory(name, ratio=ratio) for each, ratio in RATIOS.items()} if name == "scale" else {}
     wrong: Any = {each: tuple(some[each] for some in (ratios, known) if each in some) for each in {**ratios, **known}}
     wrong["another meter's steps"] = only_if("a first meter")
@@ -241,10 +227,10 @@ def find_more(each: Observed) -> Finding | None:
     return Finding(f"{show_bytes(seen)} sent in all", f"hardly more than {show_bytes(needed(each.case))}", each.words)
 
 
-def in_double(each: Observed) -> bool:
+def is_twice(each: Observed) -> bool:
     """Whether one all-reduce sends twice what a step needs."""
-    longest = max((size for _, size in each.seen.collectives()), default=0)
-    return longest > 1.9 * needed(each.case) / each.case["steps"]
+    longest = max((size for name, size in each.seen.collectives() if name == "all_reduce"), default=0)
+    return 1.9 < longest * each.case["steps"] / needed(each.case) < 2.1
 
 
 def times(least: Callable[[int], float]) -> Any:
@@ -263,7 +249,7 @@ EXERCISE = Exercise(
         part(2, "variance", "the estimate of σ² after each step", VARIANCE),
         part(2, "scale", "the noise scale after each step", SCALE),
         order(2, "traffic", "one all-reduce of the gradient in each step, and a few numbers", find_more,
-              kind="traffic", wrong={"in double precision": every(in_double), "two all-reduces": times(lambda n: 2),
-                                     "gathered": times(lambda n: n / 2)}),
+              kind="traffic", wrong={"twice the bytes at a time": every(is_twice),
+                                     "two all-reduces": times(lambda n: 2), "gathered": times(lambda n: n / 2)}),
     ),
 )  # fmt: skip
