@@ -48,9 +48,10 @@ KINDS = {
     "very fast links inside": (64, 8, 80, 3000, 25, 48, 8192, 256, 4096),
     "a wide table, just enough room": (16, 8, 80, 450, 50, 16, 2048, 256, 2048),
     "a wide table, not quite enough room": (16, 8, 80, 450, 50, 16, 2048, 256, 2048),
+    "cities apart, a sequence for each card": (16, 8, 80, 450, 50, 24, 4096, 16, 4096),
 }
 #: Operations a second, and words of the vocabulary, where another number would choose others.
-RATES = {"slow cards": 20e12, "fast cards": 4000e12}
+RATES = {"slow cards": 20e12, "fast cards": 4000e12, "cities apart, a sequence for each card": 150e12}
 WIDE = 1_000_000
 
 
@@ -90,6 +91,9 @@ def case(rng: Rng, kind: str, sizes: tuple[float, ...]) -> Job:
         "heads": hidden // 128, "sequences": batch, "seq": seq,
         "vocab": 1000 * int(rng.integers(30, 130)) + (WIDE if kind.startswith("a wide table") else 0),
     }  # fmt: skip
+    if kind.endswith("for each card"):  # of dp alone the gradients are just hidden, and the weights just not
+        here, (_, rate) = of_rank(job, int(cards), 1, 1), job["across"]
+        job["across"][0] = here["micro_seconds"] / 2 / (cards - 1) - 1.5 * here["weight_bytes"] / cards / rate
     found = possible(job)
     if kind.endswith("enough room"):  # of the fastest: a little more than it needs, or a little less
         job["room"] = (1.19 if "not quite" in kind else 1.22) * needed(job, *min(found, key=lambda plan: found[plan]))
@@ -126,13 +130,11 @@ def seconds(job: Job, dp: int, tp: int, pp: int) -> float:
     return (here["micro_batches"] + pp - 1) * (here["micro_seconds"] + waits) + sum(seen(here)[1:])
 
 
-def spans(tp: int, dp: int) -> tuple[int, ...]:
-    """Over how many ranks in a row a group of tp lies, and one of dp."""
-    return tp, tp * dp
-
-
-def possible(job: Job, needed: Cost = needed, seconds: Cost = seconds, *, spans: Callable[..., Any] = spans) -> Seconds:
-    """The seconds of every (dp, tp, pp) that is possible and fits with a margin of a fifth."""
+def possible(
+    job: Job, needed: Cost = needed, seconds: Cost = seconds, spans: Callable[..., Any] = lambda tp, dp: (tp, tp * dp)
+) -> Seconds:
+    """The seconds of every (dp, tp, pp) that is possible and fits with a margin of a fifth; a group of tp and one of dp
+    lie over `spans` ranks in a row."""
     found: Seconds = {}
     for tp in (t for t in range(1, job["heads"] + 1) if job["heads"] % t == 0):
         for pp in (p for p in range(1, job["layers"] + 1) if job["layers"] % p == 0):
@@ -149,11 +151,9 @@ def possible(job: Job, needed: Cost = needed, seconds: Cost = seconds, *, spans:
 def behind(gradients: float, weights: float, least: float, job: Job, dp: int, tp: int, pp: int) -> float:
     """Seconds with gradients and weights sent behind these parts of a micro-batch; `least` that each sticks out."""
     here = of_rank(job, dp, tp, pp)
-    sent = (phase(here, "dp", here["gradient_bytes"]), phase(here, "dp", here["weight_bytes"]))
-    both = zip(sent, (gradients, weights), strict=True)
-    return (
-        seconds(job, dp, tp, pp) - seen(here)[2] + sum(max(least, a - part * here["micro_seconds"]) for a, part in both)
-    )
+    parts = zip((gradients, weights), ("gradient_bytes", "weight_bytes"), strict=True)
+    out = [max(least, phase(here, "dp", here[sent]) - part * here["micro_seconds"]) for part, sent in parts]
+    return seconds(job, dp, tp, pp) - seen(here)[2] + sum(out)
 
 
 def bubble_without_tp(job: Job, dp: int, tp: int, pp: int) -> float:
