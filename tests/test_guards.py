@@ -126,21 +126,22 @@ def test_rooms_import_only_what_they_may(room, forbidden):
 
 def of_theory(source):
     """Which modules of the theory the Python text `source` imports."""
-    found = re.findall(r"^\s*from dtlib\.theory\.(\w+)[.\w]* import", source, re.M)
-    for names in re.findall(r"^\s*from dtlib\.theory import \(?([\w, ]+)", source, re.M):
-        found += re.findall(r"\w+", names)
-    return {*found, *(["theory"] if re.search(r"^\s*from dtlib import .*\btheory\b", source, re.M) else [])}
+    nodes = list(ast.walk(ast.parse(source)))
+    found = [each.name.split(".") for node in nodes if isinstance(node, ast.Import) for each in node.names]
+    for node in (each for each in nodes if isinstance(each, ast.ImportFrom)):
+        found += [[*(node.module or "").split("."), each.name] for each in node.names]
+    return {(*path, "theory")[path.index("theory") + 1] for path in found if "theory" in path}
 
 
 def test_instruments_know_no_formula():
     found = {file.name: of_theory(file.read_text()) - TOOLS for file in (ROOT / "dtlib" / "lab").rglob("*.py")}
     assert {name: names for name, names in found.items() if names} == {}
-    assert of_theory("from dtlib.theory import dp, units\n    from dtlib.theory.zero.step import x\n") == {
-        "dp",
-        "units",
-        "zero",
-    }
-    assert of_theory("from dtlib import lab, theory") == {"theory"}
+    source = (
+        "from dtlib.theory import (\n    dp,\n    units as u,\n)\ndef f():\n    from dtlib.theory.zero.step import x\n"
+    )
+    assert of_theory(source) == {"dp", "units", "zero"}
+    assert of_theory("from dtlib import lab, theory") == of_theory("from .. import theory as t") == {"theory"}
+    assert of_theory("import dtlib.theory.pp.bubble, numpy") == of_theory("from ..theory import pp") == {"pp"}
 
 
 def names_a_room(text):

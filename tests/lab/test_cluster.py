@@ -6,6 +6,7 @@ import runpy
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -188,11 +189,12 @@ for run, cluster in enumerate((None, lab.cluster(2, 2, **{SLOW}))):
 
 def test_runs_at_once_do_not_meet_on_a_cluster_or_none(tmp_path, monkeypatch):
     """One of another program and one of this, each of which waits until the other is up."""
-    here, there = str(tmp_path / "here"), str(tmp_path / "there")
-    program = subprocess.Popen([sys.executable, "-c", AT_ONCE, there, here], stderr=subprocess.PIPE)
+    script, here, there = (str(tmp_path / name) for name in ("program.py", "here", "there"))
+    Path(script).write_text(AT_ONCE)
+    program = subprocess.Popen([sys.executable, script, there, here], stderr=subprocess.PIPE)
     monkeypatch.setattr(sys, "argv", ["", here, there])
     try:
-        exec(AT_ONCE, {})
+        runpy.run_path(script)
         assert program.communicate()[1] == b""
         assert program.returncode == 0
     finally:
