@@ -48,10 +48,6 @@ def fewest(sums: Sequence[Hashable]) -> list[int]:
     return [rank for rank, each in enumerate(sums) if each != most]
 
 
-def silent(sums: Sequence[Hashable]) -> list[int]:
-    return [] if len(outvoted(sums)) == len(sums) else outvoted(sums)
-
-
 right = said()
 
 
@@ -72,7 +68,7 @@ def off(holds: Callable[[Any, list[int], bool], bool]) -> Sign:
 WRONG: Wrong = {
     "says nothing": off(lambda one, two, is_due: one is None),
     "says it at other steps": off(lambda one, two, is_due: not is_due or one == []),
-    "nobody is named": said(silent),
+    "nobody is named": said(lambda sums: [] if len(outvoted(sums)) == len(sums) else outvoted(sums)),
     "a change is not seen": off(lambda one, two, is_due: one == [] and is_due),
     "equal replicas are accused": off(lambda one, two, is_due: set(two) < set(one)),
     "places for ranks": said(places=True),
