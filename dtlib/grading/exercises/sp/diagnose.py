@@ -59,7 +59,7 @@ def case(rng: Rng, number: int, kind: str, where: str | None, t: int, plan: str,
         found = {
             "sent_bytes": phases * 2 * (t - 1) / t * b * s * h * rng.uniform(1.001, 1.006),
             "kept_bytes": b * s * h * (everywhere + (split + inside) / t) * rng.uniform(1.0005, 1.003),
-            "norms_apart": apart * (1e-6 if t == 2 else 1), "off": off, "alike": alike,
+            "norms_apart": apart * (1e-8 if t == 2 else 1), "off": off, "alike": alike,
         }  # fmt: skip
         for name, each in found.items():
             told.setdefault(name, {})[half] = round(each) if "bytes" in name else float(each)

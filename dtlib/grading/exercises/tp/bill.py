@@ -12,9 +12,9 @@ LOSS_BYTES = 4  # of float32
 
 
 def draw(rng: Rng) -> Cases:
-    """GPT-3 on a node; one rank, two, a power of two and none, each with a recompute or without; elements as wide as
-    those of the loss, narrower ones and the narrowest; narrow models of few layers, in whose bill the loss counts."""
-    cases = [case(1, 2048, 12288, 51200, 96, 8, 2, False)]
+    """GPT-3 on a node, and bytes that are not whole; one rank, two, a power of two and none, with recompute or not;
+    elements as wide as the loss's, and narrower; narrow models of few layers, in whose bill the loss counts."""
+    cases = [case(1, 2048, 12288, 51200, 96, 8, 2, False), case(2, 256, 160, 50_000, 2, 3, 2, False)]
     for ranks, element_bytes, recompute in (
         (1, 2, False), (2, 4, True), (4, 2, True), (3, 2, False), (int(rng.choice([5, 6, 7])), 1, True), (16, 4, False),
     ):  # fmt: skip

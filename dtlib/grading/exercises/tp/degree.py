@@ -18,6 +18,7 @@ KINDS = {
     "several nodes": (96, 8, 6, 24, 8, 1, "reached"),
     "several nodes, missed": (96, 8, 6, 16, 3, 1, "missed"),
     "nodes of six": (60, 6, 5, 12, 1, 1, "reached"),
+    "nodes of four, long, missed": (64, 4, 8, 4, 1, 8, "missed"),
     "wide": (32, 8, 4, 8, 1, 0.0625, "reached"),
     "long": (64, 8, 4, 8, 1, 8, "reached"),
     "one rank": (32, 8, 2, 1, 1, 0.25, "missed"),
