@@ -15,10 +15,12 @@ TOP, RANDOM = "top-k", "random-k"
 STEPS, WATCHED = 3, 4
 
 #: What is wrong, the scheme, ranks, whether the rate changes, and what looks as if something were wrong: an entry that
-#: nobody ever sends, a step in which everything that is watched is sent, few ranks that gather as much as all would.
+#: nobody ever sends, a step in which everything that is watched is sent, few ranks that gather as much as all would,
+#: and 5 that keep much, and gather more than the whole gradient on a ring.
 KINDS = (
     (NOTHING, TOP, 4, True, ""), (NOTHING, TOP, 3, False, "never"), (NOTHING, RANDOM, 2, True, ""),
     (NOTHING, RANDOM, 5, False, "empty"), (NOTHING, RANDOM, 6, True, "never"), (NOTHING, TOP, 6, True, "empty"),
+    (NOTHING, TOP, 5, True, ""), (NOTHING, RANDOM, 3, False, "last"), (DENSE, TOP, 5, False, ""),
     (DENSE, TOP, 3, False, ""), (DENSE, RANDOM, 4, True, ""), (DENSE, TOP, 6, True, "never"),
     (GATHERED, RANDOM, 4, False, ""), (GATHERED, RANDOM, 6, True, ""), (GATHERED, RANDOM, 3, True, "empty"),
     (FORGOTTEN, TOP, 4, True, ""), (FORGOTTEN, RANDOM, 2, False, ""), (FORGOTTEN, TOP, 3, False, "never"),
@@ -31,7 +33,7 @@ KINDS = (
 
 def case(rng: Rng, number: int, kind: str, scheme: str, n: int, changes: bool, looks: str) -> dict[str, Any]:
     elements = 1000 * int(rng.integers(50, 900))
-    kept = int(elements * rng.uniform(0.004, 0.02))
+    kept = int(elements * (rng.uniform(0.25, 0.4) if n == 5 else rng.uniform(0.004, 0.02)))
     rates = [float(f"{rng.uniform(0.05, 0.4):.2g}")] * STEPS
     if changes:
         # Nothing is left after a step in which all is sent: what is rescaled has to be left before it.
@@ -73,14 +75,13 @@ def told(rng: Rng, kind: str, scheme: str, n: int, rates: list[float], looks: st
 def chosen(rng: Rng, kind: str, scheme: str, n: int, looks: str, step: int) -> Array:
     """Which watched entries each rank sends: with top-k, and by mistake, each rank its own; in each step some and not
     all."""
-    is_one = scheme == RANDOM and kind != OTHERS
+    is_one, may_be = scheme == RANDOM and kind != OTHERS, step == {"empty": 1, "last": STEPS - 1}.get(looks)
     while True:
         mask = rng.random((1 if is_one else n, WATCHED)) < 0.5
         mask[:, 0] &= looks != "never"
-        mask |= looks == "empty" and step == 1 and kind != OTHERS
-        is_full, may_be = mask.all(1).any(), looks == "empty" and step == 1
+        mask |= may_be and kind != OTHERS
         is_apart = is_one or step != 2 or (mask != mask[0]).any()
-        if mask.any(1).all() and (may_be or not is_full) and is_apart:
+        if mask.any(1).all() and (may_be or not mask.all(1).any()) and is_apart:
             return np.broadcast_to(mask, (n, WATCHED))
 
 

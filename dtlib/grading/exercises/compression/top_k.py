@@ -8,9 +8,9 @@ import numpy as np
 from dtlib.grading.exercises import inputs, oracle
 from dtlib.grading.exercises.compare import show_bytes
 from dtlib.grading.exercises.exercise import Exercise, Finding
-from dtlib.grading.exercises.kinds import heard, order, own_work, values
+from dtlib.grading.exercises.kinds import heard, near, order, own_work, values
 from dtlib.grading.exercises.seen import Case, Observed
-from dtlib.grading.exercises.signs import GATHERED, Sign, Theory, Wrong, every, raised
+from dtlib.grading.exercises.signs import Sign, Theory, Wrong, every, raised
 
 Array = inputs.Array
 RTOL, ATOL = 1e-4, 1e-4
@@ -183,8 +183,9 @@ def part(points: int, name: str, description: str, of: str) -> Any:
 
 
 TRAFFIC: Wrong = {
-    "gathered in full": GATHERED,
+    "gathered in full": dense(lambda n: n - 1 if n > 2 else 1.01),
     "an all-reduce of all entries": dense(lambda n: 2 * (n - 1) / n),
+    "wide numbers": every(lambda each: near(each.seen.total_bytes, needed(each.case) * 16 / ENTRY_BYTES)),
 }
 
 EXERCISE = Exercise(

@@ -39,9 +39,10 @@ WRONG: tuple[dict[str, Any], ...] = (
     {"chain": lambda shares: mtp.accepted_tokens(float(np.mean(shares)), len(shares))}, {"paid": lambda k, _: 0},
     {"paid": lambda k, _: k + 1}, {"paid": lambda k, c: k * c}, {"chain": lambda shares: 1 + sum(shares)}, {"most": 5},
     {"check": lambda k, batch, ridge: 1.0 if batch * (k + 1) <= ridge else 99.0},
+    {"check": lambda k, batch, _: check_cost(k, batch, 300)},
 )  # fmt: skip
 """Mistakes that a job must tell apart: a check that costs one pass, the first share or the mean for all, guesses that
-cost nothing, are one more or cost a check each, shares that are added, five guesses at most, none beyond the ridge."""
+cost nothing, are one more or cost a check each, shares added, five at most, none beyond the ridge, 300 for it."""
 
 
 def best(plans: Plans) -> tuple[str, int] | None:
