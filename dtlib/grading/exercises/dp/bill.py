@@ -9,7 +9,7 @@ GBIT = 10**9
 
 
 def draw(rng: Rng) -> Cases:
-    """The sources' numbers; 2 ranks, other numbers and many; gradients of 1, 2 and 4 bytes; one micro-batch, many; few
+    """The sources' numbers; 1 rank, 2, others and many; gradients of 1, 2 and 4 bytes; one micro-batch, many; few
     parameters, which the ranks do not divide."""
     params = [int(each) * 10**8 for each in rng.integers(1, 700, 3)]
     micro = [int(each) for each in rng.integers(2, 33, 3)]
@@ -22,6 +22,7 @@ def draw(rng: Rng) -> Cases:
         (params[0], 1, 4, 10 * GBIT, micro[2], 2),
         (1001, 2, 4, 100 * GBIT, 5, 3),
         (params[1], 4, 2, 50 * GBIT, micro[0], 7),
+        (params[0], 2, 1, 100 * GBIT, micro[1], 4),
     ]
     words = "{:,} parameters of {} B, {} ranks, {:,.0f} bit/s, {} samples a micro-batch, {} of them"
     return [call(words.format(*each), each, **{"two ranks": each[2] == 2}) for each in drawn]
