@@ -36,10 +36,10 @@ def given(observed: Observed) -> pp.Schedule:
     return schedule_of(observed.said[0]["answer"], observed.case)
 
 
-def find_illegal(observed: Observed) -> Finding | None:
+def find_illegal(observed: Observed, limit: int | None = None) -> Finding | None:
     """What `validate` says of it."""
     try:
-        pp.validate(given(observed))
+        pp.validate(given(observed), limit=limit)
     except ValueError as error:
         return Finding(str(error), "", observed.words)
     return None
@@ -47,12 +47,7 @@ def find_illegal(observed: Observed) -> Finding | None:
 
 def find_full(observed: Observed) -> Finding | None:
     """That a rank holds more than the board allows."""
-    p, _ = observed.case["arguments"]
-    try:
-        pp.validate(given(observed), limit=p)
-    except ValueError as error:
-        return Finding(str(error), "", observed.words)
-    return None
+    return find_illegal(observed, limit=observed.case["arguments"][0])
 
 
 def idle(observed: Observed) -> tuple[str, str]:

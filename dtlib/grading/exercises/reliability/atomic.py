@@ -23,9 +23,7 @@ Row = list[Any]
 def drawn(rng: inputs.Rng, blobs: int, size: int, keep: int, saves: int) -> dict[str, Any]:
     steps = [int(each) for each in np.cumsum(rng.integers(1, 60, saves))]
     sizes = [int(size * each) for each in rng.uniform(0.8, 1.2, blobs)]
-    words = (
-        f"{blobs} blob(s) of about {size} B, {keep} checkpoint(s) kept, saved after steps {', '.join(map(str, steps))}"
-    )
+    words = f"{blobs} blob(s) of about {size} B, {keep} checkpoint(s) kept, saved after {', '.join(map(str, steps))}"
     return {"keep": keep, "steps": steps, "sizes": sizes, "seed": int(rng.integers(2**31)), "words": words, "is": {}}
 
 
@@ -44,9 +42,8 @@ def holds(case: Case, step: Any, checksum: Any) -> bool:
     if step not in case["steps"]:
         return False
     told = blobs(case, step)
-    return checksum == zlib.crc32(
-        b"".join(name.encode() + b"\0" + told[name].tobytes() + b"\0" for name in sorted(told))
-    )
+    whole = b"".join(name.encode() + b"\0" + told[name].tobytes() + b"\0" for name in sorted(told))
+    return checksum == zlib.crc32(whole)
 
 
 def is_right(case: Case, row: Row) -> bool:
@@ -69,9 +66,8 @@ def find_torn(how: str) -> Callable[[Observed], Finding | None]:
                 told = f"step {step}, not as it was saved" if not is_done else f"step {step}, which is the older one"
             where = "after the save" if is_done is True else f"stopped at operation {stop + 1} of the last save"
             where += ", which is then done once more" * (is_done == "again")
-            due = (
-                f"step {each.case['steps'][-1]}" if is_done else "step {} or {}, whole".format(*each.case["steps"][-2:])
-            )
+            older, newer = each.case["steps"][-2:]
+            due = f"step {newer}" if is_done else f"step {older} or {newer}, whole"
             return Finding(f"{told} {where}", due, each.words)
         return None
 
@@ -96,11 +92,9 @@ def find_room(each: Observed) -> Finding | None:
     """That more checkpoints stay than are kept, or fewer."""
     size, keep = sum(each.case["sizes"]), each.case["keep"]
     for number, seen in enumerate(each.said[0]["sizes"], 1):
-        due = min(number, keep)
+        due, told = min(number, keep), f"{seen} B on the disk after {number} save(s)"
         if not due * size <= seen <= due * (size + SLACK_BYTES):
-            return Finding(
-                f"{seen} B on the disk after {number} save(s)", f"{due} checkpoint(s) of {size} B", each.words
-            )
+            return Finding(told, f"{due} checkpoint(s) of {size} B", each.words)
     return None
 
 
