@@ -96,13 +96,9 @@ def costs(job: Job, n: int, batch: int, time: Callable[..., float] = seconds, ho
 def possible(job: Job, time: Callable[..., float] = seconds, fits: Callable[..., bool] | None = None,
              goal: Callable[..., float] | None = None) -> dict[Plan, float]:  # fmt: skip
     """The days of each plan that is possible; `fits` has another rule, `goal` something else that is to be least."""
-    found = {}
-    for n in job["ranks"]:
-        for batch in job["batches"]:
-            is_possible = n * batch <= job["largest"] and costs(job, n, batch, time) <= job["budget"]
-            if fits(job, n, batch) if fits else is_possible:
-                found[n, batch] = (goal or time)(job, n, batch) / 86400
-    return found
+    plans = [(n, batch) for n in job["ranks"] for batch in job["batches"]]
+    fits = fits or (lambda job, n, batch: allowed(job, n, batch) and costs(job, n, batch, time) <= job["budget"])
+    return {plan: (goal or time)(job, *plan) / 86400 for plan in plans if fits(job, *plan)}
 
 
 def within(job: Job, n: int, batch: int, hours: Hours = float) -> bool:

@@ -16,13 +16,9 @@ def recipe(
 ) -> dict[str, Any]:
     """A recipe as the task writes it; with a `block` the moments have 8 bits each."""
     return {
-        "weights": weights,
-        "gradients": gradients,
-        "master_weights": master,
-        "main_gradients": main_gradients,
-        "moments": "int8" if block else "fp32",
-        "block": block or None,
-    }
+        "weights": weights, "gradients": gradients, "master_weights": master, "main_gradients": main_gradients,
+        "moments": "int8" if block else "fp32", "block": block or None,
+    }  # fmt: skip
 
 
 def draw(rng: Rng) -> Cases:
