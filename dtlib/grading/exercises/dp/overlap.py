@@ -210,16 +210,17 @@ def elsewhere(observed: Observed) -> bool:
 
 
 def too_early(observed: Observed) -> bool:
-    """Whether what is wrong is a part of the sum, divided: what this rank found, with or without some other rank's."""
-    ranks, told = np.arange(observed.case["world_size"]), [oracle.flat(said["gradients"]) for said in observed.said]
-    own = np.stack([oracle.flat(each) for each in contributions(observed.case, 0)]) / len(ranks)
-    parts = [[own.sum(0), *(own[rank] + own * (ranks != rank)[:, None])] for rank in ranks]
+    """Whether each element is a sum of which other ranks' parts are missing, or divided too often or not at all."""
+    n, told = observed.case["world_size"], [oracle.flat(said["gradients"]) for said in observed.said]
+    own = np.stack([oracle.flat(each) for each in contributions(observed.case, 0)])
+    shares = np.stack(np.meshgrid((1 / n, 1 / n**2), *[(0, 1, 1 / n, 1 / n**2)] * (n - 1)), -1).reshape(-1, n)
+    parts = [[own.sum(0), *(shares @ np.roll(own, -rank, 0))] for rank in range(n)]
     return all(np.isclose(one, some, RTOL, ATOL).any(0).all() for one, some in zip(told, parts, strict=True))
 
 
 GRADIENT: signs.Wrong = {
     "finish does not wait": NO_WAIT,
-    "read too early": signs.every(too_early),
+    "read too early": signs.every(lambda each: any(finish_waits(each)) and too_early(each)),
     "right in the first step only": signs.first_step("gradients", right, RTOL, ATOL),
     "right numbers in wrong places": signs.every(elsewhere),
     "right for one bucket size only": signs.only_if("one bucket"),

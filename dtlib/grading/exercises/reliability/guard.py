@@ -43,11 +43,6 @@ def said(vote: Vote = outvoted, *, own: bool = False, places: bool = False) -> T
     return oracle.remembered(theory)
 
 
-def fewest(sums: Sequence[Hashable]) -> list[int]:
-    most = Counter(sums).most_common(1)[0][0]
-    return [rank for rank, each in enumerate(sums) if each != most]
-
-
 right = said()
 
 
@@ -72,7 +67,9 @@ WRONG: Wrong = {
     "a change is not seen": off(lambda one, two, is_due: one == [] and is_due),
     "equal replicas are accused": off(lambda one, two, is_due: set(two) < set(one)),
     "places for ranks": said(places=True),
-    "no majority": said(fewest),
+    "no majority": said(
+        lambda sums: [rank for rank, each in enumerate(sums) if each != Counter(sums).most_common(1)[0][0]]
+    ),
     "rank 0 is right": said(lambda sums: [rank for rank, each in enumerate(sums) if each != sums[0]]),
     "who differs from itself": said(own=True),
     "all are named": said(lambda sums: list(range(len(sums))) if len(set(sums)) > 1 else []),
