@@ -70,26 +70,21 @@ def ring(job: Job) -> float:
     return 2 * (n - 1) / n * float(job["full_bytes"]) / float(job["link"])
 
 
-def in_step(job: Job, _: int, *, slowest: bool = True, ring: Callable[[Job], float] = ring) -> float:
-    """Seconds a gradient, as all of these: the slowest and a ring, over N."""
-    times = np.array(job["times"])
-    return float((times.max() if slowest else times.mean()) + ring(job)) / len(times)
-
-
 def free(job: Job, servers: float, *, both_ways: bool = True, limit: bool = True, travel: bool = True) -> float:
     once = job["full_bytes"] / job["link"]
     rate = sum(1 / (t + travel * (1 + both_ways) * once) for t in job["times"])
     return float(1 / min(rate, servers / once if limit else math.inf))
 
 
-def alone(job: Job, steps: int, *, slowest: bool = True, ring: Callable[[Job], float] = ring) -> float:
+def together(job: Job, steps: int = 1, *, slowest: bool = True, ring: Callable[[Job], float] = ring) -> float:
+    """Seconds a gradient: the slowest, and its part of the ring after so many steps, over N."""
     times = np.array(job["times"])
     return float((times.max() if slowest else times.mean()) + ring(job) / steps) / len(times)
 
 
-def is_stable(job: Job, *, delay: int | None = None) -> bool:
+def is_stable(job: Job, *, delay: Callable[[int], int] = lambda n: n - 1) -> bool:
     """Whether the rate is below the largest that a delay of N − 1 updates bears, for the steepest worker."""
-    tau = len(job["times"]) - 1 if delay is None else delay
+    tau = delay(len(job["times"]))
     return bool(job["rate"] < 2 * math.sin(math.pi / (4 * tau + 2)) / max(job["curvatures"]))
 
 
@@ -109,11 +104,11 @@ is_near = by(lambda a: 1 - a)
 
 
 def possible(
-    job: Job, *, in_step: Any = in_step, free: Any = free, alone: Any = alone, stable: Any = is_stable,
+    job: Job, *, in_step: Any = together, free: Any = free, alone: Any = together, stable: Any = is_stable,
     near: Any = is_near,
 ) -> dict[Plan, float]:  # fmt: skip
     """Seconds a gradient of each way that will do; its number is the servers, or the steps alone, or 1."""
-    plans: dict[Plan, float] = {("in step", 1): in_step(job, 1)}
+    plans: dict[Plan, float] = {("in step", 1): in_step(job)}
     if stable(job):
         plans["no waiting", job["servers"]] = free(job, job["servers"])
     return plans | {("local steps", h): alone(job, h) for h in job["local_steps"] if near(job, h)}
@@ -134,11 +129,11 @@ def to_the_mean(job: Job, steps: int) -> bool:
 
 
 twice_around = partial(once_around, times=2)
+DELAYS: tuple[Callable[[int], int], ...] = (lambda n: 0, lambda n: 1, lambda n: n - 2, lambda n: n)
 
 WRONG: tuple[Callable[[Job], dict[Plan, float]], ...] = (
     partial(possible, stable=lambda job: True),
-    partial(possible, stable=partial(is_stable, delay=0)),
-    partial(possible, stable=partial(is_stable, delay=1)),
+    *(partial(possible, stable=partial(is_stable, delay=each)) for each in DELAYS),
     partial(possible, stable=lambda job: job["rate"] < 2 / max(job["curvatures"]) / len(job["times"])),
     partial(possible, stable=lambda job: is_stable({**job, "curvatures": mean(job["curvatures"])})),
     partial(possible, stable=lambda job: False),
@@ -151,21 +146,22 @@ WRONG: tuple[Callable[[Job], dict[Plan, float]], ...] = (
     partial(possible, free=partial(free, both_ways=False)),
     partial(possible, free=partial(free, travel=False)),
     partial(possible, free=lambda job, servers: free({**job, "times": mean(job["times"])}, servers)),
-    partial(possible, alone=lambda job, steps: in_step(job, 1)),
-    partial(possible, in_step=partial(in_step, ring=twice_around), alone=partial(alone, ring=twice_around)),
-    partial(possible, in_step=partial(in_step, slowest=False), alone=partial(alone, slowest=False)),
-    partial(possible, in_step=partial(in_step, ring=lambda job: 0.0)),
-    partial(possible, in_step=partial(in_step, ring=once_around), alone=partial(alone, ring=once_around)),
+    partial(possible, alone=lambda job, steps: together(job)),
+    partial(possible, in_step=partial(together, ring=twice_around), alone=partial(together, ring=twice_around)),
+    partial(possible, in_step=partial(together, slowest=False), alone=partial(together, slowest=False)),
+    partial(possible, in_step=partial(together, ring=lambda job: 0.0)),
+    partial(possible, in_step=partial(together, ring=once_around), alone=partial(together, ring=once_around)),
     lambda job: possible({**job, "optima": [0.0] * len(job["times"])}),
     partial(possible, free=lambda job, servers: free(job, 1)),
-    partial(possible, free=lambda job, servers: free(job, servers / 2)),
+    *(partial(possible, free=lambda job, servers, some=some: free(job, some * servers)) for some in (0.5, 2)),
+    partial(possible, free=lambda job, servers: free({**job, "link": servers * job["link"]}, 1)),
     partial(possible, near=lambda job, steps: all(is_near(job, h) for h in job["local_steps"] if h <= steps)),
     lambda job: {plan: cost for plan, cost in possible(job).items() if plan[1] != max(job["local_steps"])},
 )
-"""Any rate, that of no delay, of one update, an N-th, that of the mean curvature, none; any end, none, the same for all
+"""Any rate, that of no delay, of one update, N − 2, N, an N-th, of the mean curvature, none; any end, none, one for all
 steps, with a factor of |1 − ηλ| or e^(−ηλ) a step; servers without a limit, one way, no way at all, the mean time;
 a ring after each step, all of it there and back; the mean time in step; nothing sent, half a ring; one optimum; one
-server's link, half of all; no steps after some that end too far; few steps alone."""
+server's link, half of all, twice, all for each worker; no steps after some that end too far; few steps alone."""
 
 EXERCISE = on_paper(
     "asynchrony.6", "choose_way", "In step, without waiting, or alone?", draw,
