@@ -57,6 +57,11 @@ def seen(case: Case, rank: int, block: int) -> Any:
     return local(case, rank, block, starts(case)[rank], starts(case)[block])
 
 
+def in_all(case: Case, rank: int, block: int) -> Any:
+    """What they would see if all cases were causal."""
+    return seen({**case, "causal": True}, rank, block)
+
+
 def local(case: Case, rank: int, block: int, first: int = 0, first_key: int = 0) -> Any:
     """The same with places counted from these, on each rank from 0."""
     queries, keys = first + np.arange(case["lengths"][rank]), first_key + np.arange(case["lengths"][block])

@@ -14,7 +14,7 @@ from dtlib.grading.exercises.seen import Case, Observed
 from dtlib.grading.exercises.signs import Sign, Theory, Wrong, every, only_if
 
 from . import _attention as attention
-from .ring import PLACES, everything, needed, where
+from .ring import PLACES, everything, needed, own_block_alone, where
 
 TOLERANCE = 2e-4  # float32, sums of some dozen numbers around 1
 Blocks = Callable[[int, int], Sequence[int]]
@@ -91,7 +91,8 @@ def of_either(of: Callable[..., Theory]) -> Wrong:
         "inner product forgotten": of(inner=0.0), "scores not scaled": of(power=0.0),
         "softmax of each block": of(own=True), "positions from 0": where("causal", of(mask=attention.local)),
         "places from the own length": tuple(where("causal", of(mask=each)) for each in PLACES),
-        "causal forgotten": where("causal", of(mask=everything)),
+        "causal forgotten": where("causal", of(mask=everything)), "always causal": of(mask=attention.in_all),
+        "later blocks not hidden": where("causal", of(mask=own_block_alone)),
         "right for equal lengths only": only_if("equal lengths"),
     }  # fmt: skip
 

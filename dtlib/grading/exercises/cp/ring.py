@@ -125,6 +125,7 @@ OUTPUT: Wrong = {
     ),
     "positions from 0": where("causal", output(mask=attention.local)),
     "causal forgotten": where("causal", output(mask=everything)),
+    "always causal": output(mask=attention.in_all),
     "scores not scaled": output(power=0.0),
     "too large for a number": only_if("small scores"),
     "not a number": some_rank(lambda said, case: bool(np.isnan(said["output"]).any())),

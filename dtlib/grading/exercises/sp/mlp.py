@@ -9,7 +9,7 @@ import numpy as np
 from dtlib.grading.exercises import inputs, oracle, plain
 from dtlib.grading.exercises.compare import close, show_bytes
 from dtlib.grading.exercises.exercise import Exercise, Finding
-from dtlib.grading.exercises.kinds import ROOM, Ranges, held_at, keeps, near, order, own_work, sends, shows, values
+from dtlib.grading.exercises.kinds import ROOM, Ranges, held_at, keeps, order, own_work, sends, shows, values
 from dtlib.grading.exercises.seen import Case, Observed
 from dtlib.grading.exercises.signs import Theory, Wrong, every, some_rank
 
@@ -176,10 +176,11 @@ def whole(addends: Any, rank: int) -> Any:
 
 
 def find_matrices(each: Observed) -> Finding | None:
-    """That the matrices travelled: as many bytes as they have, and their gradients."""
-    seen = each.seen.total_bytes
-    is_theirs = near(seen, of_matrices(each.case))
-    return Finding(f"{show_bytes(seen)} sent in all", show_bytes(needed(each.case)), each.words) if is_theirs else None
+    """That the matrices travelled: as many bytes as they have, and their gradients, which nothing else comes near."""
+    seen, wanted = each.seen.total_bytes, needed(each.case)
+    if seen < 0.99 * of_matrices(each.case):
+        return None
+    return Finding(f"{show_bytes(seen)} sent in all", show_bytes(wanted), each.words)
 
 
 def sent_again(each: Observed) -> bool:
@@ -228,7 +229,7 @@ WEIGHTS: Wrong = {
 TRAFFIC: Wrong = {
     "an all-reduce in each scatter": lambda case: needed(case, PHASES + 2),
     "one gather too few": lambda case: needed(case, PHASES - 1),
-    "weights travel": of_matrices,
+    "weights travel": every(lambda each: find_matrices(each) is not None),
     "nothing sent": every(lambda each: not each.seen.total_bytes),
 }
 KEPT: Ranges = {

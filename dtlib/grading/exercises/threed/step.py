@@ -117,7 +117,8 @@ def wire(first: int = 0) -> Theory:
 
 
 WRONG: Wrong = {
-    "not summed over dp": theory(), "mean over dp": theory("dp", over="dp"), "summed over tp": theory("dp", "tp"),
+    "not summed over dp": theory(), "mean over dp": theory("dp", over="dp"),
+    "summed over tp": (theory("dp", "tp"), theory("dp", "pp", "tp")),
     "no sum forward": theory("dp", forward=False), "no sum backward": theory("dp", backward=False),
     "g summed over tp": lambda case: theory("dp", times=case["axes"]["tp"])(case),
     "a mean over rows": (theory("dp", times=1 / ROWS), theory("dp", times=1 / (ROWS * HIDDEN))),
