@@ -177,10 +177,9 @@ def whole(addends: Any, rank: int) -> Any:
 
 def find_matrices(each: Observed) -> Finding | None:
     """That the matrices travelled: as many bytes as they have, and their gradients, which nothing else comes near."""
-    seen, wanted = each.seen.total_bytes, needed(each.case)
-    if seen < 0.99 * of_matrices(each.case):
-        return None
-    return Finding(f"{show_bytes(seen)} sent in all", show_bytes(wanted), each.words)
+    seen = each.seen.total_bytes
+    is_theirs = seen > 0.99 * of_matrices(each.case)
+    return Finding(f"{show_bytes(seen)} sent in all", show_bytes(needed(each.case)), each.words) if is_theirs else None
 
 
 def sent_again(each: Observed) -> bool:
