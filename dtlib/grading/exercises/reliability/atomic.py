@@ -12,7 +12,7 @@ from dtlib.grading.exercises import inputs
 from dtlib.grading.exercises.exercise import Exercise, Finding
 from dtlib.grading.exercises.kinds import order, own_work
 from dtlib.grading.exercises.seen import Case, Observed
-from dtlib.grading.exercises.signs import NOTHING_ELSE, Sign, Wrong, every
+from dtlib.grading.exercises.signs import Sign, Wrong, every
 
 SLACK_BYTES = 2000  # of a checkpoint, for names and checksums
 #: Blobs of a checkpoint, bytes of each about, how many checkpoints are kept, how many saves.
@@ -82,7 +82,7 @@ def find_damage(each: Observed) -> Finding | None:
         whole = holds(each.case, step, checksum) and step in kept
         if error or (step is not None and not whole) or (damaged not in ([], [name])):
             told = error or f"step {step}, files called damaged: {damaged[:3]}"
-            return Finding(f"{told}, when `{name}` was", f"a whole checkpoint, and ['{name}']", each.words)
+            return Finding(f"{told}, when `{name}` was", f"a whole one of the {keep} kept, and ['{name}']", each.words)
         if (step != steps[-1] and damaged != [name]) or (step is None and keep > 1):
             return Finding(f"step {step} and {damaged}, when `{name}` was damaged", f"it named: ['{name}']", each.words)
     return None
@@ -102,20 +102,20 @@ def rows(how: str, is_so: Callable[[Case, Row], bool]) -> Sign:
     return every(lambda each: any(is_so(each.case, row) for row in wrong_rows(each, how)))
 
 
-def is_torn(case: Case, row: Row) -> bool:
-    return row[3] in case["steps"] and not holds(case, row[3], row[4])
-
-
 TORN: Wrong = {
     "the next save fails": every(lambda each: all(row[2] == "again" for row in wrong_rows(each, "kill"))),
     "load raises": rows("kill", lambda case, row: row[6].startswith("load")),
-    "a torn checkpoint is read": rows("kill", is_torn),
+    "a torn checkpoint is read": rows("kill", lambda case, row: row[3] in case["steps"] and not holds(case, *row[3:5])),
     "a stop is called damage": rows("kill", lambda case, row: bool(row[5])),
     "nothing is left": rows("kill", lambda case, row: row[3] is None),
     "an old one": rows("kill", lambda case, row: row[3] not in case["steps"][-2:] or row[2]),
 }
-SURE: Wrong = {"not synced before it counts": NOTHING_ELSE}
-NAMED: Wrong = {"damage is not named": NOTHING_ELSE}
+SURE: Wrong = {"not synced before it counts": every(lambda each: not wrong_rows(each, "kill"))}
+NAMED: Wrong = {
+    "damage is not named": every(lambda each: not wrong_rows(each, "kill") and not any(
+        row[1] in each.case["steps"][: -1 - each.case["keep"]] for row in each.said[0]["damaged"]
+    ))
+}  # fmt: skip
 ROOM: Wrong = {
     "older ones stay": every(
         lambda each: each.said[0]["sizes"][-1] >= (each.case["keep"] + 1) * sum(each.case["sizes"])
