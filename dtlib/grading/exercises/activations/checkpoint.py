@@ -26,7 +26,7 @@ def draw(rng: inputs.Rng) -> inputs.Cases:
     def case(num_layers: int, dropout: float, words: str, **more: Any) -> dict[str, Any]:
         ranges = {"tokens": (5, 12), "width": (24, 40), "hidden": (12, 20) if num_layers == 1 else (50, 90)}
         ranges |= dict.fromkeys(("seed", "weights_seed", "dice"), (0, 2**31))
-        drawn: dict[str, Any] = {name: int(rng.integers(*most)) for name, most in ranges.items()}
+        drawn: dict[str, Any] = {name: int(rng.integers(*bounds)) for name, bounds in ranges.items()}
         drawn |= dict.fromkeys(("leaf", "residual", "apart", "earlier", "weighed"), False)
         drawn |= {"layers": num_layers, "own": num_layers, "dropout": dropout} | more
         told = f"{num_layers} layer{'s' * (num_layers > 1)}, {words}" + (f", dropout {dropout}" if dropout else "")

@@ -36,7 +36,7 @@ BYTES: dict[str, Callable[[bytes], int]] = {
     "a change that the first byte of md5 misses": lambda data: hashlib.md5(data).digest()[0],
     "a change that the last byte of crc32 misses": lambda data: zlib.crc32(data) % 256,
     "a change that crc8 misses": lambda data: reduce(lambda crc, byte: CRC8[crc ^ byte], data, 0),
-    "a change that a polynomial misses": lambda data: reduce(lambda all, byte: (31 * all + byte) % 256, data, 0),
+    "a change that a polynomial misses": lambda data: reduce(lambda total, byte: (31 * total + byte) % 256, data, 0),
 }
 ONE: tuple[tuple[int, ...], ...] = ((1,),)
 ALL: tuple[tuple[int, ...], ...] = ()

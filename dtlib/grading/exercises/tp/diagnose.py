@@ -45,7 +45,7 @@ def case(
         right, run = (train(np.random.default_rng(seed), t, kv_heads, e, goes_on=goes_on) for e in (NOTHING, kind))
         alone, off = np.array(right.losses), np.array(run.losses) / right.losses - 1
         if kind == BIAS and t == 3:
-            off *= 2e-4 / abs(off).max()  # and the first loss alone is off, which the mean hides
+            off *= 2e-4 / abs(off).max()  # a step so small that the first loss alone is off, which the mean hides
         if kind != BIAS or t == 4 or (off.max() < 1e-4 if t == 2 else off.min() > -1e-4 and abs(off[1:]).max() < 1e-4):
             break
     chance = 1 - 2 * dropout * (1 - dropout)
