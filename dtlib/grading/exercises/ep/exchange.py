@@ -28,8 +28,8 @@ KINDS = (
 
 
 def draw(rng: inputs.Rng) -> inputs.Cases:
-    """Each kind: as many tokens on each rank and not, ranks without any that are visited and that are not, one expert
-    a token, several on one rank, and all of them."""
+    """Each kind: as many tokens on each rank and not, ranks without any, visited by others and not, one expert a token,
+    several on one rank, and all of them."""
     return [case(rng, *kind, lean=kind == KINDS[-1]) for kind in KINDS]
 
 

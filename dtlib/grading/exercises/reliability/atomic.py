@@ -23,7 +23,7 @@ Row = list[Any]
 def drawn(rng: inputs.Rng, blobs: int, size: int, keep: int, saves: int) -> dict[str, Any]:
     steps = [int(each) for each in np.cumsum(rng.integers(1, 60, saves))]
     sizes = [int(size * each) for each in rng.uniform(0.8, 1.2, blobs)]
-    words = f"{blobs} blob(s) of about {size} B, {keep} checkpoint(s) kept, saved after {', '.join(map(str, steps))}"
+    words = f"{blobs} blob(s) of about {size} B, saved after steps {', '.join(map(str, steps))}, the last {keep} kept"
     return {"keep": keep, "steps": steps, "sizes": sizes, "seed": int(rng.integers(2**31)), "words": words, "is": {}}
 
 
