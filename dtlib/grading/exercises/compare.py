@@ -83,10 +83,17 @@ def _in_form(seen: Any, expected: Any) -> Any:
     if isinstance(expected, list | tuple) and plain.is_array(seen) and seen.ndim:
         return seen.tolist()
     if isinstance(expected, np.ndarray) and isinstance(seen, list | tuple):
+        kinds = (bool,) if expected.dtype == bool else (int, float)
         with suppress(ValueError):  # rows of different lengths
-            table = np.array(seen)
-            return table.astype(np.float64) if plain.is_array(table) else seen
+            return np.array(seen, np.float64) if _are_numbers(seen, kinds) else seen
     return seen
+
+
+def _are_numbers(table: Any, kinds: tuple[type, ...]) -> bool:
+    return all(
+        _are_numbers(each, kinds) if isinstance(each, list | tuple) else plain.is_array(each) or type(each) in kinds
+        for each in table
+    )
 
 
 def _off(seen: Any, expected: Any, rtol: float, atol: float) -> Any:
