@@ -102,7 +102,8 @@ def function(exercise: str, program: Program) -> Callable[..., Any]:
 
 
 def refused_by(sandbox: Sandbox, exercise: Exercise, tries: Sequence[Try], places: dict[Program, int]) -> list[Try]:
-    """The tries that no case refuses. Cases run until one does, all tries side by side.
+    """The tries that no case refuses. Cases run until one does, all tries side by side; who is left at the end runs
+    all of them in the same processes, as the grader does: what a program remembers from case to case is wrong there.
 
     What is not known of a case, because the machine was busy, is no verdict: it is tried again, as the grader does.
     """
@@ -126,7 +127,12 @@ def refused_by(sandbox: Sandbox, exercise: Exercise, tries: Sequence[Try], place
             elif verdict == "fail":
                 places.setdefault(program, place)
                 del left[each]
-    return list(left)
+    return [each for each in left if not refused_whole(sandbox, exercise, *each)]
+
+
+def refused_whole(sandbox: Sandbox, exercise: Exercise, program: Program, seed: int) -> bool:
+    observed = sandbox.run(exercise, answer(exercise.id, program.source), drawn(exercise.id, seed)).observed
+    return (program.check, "fail") in {(each.name, each.verdict) for each in exercise.judge(observed).checks}
 
 
 @pytest.fixture(scope="module")

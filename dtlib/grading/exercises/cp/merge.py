@@ -30,6 +30,7 @@ def case(rng: Rng, blocks: int, around: float, apart: float, hidden: float) -> d
     queries, width = int(rng.integers(4, 6)), int(rng.integers(1, 3))
     outputs, log_sums = rng.standard_normal((blocks, queries, width)), rng.standard_normal((blocks, queries))
     outputs, log_sums = outputs.round(2), (around + apart * log_sums).round(2)
+    log_sums[:, 0] -= 4 * apart * (apart > 10)  # far below the others' largest, whatever is drawn
     if hidden:
         unseen = rng.random((blocks, queries)) < hidden
         unseen[0, 0] = unseen[-1, 1] = True  # nothing of the first block, of the last
