@@ -16,11 +16,17 @@ import torch
 from dtlib.ranks.shared.peers import Peers, combine, new_scratch, pieces_ahead, segments, wait_for
 from dtlib.theory.collectives import chunk_bounds
 
+_SENDS_AHEAD = 2
+
 
 def all_reduce_among(peers: Peers, members: Sequence[int], buffer: torch.Tensor, op: str) -> None:
     """Ring all-reduce of a flat `buffer` in place among `members`, ranks of the group in ring order."""
-    reduce_scatter_among(peers, members, buffer, op)
-    all_gather_among(peers, members, buffer)
+    n = len(members)
+    if n > 1 and peers.pipelined:
+        _in_pieces(peers, members, buffer, op, range(2 * (n - 1)))
+    else:
+        reduce_scatter_among(peers, members, buffer, op)
+        all_gather_among(peers, members, buffer)
 
 
 def reduce_scatter_among(
@@ -35,21 +41,25 @@ def reduce_scatter_among(
     """
     n, here = len(members), members.index(peers.rank)
     bounds = chunk_bounds(buffer.numel(), n)
-    own = buffer[bounds[here] : bounds[here + 1]]
+    result = buffer[bounds[here] : bounds[here + 1]] if out is None else out
     if n == 1:
-        result = own if out is None else out.copy_(own)
+        return result if out is None else result.copy_(buffer)
+    if peers.pipelined:
+        _in_pieces(peers, members, buffer, op, range(n - 1), out)
     else:
-        scatter = _scatter_in_segments if peers.pipelined else _scatter_in_batches
-        scatter(peers, members, buffer, op, out)
-        result = own if out is None else out
-    return result.div_(n) if op == "mean" else result
+        _scatter_in_batches(peers, members, buffer, op, out)
+        if op == "mean":
+            result.div_(n)
+    return result
 
 
 def all_gather_among(peers: Peers, members: Sequence[int], buffer: torch.Tensor) -> None:
     """Ring all-gather in a flat `buffer` in place among `members`: each fills in its own chunk and gets the others'."""
-    if len(members) > 1:
-        gather = _gather_in_segments if peers.pipelined else _gather_in_batches
-        gather(peers, members, buffer)
+    n = len(members)
+    if n > 1 and peers.pipelined:
+        _in_pieces(peers, members, buffer, "sum", range(n - 1, 2 * (n - 1)))
+    elif n > 1:
+        _gather_in_batches(peers, members, buffer)
 
 
 def _neighbours(peers: Peers, members: Sequence[int]) -> tuple[int, int, int, int]:
@@ -57,67 +67,73 @@ def _neighbours(peers: Peers, members: Sequence[int]) -> tuple[int, int, int, in
     return n, here, members[(here - 1) % n], members[(here + 1) % n]
 
 
-def _scatter_in_segments(
-    peers: Peers, members: Sequence[int], buffer: torch.Tensor, op: str, out: torch.Tensor | None
+def _in_pieces(
+    peers: Peers, members: Sequence[int], buffer: torch.Tensor, op: str, steps: range, out: torch.Tensor | None = None
 ) -> None:
+    """Those `steps` of the 2(n − 1) of an all-reduce: the first half is its reduce-scatter, the second its all-gather.
+
+    In step s chunk here − 2 − s arrives, and is passed on in the next. In the first half it is added to what is here,
+    in `buffer`, or where there is an `out` in the scratch buffer that it came in, the last one in `out`. What arrives
+    in the second half is final, and takes the place of a part that left before.
+    """
     n, here, left, right = _neighbours(peers, members)
     bounds = chunk_bounds(buffer.numel(), n)
 
-    def pieces(chunk: int) -> list[tuple[int, int]]:
-        return segments(bounds[chunk % n], bounds[chunk % n + 1], buffer.element_size(), added=True)
+    def pieces(step: int) -> list[tuple[int, int]]:
+        chunk = (here - 2 - step) % n
+        return segments(bounds[chunk], bounds[chunk + 1], buffer.element_size(), added=steps[0] < n - 1)
 
-    incoming = [piece for step in range(n - 1) for piece in pieces(here - 2 - step)]
-    first_own = len(incoming) - len(pieces(here))
+    incoming = [piece for step in steps for piece in pieces(step)]
+    to_add = [piece for step in steps if step < n - 1 for piece in pieces(step)]
+    first_whole, first_kept = len(to_add) - len(pieces(n - 2)), len(incoming) - len(pieces(steps[-1]))
+    outgoing = [buffer[start:stop] for start, stop in pieces(steps[0] - 1)]
+    own = len(outgoing)
+    longest = max((stop - start for start, stop in to_add), default=0)
+    ahead = pieces_ahead(to_add, buffer.element_size()) if to_add else len(incoming)
     # Where sums grow in scratch buffers, one is free for a new receive once its send is done. The right
     # neighbour needs a chunk's pieces from here before it comes to that one, so with a chunk's worth of
     # buffers beyond those posted ahead nobody waits in a circle.
     from_scratch = out is not None and n > 2
-    longest = max((stop - start for start, stop in incoming), default=0)
-    ahead = pieces_ahead(incoming, buffer.element_size())
-    num_buffers = min(len(incoming), ahead + (len(pieces(0)) if from_scratch else 0))
+    num_buffers = min(len(to_add), ahead + (len(pieces(here - 2)) if from_scratch else 0))
     scratch = new_scratch(buffer, num_buffers * longest).view(num_buffers, longest)
-    sends: dict[int, Any] = {}
-    receives: dict[int, Any] = {}
+    landings, receives, sends = list[torch.Tensor](), list[Any](), list[Any]()
 
-    def post(index: int) -> None:
-        if index < len(incoming):
-            if from_scratch and index - num_buffers in sends:
-                sends.pop(index - num_buffers).wait()
+    def receive_next() -> None:
+        if (index := len(receives)) < len(incoming):
+            if from_scratch and index >= num_buffers:
+                sends[own + index - num_buffers].wait()
+                sends[own + index - num_buffers] = None  # gloo waits for ever where it is asked twice
             start, stop = incoming[index]
-            receives[index] = peers.receive(scratch[index % num_buffers, : stop - start], left)
+            added = index < len(to_add)
+            landings.append(scratch[index % num_buffers, : stop - start] if added else buffer[start:stop])
+            receives.append(peers.receive(landings[index], left))
 
-    for index in range(ahead):
-        post(index)
-    started = [peers.send(buffer[start:stop], right) for start, stop in pieces(here - 1)]
-    for index, (start, stop) in enumerate(incoming):
-        receives.pop(index).wait()
-        mine, partial = buffer[start:stop], scratch[index % num_buffers, : stop - start]
-        if index < first_own:
-            total = mine if out is None else partial
-            combine(mine, partial, op, out=total)
-            sends[index] = peers.send(total, right)
-        else:
-            combine(mine, partial, op, out=mine if out is None else out[start - bounds[here] : stop - bounds[here]])
-        post(index + ahead)
-    wait_for([*started, *sends.values()])
+    def send_next() -> None:
+        if len(sends) < len(outgoing):
+            sends.append(peers.send(outgoing[len(sends)], right))
 
-
-def _gather_in_segments(peers: Peers, members: Sequence[int], buffer: torch.Tensor) -> None:
-    n, here, left, right = _neighbours(peers, members)
-    bounds = chunk_bounds(buffer.numel(), n)
-
-    def pieces(chunk: int) -> list[tuple[int, int]]:
-        return segments(bounds[chunk % n], bounds[chunk % n + 1], buffer.element_size(), added=False)
-
-    incoming = [piece for step in range(n - 1) for piece in pieces(here - 1 - step)]
-    not_passed_on = len(pieces(here + 1))  # the right neighbour's own chunk ends its way here
-    receives = [peers.receive(buffer[start:stop], left) for start, stop in incoming]
-    sends = [peers.send(buffer[start:stop], right) for start, stop in pieces(here)]
+    for _ in range(ahead):
+        receive_next()
+    # Sends that start when their receive stands go out from this thread, beside what the library's own takes in.
+    for _ in range(_SENDS_AHEAD if to_add else own):
+        send_next()
     for index, (start, stop) in enumerate(incoming):
         receives[index].wait()
-        if index < len(incoming) - not_passed_on:
-            sends.append(peers.send(buffer[start:stop], right))
-    wait_for(sends)
+        mine, total = buffer[start:stop], landings[index]
+        if index < len(to_add):
+            is_whole = index >= first_whole
+            if out is None:
+                total = mine
+            elif is_whole:
+                total = out[start - bounds[here] : stop - bounds[here]]
+            combine(mine, landings[index], op, out=total)
+            if is_whole and op == "mean":
+                total.div_(n)
+        if index < first_kept:
+            outgoing.append(total)
+        receive_next()
+        send_next()
+    wait_for(each for each in sends if each)
 
 
 def _scatter_in_batches(

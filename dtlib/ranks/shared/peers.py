@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-ADDED_BYTES = 2 * 1024 * 1024
+ADDED_BYTES = 1024 * 1024
 MOVED_BYTES = 4 * 1024 * 1024
 """Long messages travel in pieces of these sizes: the first where they are added up, the second where they are not.
 
@@ -18,11 +18,11 @@ but each costs a handshake and two changes of thread, about 60 µs of processor 
 added there is less to overlap.
 """
 
-SCRATCH_BYTES = 16 * 1024 * 1024
+SCRATCH_BYTES = 2 * 1024 * 1024
 """Receives of pieces to be added are posted ahead as far as this much scratch memory goes, two at least.
 
 A receive that is posted early lets its sender start at once, and keeps this thread and the library's own from
-waiting for each other in the middle.
+waiting for each other in the middle. More scratch memory than a core's cache holds is read from outside of it.
 """
 
 HUGE_PAGE_BYTES = 2 * 1024 * 1024
