@@ -26,7 +26,7 @@ from tests.grading.answers import programs
 from tests.grading.classroom import hand_in, reference
 
 ROOT = Path(__file__).parents[1]
-STEM, NUM_LEARNERS, SEED = "tp", 12, 1
+STEM, NUM_LEARNERS, SEED = "tp", 100, 1
 CLASS, SHARDS = 1000, 8
 NAMES = [name for name in all_exercises() if name.startswith(f"{STEM}.")]
 RIVALS = Path(os.environ.get("DTLIB_RIVALS", ROOT / ".rivals")).resolve()
