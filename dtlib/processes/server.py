@@ -15,6 +15,7 @@ import signal
 import socket
 import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 
 from .channel import recv_frame
 
@@ -33,7 +34,7 @@ PRELOADED = (
     "torch._dynamo",  # optimizers and DDP import it at first use, a second or more in every rank
 )
 
-_MADV_COLLAPSE = 25
+_HUGE_PAGES, _MADV_COLLAPSE = Path("/sys/kernel/mm/transparent_hugepage"), 25
 
 
 def serve(request_fd: int, supervisor: str, modules: Sequence[str] = ()) -> None:
@@ -82,12 +83,16 @@ def call(entry: str, control: socket.socket, job_fd: int, *, fork: bool) -> None
 def _take_huge_pages() -> None:
     """Have the kernel gather this process's memory into pages of 2 MiB: every fork copies the table of its pages.
 
-    In pages of 4 KiB that is some 50,000 entries for what torch keeps, 5 ms a fork and as long when it ends. A kernel
-    that does not know the request (Linux before 6.1) refuses it, and nothing changes.
+    In pages of 4 KiB that is some 50,000 entries for what torch keeps, 5 ms a fork and as long when it ends. Where a
+    machine wants no huge pages, has larger ones, or a kernel that does not know the request (Linux before 6.1), forks
+    take what they take.
     """
-    with contextlib.suppress(OSError, AttributeError), open("/proc/self/maps") as maps:
+    with contextlib.suppress(OSError, AttributeError):
+        wanted, size = ((_HUGE_PAGES / name).read_text() for name in ("enabled", "hpage_pmd_size"))
+        if "[never]" in wanted or int(size) > 2**21:
+            return
         madvise = ctypes.CDLL(None).madvise
-        for line in maps:
+        for line in Path("/proc/self/maps").read_text().splitlines():
             addresses, rights, *_ = line.split()
             start, stop = (int(each, 16) for each in addresses.split("-"))
             if "w" in rights:

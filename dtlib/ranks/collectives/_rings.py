@@ -16,7 +16,7 @@ import torch
 from dtlib.ranks.shared.peers import Peers, combine, new_scratch, pieces_ahead, segments, wait_for
 from dtlib.theory.collectives import chunk_bounds
 
-_SENDS_AHEAD = 2
+_LEAD = 2  # one at least
 
 
 def all_reduce_among(peers: Peers, members: Sequence[int], buffer: torch.Tensor, op: str) -> None:
@@ -72,9 +72,10 @@ def _in_pieces(
 ) -> None:
     """Those `steps` of the 2(n − 1) of an all-reduce: the first half is its reduce-scatter, the second its all-gather.
 
-    In step s chunk here − 2 − s arrives, and is passed on in the next. In the first half it is added to what is here,
-    in `buffer`, or where there is an `out` in the scratch buffer that it came in, the last one in `out`. What arrives
-    in the second half is final, and takes the place of a part that left before.
+    In step s chunk here − 2 − s arrives, and is passed on in the next. In the first half it is added to what is here.
+    The sum grows in `buffer`; where there is an `out` in the scratch buffer that the chunk came in, and the whole one
+    there. In the second half what arrives is final and goes to its place, where this rank's part is needed no more: it
+    has reached the right neighbour, or the sum would not be whole.
     """
     n, here, left, right = _neighbours(peers, members)
     bounds = chunk_bounds(buffer.numel(), n)
@@ -84,17 +85,21 @@ def _in_pieces(
         return segments(bounds[chunk], bounds[chunk + 1], buffer.element_size(), added=steps[0] < n - 1)
 
     incoming = [piece for step in steps for piece in pieces(step)]
-    to_add = [piece for step in steps if step < n - 1 for piece in pieces(step)]
+    to_add = incoming[: sum(len(pieces(step)) for step in steps if step < n - 1)]
     first_whole, first_kept = len(to_add) - len(pieces(n - 2)), len(incoming) - len(pieces(steps[-1]))
     outgoing = [buffer[start:stop] for start, stop in pieces(steps[0] - 1)]
     own = len(outgoing)
     longest = max((stop - start for start, stop in to_add), default=0)
     ahead = pieces_ahead(to_add, buffer.element_size()) if to_add else len(incoming)
-    # Where sums grow in scratch buffers, one is free for a new receive once its send is done. The right
-    # neighbour needs a chunk's pieces from here before it comes to that one, so with a chunk's worth of
+    # Piece p leaves when p − lead have arrived. A send that is started when its receive stands is this thread's work,
+    # beside the library's own, which takes in what arrives; one that is started before is left to that thread as well.
+    lead = min(_LEAD, own) if to_add else own
+    # Where sums grow in scratch buffers, one is free for a new receive once its send, started before, is done. The
+    # right neighbour needs a chunk's pieces from here before it comes to that one, so with a chunk's worth of
     # buffers beyond those posted ahead nobody waits in a circle.
     from_scratch = out is not None and n > 2
-    num_buffers = min(len(to_add), ahead + (len(pieces(here - 2)) if from_scratch else 0))
+    longest_chunk = len(pieces(here - 2))  # chunk 0
+    num_buffers = min(len(to_add), ahead + (longest_chunk if from_scratch else 0))
     scratch = new_scratch(buffer, num_buffers * longest).view(num_buffers, longest)
     landings, receives, sends = list[torch.Tensor](), list[Any](), list[Any]()
 
@@ -108,31 +113,26 @@ def _in_pieces(
             landings.append(scratch[index % num_buffers, : stop - start] if added else buffer[start:stop])
             receives.append(peers.receive(landings[index], left))
 
-    def send_next() -> None:
-        if len(sends) < len(outgoing):
-            sends.append(peers.send(outgoing[len(sends)], right))
-
     for _ in range(ahead):
         receive_next()
-    # Sends that start when their receive stands go out from this thread, beside what the library's own takes in.
-    for _ in range(_SENDS_AHEAD if to_add else own):
-        send_next()
+    sends += [peers.send(piece, right) for piece in outgoing[:lead]]
     for index, (start, stop) in enumerate(incoming):
         receives[index].wait()
-        mine, total = buffer[start:stop], landings[index]
+        total = landings[index]
         if index < len(to_add):
             is_whole = index >= first_whole
             if out is None:
-                total = mine
+                total = buffer[start:stop]
             elif is_whole:
                 total = out[start - bounds[here] : stop - bounds[here]]
-            combine(mine, landings[index], op, out=total)
+            combine(buffer[start:stop], landings[index], op, out=total)
             if is_whole and op == "mean":
                 total.div_(n)
         if index < first_kept:
             outgoing.append(total)
         receive_next()
-        send_next()
+        if index + lead < len(outgoing):
+            sends.append(peers.send(outgoing[index + lead], right))
     wait_for(each for each in sends if each)
 
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 ADDED_BYTES = 1024 * 1024
 MOVED_BYTES = 4 * 1024 * 1024
-"""Long messages travel in pieces of these sizes: the first where they are added up, the second where they are not.
+"""Long messages travel in pieces of these sizes: the first on a way where they are added up, the second elsewhere.
 
 While one piece is being added, the next is on its way. Smaller pieces overlap better and stay in the cache,
 but each costs a handshake and two changes of thread, about 60 µs of processor time over TCP. Where nothing is
@@ -76,7 +76,7 @@ def wait_for(requests: Iterable[Any]) -> None:
 
 
 def segments(start: int, stop: int, itemsize: int, *, added: bool) -> list[tuple[int, int]]:
-    """Cut ``[start, stop)`` into pieces that are `added` up or only moved: none when it is empty.
+    """Cut ``[start, stop)`` into pieces that are `added` up on their way, or only moved: none when it is empty.
 
     Sender and receiver cut the same range, so they agree without talking.
     """
