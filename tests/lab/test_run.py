@@ -2,10 +2,12 @@
 
 import dataclasses
 import functools
+import mmap
 import multiprocessing
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -192,6 +194,24 @@ def test_no_main_guard_is_needed(tmp_path):
     script.write_text("from dtlib import lab\ndef f(x):\n    return x * 2\nprint(lab.run(f, 2, args=(21,)))\n")
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
     assert (done.stdout, done.stderr) == ("[42, 42]\n", "")
+
+
+def test_ranks_share_memory_in_huge_pages_where_the_kernel_makes_them():
+    """With small ones each fork copies a table of 50,000 entries."""
+
+    def in_huge_pages(pid):
+        with open(f"/proc/{pid}/smaps_rollup") as file:
+            return next(int(line.split()[1]) for line in file if line.startswith("AnonHugePages"))
+
+    own = mmap.mmap(-1, 8 * 2**20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    own[:] = bytes([1]) * len(own)
+    try:
+        if "[never]" in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text():
+            pytest.skip("this machine wants no huge pages")
+        own.madvise(25)  # MADV_COLLAPSE, Linux 6.1
+    except OSError as refused:
+        pytest.skip(f"no huge page on demand: {refused}")
+    assert lab.run(lambda: in_huge_pages("self"), 1)[0] > 64 * 1024  # KiB
 
 
 def test_where_forking_is_unsafe_ranks_are_spawned_and_the_reader_is_told(monkeypatch):
