@@ -196,7 +196,7 @@ def test_no_main_guard_is_needed(tmp_path):
     assert (done.stdout, done.stderr) == ("[42, 42]\n", "")
 
 
-def test_ranks_share_memory_in_huge_pages_where_the_kernel_makes_them():
+def test_ranks_share_memory_in_huge_pages_where_the_kernel_makes_them(lacking):
     """With small ones each fork copies a table of 50,000 entries."""
 
     def in_huge_pages(pid):
@@ -207,10 +207,10 @@ def test_ranks_share_memory_in_huge_pages_where_the_kernel_makes_them():
     own[:] = bytes([1]) * len(own)
     try:
         if "[never]" in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text():
-            pytest.skip("this machine wants no huge pages")
+            lacking("this machine wants no huge pages")
         own.madvise(25)  # MADV_COLLAPSE, Linux 6.1
     except OSError as refused:
-        pytest.skip(f"no huge page on demand: {refused}")
+        lacking(f"no huge page on demand: {refused}")
     assert lab.run(lambda: in_huge_pages("self"), 1)[0] > 64 * 1024  # KiB
 
 

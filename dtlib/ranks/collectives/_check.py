@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import torch
@@ -72,31 +71,6 @@ def peers_of(call: str, tensor: torch.Tensor, group: Any, *options: Any, size: i
             if theirs != everyone[0]:
                 raise ValueError(f"all ranks must ask for the same; rank {rank} asks for {theirs}, 0 for {everyone[0]}")
     return peers
-
-
-def rank_of(name: str, rank: Any, n: int) -> int:
-    """`rank` as an int, or ``ValueError`` unless it is one of a group's `n` ranks."""
-    number = _whole(rank)
-    if number is None or not 0 <= number < n:
-        raise ValueError(f"{name} must be a rank of the group, 0 to {n - 1}, not {rank!r}")
-    return number
-
-
-def node_size(ranks_per_node: Any, n: int) -> int:
-    """`ranks_per_node` as an int, or ``ValueError`` unless it divides the `n` ranks of a group."""
-    number = _whole(ranks_per_node)
-    if number is None or number < 1:
-        raise ValueError(f"ranks_per_node must be a whole number of at least 1, not {ranks_per_node!r}")
-    if n % number:
-        raise ValueError(f"ranks_per_node must divide the number of ranks, {n}; {number} does not")
-    return number
-
-
-def _whole(value: Any) -> int | None:
-    try:
-        return None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        return None
 
 
 def _words(dtypes: tuple[torch.dtype, ...]) -> str:

@@ -1,5 +1,10 @@
 """Ring reduce-scatter and all-gather among some of a group's ranks, on flat buffers.
 
+Both are walks along one ring: in step s of the 2(n − 1) of an all-reduce chunk here − 2 − s arrives from the left, and
+goes on to the right in the next. In the first half, the reduce-scatter, it is added to what is here. In the second, the
+all-gather, it is whole and goes to its place, where this rank's part is needed no more: it has reached the right
+neighbour, or the sum would not be whole.
+
 On the CPU a chunk travels in pieces: while one is being added, the next is on its way. Receives are posted before
 the first sends are started: where both neighbours are the same rank, one connection carries both ways, and word that a
 receive is ready would wait behind the data, which on a slow link takes as long as the data. On an accelerator each step
@@ -21,12 +26,7 @@ _LEAD = 2  # one at least
 
 def all_reduce_among(peers: Peers, members: Sequence[int], buffer: torch.Tensor, op: str) -> None:
     """Ring all-reduce of a flat `buffer` in place among `members`, ranks of the group in ring order."""
-    n = len(members)
-    if n > 1 and peers.pipelined:
-        _in_pieces(peers, members, buffer, op, range(2 * (n - 1)))
-    else:
-        reduce_scatter_among(peers, members, buffer, op)
-        all_gather_among(peers, members, buffer)
+    _walk(peers, members, buffer, op, range(2 * len(members) - 2))
 
 
 def reduce_scatter_among(
@@ -40,44 +40,29 @@ def reduce_scatter_among(
     overwritten anyway.
     """
     n, here = len(members), members.index(peers.rank)
-    bounds = chunk_bounds(buffer.numel(), n)
-    result = buffer[bounds[here] : bounds[here + 1]] if out is None else out
-    if n == 1:
-        return result if out is None else result.copy_(buffer)
-    if peers.pipelined:
-        _in_pieces(peers, members, buffer, op, range(n - 1), out)
-    else:
-        _scatter_in_batches(peers, members, buffer, op, out)
-        if op == "mean":
-            result.div_(n)
-    return result
+    _walk(peers, members, buffer, op, range(n - 1), out)
+    if out is None:
+        return buffer.tensor_split(n)[here]
+    return out.copy_(buffer) if n == 1 else out
 
 
 def all_gather_among(peers: Peers, members: Sequence[int], buffer: torch.Tensor) -> None:
     """Ring all-gather in a flat `buffer` in place among `members`: each fills in its own chunk and gets the others'."""
-    n = len(members)
-    if n > 1 and peers.pipelined:
-        _in_pieces(peers, members, buffer, "sum", range(n - 1, 2 * (n - 1)))
-    elif n > 1:
-        _gather_in_batches(peers, members, buffer)
+    _walk(peers, members, buffer, "sum", range(len(members) - 1, 2 * len(members) - 2))
 
 
-def _neighbours(peers: Peers, members: Sequence[int]) -> tuple[int, int, int, int]:
-    n, here = len(members), members.index(peers.rank)
-    return n, here, members[(here - 1) % n], members[(here + 1) % n]
+def _walk(
+    peers: Peers, members: Sequence[int], buffer: torch.Tensor, op: str, steps: range, out: torch.Tensor | None = None
+) -> None:
+    if steps:
+        (_in_pieces if peers.pipelined else _in_batches)(peers, members, buffer, op, steps, out)
 
 
 def _in_pieces(
-    peers: Peers, members: Sequence[int], buffer: torch.Tensor, op: str, steps: range, out: torch.Tensor | None = None
+    peers: Peers, members: Sequence[int], buffer: torch.Tensor, op: str, steps: range, out: torch.Tensor | None
 ) -> None:
-    """Those `steps` of the 2(n − 1) of an all-reduce: the first half is its reduce-scatter, the second its all-gather.
-
-    In step s chunk here − 2 − s arrives, and is passed on in the next. In the first half it is added to what is here.
-    The sum grows in `buffer`; where there is an `out` in the scratch buffer that the chunk came in, and the whole one
-    there. In the second half what arrives is final and goes to its place, where this rank's part is needed no more: it
-    has reached the right neighbour, or the sum would not be whole.
-    """
-    n, here, left, right = _neighbours(peers, members)
+    n, here = len(members), members.index(peers.rank)
+    left, right = members[here - 1], members[(here + 1) % n]
     bounds = chunk_bounds(buffer.numel(), n)
 
     def pieces(step: int) -> list[tuple[int, int]]:
@@ -118,41 +103,35 @@ def _in_pieces(
     sends += [peers.send(piece, right) for piece in outgoing[:lead]]
     for index, (start, stop) in enumerate(incoming):
         receives[index].wait()
-        total = landings[index]
+        arrived = landings[index]
         if index < len(to_add):
             is_whole = index >= first_whole
-            if out is None:
-                total = buffer[start:stop]
-            elif is_whole:
-                total = out[start - bounds[here] : stop - bounds[here]]
-            combine(buffer[start:stop], landings[index], op, out=total)
-            if is_whole and op == "mean":
-                total.div_(n)
+            place = None if out is None else out[start - bounds[here] : stop - bounds[here]] if is_whole else arrived
+            arrived = _add(buffer[start:stop], arrived, op, place, n if is_whole else 1)
         if index < first_kept:
-            outgoing.append(total)
+            outgoing.append(arrived)
         receive_next()
         if index + lead < len(outgoing):
             sends.append(peers.send(outgoing[index + lead], right))
     wait_for(each for each in sends if each)
 
 
-def _scatter_in_batches(
-    peers: Peers, members: Sequence[int], buffer: torch.Tensor, op: str, out: torch.Tensor | None
+def _in_batches(
+    peers: Peers, members: Sequence[int], buffer: torch.Tensor, op: str, steps: range, out: torch.Tensor | None
 ) -> None:
-    n, here, left, right = _neighbours(peers, members)
+    n, here = len(members), members.index(peers.rank)
     chunks = buffer.tensor_split(n)
-    leaving = chunks[here - 1]
-    for step in range(n - 1):
-        mine = chunks[(here - 2 - step) % n]
-        partial = torch.empty_like(mine)
-        wait_for(peers.exchange(leaving, right, partial, left))
-        leaving = mine if out is None else out if step == n - 2 else partial
-        combine(mine, partial, op, out=leaving)
+    leaving = chunks[(here - 1 - steps[0]) % n]
+    for step in steps:
+        mine, is_whole = chunks[(here - 2 - step) % n], step == n - 2
+        arrived = torch.empty_like(mine) if step < n - 1 else mine
+        wait_for(peers.exchange(leaving, members[(here + 1) % n], arrived, members[here - 1]))
+        place = None if out is None else out if is_whole else arrived
+        leaving = _add(mine, arrived, op, place, n if is_whole else 1) if step < n - 1 else arrived
 
 
-def _gather_in_batches(peers: Peers, members: Sequence[int], buffer: torch.Tensor) -> None:
-    n, here, left, right = _neighbours(peers, members)
-    chunks = buffer.tensor_split(n)
-    for step in range(n - 1):
-        leaving, arriving = chunks[(here - step) % n], chunks[(here - 1 - step) % n]
-        wait_for(peers.exchange(leaving, right, arriving, left))
+def _add(mine: torch.Tensor, arrived: torch.Tensor, op: str, place: torch.Tensor | None, n: int) -> torch.Tensor:
+    """The sum of both, where `mine` is or in its `place`; of a mean, whole when `n` have been added, the n-th part."""
+    total = mine if place is None else place
+    combine(mine, arrived, op, out=total)
+    return total.div_(n) if op == "mean" and n > 1 else total

@@ -8,6 +8,7 @@ import torch
 
 from dtlib.ranks.shared.peers import combine, flat, new_buffer, wait_for, write_back
 from dtlib.theory.collectives import chunk_bounds
+from dtlib.theory.valid import node_size
 
 from . import _check
 from ._rings import all_gather_among, all_reduce_among, reduce_scatter_among
@@ -110,7 +111,7 @@ def two_level_all_reduce(
     _check.reducible("tensor", tensor, op)
     _check.writable("tensor", tensor)
     peers = _check.peers_of("two_level_all_reduce", tensor, group, op, ranks_per_node)
-    ranks_per_node = _check.node_size(ranks_per_node, peers.n)
+    ranks_per_node = node_size(peers.n, ranks_per_node)
     buffer = flat(tensor)
     node, place = divmod(peers.rank, ranks_per_node)
     inside = range(node * ranks_per_node, (node + 1) * ranks_per_node)
@@ -139,7 +140,7 @@ def parallel_rings_all_reduce(
     _check.reducible("tensor", tensor, op)
     _check.writable("tensor", tensor)
     peers = _check.peers_of("parallel_rings_all_reduce", tensor, group, op, ranks_per_node)
-    n, g = peers.n, _check.node_size(ranks_per_node, peers.n)
+    n, g = peers.n, node_size(peers.n, ranks_per_node)
     buffer = flat(tensor)
     rings = [[node * g + (k + i) % g for node in range(n // g) for i in range(g)] for k in range(g)]
     chunks = [part.tensor_split(n) for part in buffer.tensor_split(g)]

@@ -8,6 +8,7 @@ import torch
 
 from dtlib.ranks.shared.peers import flat, new_buffer, write_back
 from dtlib.theory.collectives import chunk_bounds
+from dtlib.theory.valid import rank_of
 
 from . import _check
 from ._rounds import run_schedule
@@ -64,7 +65,7 @@ def tree_reduce(tensor: torch.Tensor, op: str = "sum", *, dst: int = 0, group: A
     _check.reducible("tensor", tensor, op)
     _check.writable("tensor", tensor)
     peers, buffer = _check.peers_of("tree_reduce", tensor, group, op, dst), flat(tensor)
-    dst = _check.rank_of("dst", dst, peers.n)
+    dst = rank_of("dst", dst, peers.n)
     run_schedule(peers, "tree_reduce", buffer, op, src=dst)
     if op == "mean" and peers.rank == dst:
         buffer.div_(peers.n)
@@ -82,7 +83,7 @@ def tree_broadcast(tensor: torch.Tensor, *, src: int = 0, group: Any = None) -> 
     _check.movable("tensor", tensor)
     _check.writable("tensor", tensor)
     peers, buffer = _check.peers_of("tree_broadcast", tensor, group, src), flat(tensor)
-    src = _check.rank_of("src", src, peers.n)
+    src = rank_of("src", src, peers.n)
     run_schedule(peers, "tree_broadcast", buffer, src=src)
     return write_back(tensor, buffer)
 
