@@ -14,7 +14,7 @@ from dtlib.ranks.dp import Bucket, Exchange
 from dtlib.ranks.mesh import Group
 from dtlib.ranks.shared.exchange import gather, scatter
 from dtlib.ranks.shared.peers import Peers
-from dtlib.theory.valid import whole
+from dtlib.theory.valid import node_size, whole
 
 from .base import Compressed, Sum, is_finite, sizes_of
 
@@ -90,9 +90,8 @@ class Hierarchy(Compressed):
     def _groups_of(self, group: Group) -> tuple[Group, Group]:
         """The ranks of this one's node, and those of its place in all nodes; made at the first call."""
         if group not in self._groups:
-            ranks, g = dist.get_process_group_ranks(group), self.ranks_per_node
-            if len(ranks) % g:
-                raise ValueError(f"ranks_per_node must divide the number of ranks, {len(ranks)}; {g} does not")
+            ranks = dist.get_process_group_ranks(group)
+            g = node_size(len(ranks), self.ranks_per_node)
             node, place = divmod(dist.get_rank(group), g)
             inside, across = ranks[node * g : (node + 1) * g], ranks[place::g]
             self._groups[group] = (dist.new_group(inside, use_local_synchronization=True),
